@@ -1,0 +1,95 @@
+"""Draft and Verdict: what a drafter proposes and what the target answers. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+ROOT = -1  # parent of a node that follows the last committed token
+
+
+@dataclass(frozen=True)
+class SparseProbs:
+    """The distribution a drafted token was really sampled from: only its support is kept."""
+
+    token_ids: tuple[int, ...]  # [support]
+    probs: tuple[float, ...]  # [support], sums to 1
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens as a tree in an order where parents come before children; a chain has one branch.
+
+    Node i holds ``tokens[i]`` and follows node ``parents[i]``, or the last committed token if that is ROOT.
+    ``draft_probs[i]`` is given under the ratio rules only (chains).
+
+    Raises:
+        ValueError: lengths differ, a parent does not come first, or siblings repeat a token.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    draft_probs: tuple[SparseProbs, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.tokens):
+            raise ValueError(f"parents has {len(self.parents)} entries, tokens has {len(self.tokens)}: give one each")
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"parents[{node}]={parent} must be {ROOT} or an earlier node")
+        if len(set(zip(self.parents, self.tokens, strict=True))) != len(self.tokens):
+            raise ValueError("siblings must hold different tokens")
+        if self.draft_probs and (len(self.draft_probs) != len(self.tokens) or not self.is_chain):
+            raise ValueError("draft_probs must be empty or one per node of a chain")
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], draft_probs: Sequence[SparseProbs] = ()) -> "Draft":
+        """Each token follows the one before it."""
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(draft_probs))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Per node, how many nodes come before it on its path; its position is base + depth."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root down to ``node``, itself included; empty for ROOT."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return tuple(reversed(nodes))
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of ``node`` (or of ROOT) that holds ``token``, if there is one."""
+        return self._children.get((node, token))
+
+    @cached_property
+    def _children(self) -> dict[tuple[int, int], int]:
+        return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
+
+    def ancestor_mask(self) -> list[list[bool]]:
+        """[nodes, nodes]; row i is true at node i and at each of its ancestors."""
+        mask = [[False] * len(self) for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                mask[node] = mask[parent].copy()
+            mask[node][node] = True
+        return mask
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How much of a Draft stands. Emitted are the accepted nodes' tokens and then one more of the target's own."""
+
+    accepted: tuple[int, ...]  # nodes along the accepted path, root first
+    tokens: tuple[int, ...]  # [len(accepted) + 1] token ids emitted

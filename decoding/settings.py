@@ -1,0 +1,52 @@
+"""How a request wants its tokens chosen. Torch-free: the gateway validates with it, the engine obeys it."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+TokenId = Annotated[int, Field(ge=0)]
+Verification = Literal["coupled", "rejection", "block"]
+
+SEED_BITS = 64
+
+
+class Sampling(BaseModel):
+    """Sampling settings of one request. They apply at every position, drafted ones included.
+
+    The order in which they change the logits is that of ``decoding.sampling``: logit bias and penalties, then
+    token bans, then temperature, then top-k, top-p and min-p.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0, description="0 chooses the likeliest token")
+    top_k: int = Field(default=0, ge=0, description="keep the k likeliest tokens; 0 keeps all")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest")
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, description="over prompt and output")
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, once per token")
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, per occurrence")
+    logit_bias: dict[TokenId, float] = Field(default_factory=dict, description="added to a token's logit")
+    min_tokens: int = Field(default=0, ge=0, description="tokens before an end of sequence may be chosen")
+    max_tokens: int = Field(default=16, ge=1, description="tokens after which the generation ends")
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="end the generation like an end of sequence")
+    ignore_eos: bool = Field(default=False, description="go on after an end of sequence")
+    allowed_token_ids: tuple[TokenId, ...] | None = Field(default=None, description="nothing else may be chosen")
+    bad_token_ids: tuple[TokenId, ...] = Field(default=(), description="never chosen")
+    seed: int | None = Field(default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported")
+    logprobs: int | None = Field(default=None, ge=0, le=20, description="likeliest tokens reported per position")
+    logprobs_of: Literal["raw", "processed"] = Field(
+        default="raw", description="log-probabilities before or after these settings"
+    )
+    verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
+
+    @model_validator(mode="after")
+    def _some_token_remains(self) -> "Sampling":
+        if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.bad_token_ids):
+            raise ValueError(
+                f"allowed_token_ids={list(self.allowed_token_ids)} leaves no token to choose: "
+                "name at least one id that is not in bad_token_ids"
+            )
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
+        return self
