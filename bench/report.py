@@ -1,0 +1,70 @@
+"""What every benchmark writes: its rows, the command that made them and the machine they were made on."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Facts without which a figure says nothing: processor, cores, threads in force, library versions."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def save(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> Path:
+    """Write bench/results/NAME.json: facts of the run, then its rows."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    command = "python -m " + shlex.join([f"bench.{name}", *sys.argv[1:]])
+    record = {
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine(),
+        **facts,
+        "rows": list(rows),
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as aligned text; columns are the first row's keys, floats show three significant digits."""
+    if not rows:
+        return "(no rows)"
+    header = list(rows[0])
+    cells = [header, *([_cell(row.get(column)) for column in header] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return "" if value is None else str(value)
