@@ -1,0 +1,54 @@
+"""Documents from the Python standard library of the running interpreter: its sources as code, its docstrings as prose."""
+
+import ast
+import inspect
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+# tests and conversion tables are bulk without variety
+SKIPPED = {
+    "site-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "lib-dynload",
+    "__pycache__",
+    "ensurepip",
+}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+SHORTEST_CHARACTERS = 200
+
+
+def source_files() -> list[Path]:
+    """Return the Python files of the standard library in a fixed order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = (path.relative_to(root) for path in root.rglob("*.py"))
+    return [root / path for path in sorted(files) if not SKIPPED & set(path.parts)]
+
+
+def code_documents(source: str) -> list[str]:
+    """Return the top-level blocks of a source file: what two blank lines separate."""
+    blocks = (block.strip("\n") for block in source.split("\n\n\n"))
+    return [block for block in blocks if len(block) >= SHORTEST_CHARACTERS]
+
+
+def strings(tree: ast.Module) -> Iterator[str]:
+    """Yield the docstrings of a module, and the texts it binds to names in a dictionary (pydoc's topics)."""
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED):
+            yield ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Dict):
+            for value in node.values:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield inspect.cleandoc(value.value)
+
+
+def prose_documents(source: str) -> list[str]:
+    """Return the longer texts of a source file that hold no interpreter session."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in old sources
+        tree = ast.parse(source)
+    return [text for text in strings(tree) if len(text) >= SHORTEST_CHARACTERS and ">>>" not in text]
