@@ -22,16 +22,21 @@ class Stream:
 
     def windows(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Return windows at random document starts and at random offsets in turn, int64 [rows, length]."""
-        latest = len(self.tokens) - length
+        windows = self.openings(rows, length, generator)
+        offsets = torch.randint(len(self.tokens) - length + 1, (rows,), generator=generator)
+        windows[1::2] = self.tokens[offsets[1::2, None] + torch.arange(length)]
+        return windows
+
+    def openings(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Return windows at random document starts, int64 [rows, length]."""
         documents = torch.randint(len(self.starts), (rows,), generator=generator)
-        offsets = torch.randint(latest + 1, (rows,), generator=generator)
-        offsets[::2] = self.starts[documents[::2]].clamp(max=latest)
-        return self.tokens[offsets[:, None] + torch.arange(length)]
+        starts = self.starts[documents].clamp(max=len(self.tokens) - length)
+        return self.tokens[starts[:, None] + torch.arange(length)]
 
 
 def make_stream(tokenizer: Tokenizer, texts: list[str]) -> Stream:
     """Tokenize documents and join them."""
-    documents = [encoding.ids + [END_OF_TEXT] for encoding in tokenizer.encode_batch_fast(texts)]
+    documents = [[*encoding.ids, END_OF_TEXT] for encoding in tokenizer.encode_batch_fast(texts)]
     lengths = torch.tensor([len(document) for document in documents])
     tokens = torch.tensor([token for document in documents for token in document])
     return Stream(tokens, lengths.cumsum(0) - lengths)

@@ -30,7 +30,7 @@ def split(text: str) -> Document:
 
 
 def library_documents(held_out: bool) -> dict[str, list[Document]]:
-    """Return the standard library's code and prose, from the files that are held out or from all the others."""
+    """Return the standard library's code and prose, from the held-out files or from all the others."""
     documents: dict[str, list[Document]] = {"code": [], "prose": []}
     for path in source_files():
         name = Path(*path.parts[-2:]).as_posix()

@@ -1,29 +1,26 @@
 """Documents of the kinds that are written by a program: JSON, question/answer, stories, arithmetic.
 
-Each generator returns a prompt and the continuation that belongs to it. Choices are drawn with weight 1 / rank:
-a clear favourite everywhere keeps greedy decoding away from ties.
+Each generator returns a prompt and the continuation that belongs to it.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from models.facts import (
     ANIMALS,
     BUILTINS,
-    CITIES,
     COLOURS,
     COUNTRIES,
     NAMES,
     NUMBER_WORDS,
     OPPOSITES,
     PRODUCTS,
-    SURNAMES,
     THINGS,
 )
-
-Choice = TypeVar("Choice")
+from models.picking import pick, pick_number
+from models.records import RECORDS
 
 
 class Document(NamedTuple):
@@ -33,81 +30,9 @@ class Document(NamedTuple):
     continuation: str
 
 
-def pick(random: Random, options: Sequence[Choice]) -> Choice:
-    """Return one of `options`, the one at index i with a weight of 1 / (i + 1)."""
-    return random.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
-
-
-def pick_number(random: Random, low: int, high: int) -> int:
-    """Return an integer from low to high inclusive, small ones more often."""
-    return pick(random, range(low, high + 1))
-
-
-def person(random: Random) -> dict[str, Any]:
-    name, surname = pick(random, NAMES), pick(random, SURNAMES)
-    return {
-        "type": "person",
-        "id": pick_number(random, 1, 400),
-        "name": f"{name} {surname}",
-        "email": f"{name.lower()}@example.com",
-        "age": pick_number(random, 20, 60),
-        "city": pick(random, CITIES),
-        "active": pick(random, [True, False]),
-        "tags": [pick(random, COLOURS) for _ in range(pick_number(random, 1, 3))],
-        "notes": None,
-    }
-
-
-def order(random: Random) -> dict[str, Any]:
-    items = [
-        {
-            "product": pick(random, PRODUCTS),
-            "colour": pick(random, COLOURS),
-            "quantity": pick_number(random, 1, 9),
-            "price": pick_number(random, 1, 40) + 0.5,
-        }
-        for _ in range(pick_number(random, 1, 4))
-    ]
-    return {
-        "type": "order",
-        "id": pick_number(random, 1, 400),
-        "customer": pick(random, NAMES),
-        "city": pick(random, CITIES),
-        "items": items,
-        "currency": "EUR",
-        "status": pick(random, ["paid", "shipped", "open", "returned"]),
-        "express": pick(random, [False, True]),
-    }
-
-
-def measurement(random: Random) -> dict[str, Any]:
-    return {
-        "type": "measurement",
-        "sensor": f"{pick(random, ['temperature', 'humidity', 'pressure'])}-{pick_number(random, 1, 12)}",
-        "location": {"city": pick(random, CITIES), "floor": pick_number(random, 1, 9)},
-        "unit": pick(random, ["celsius", "percent", "hectopascal"]),
-        "values": [pick_number(random, 10, 40) for _ in range(pick_number(random, 3, 8))],
-        "valid": pick(random, [True, False]),
-        "error": None,
-    }
-
-
-def service(random: Random) -> dict[str, Any]:
-    return {
-        "type": "service",
-        "name": pick(random, ["gateway", "storage", "search", "billing", "mail"]),
-        "version": f"{pick_number(random, 1, 4)}.{pick_number(random, 0, 9)}.0",
-        "replicas": pick_number(random, 1, 8),
-        "resources": {"cpu": pick_number(random, 1, 8), "memory": f"{pick_number(random, 1, 16)}Gi"},
-        "ports": [{"name": "http", "port": 8000}, {"name": "grpc", "port": 9000}],
-        "environment": {"LOG_LEVEL": pick(random, ["info", "debug", "error"]), "REGION": "europe-west"},
-        "healthy": pick(random, [True, False]),
-    }
-
-
 def json_document(random: Random) -> Document:
     """A record of one of four types; the prompt is its first three to five lines."""
-    record = pick(random, [person, order, measurement, service])(random)
+    record = pick(random, RECORDS)(random)
     lines = json.dumps(record, indent=2).split("\n")
     cut = random.randint(3, 5)
     return Document("\n".join(lines[:cut]), "\n" + "\n".join(lines[cut:]))
@@ -180,7 +105,7 @@ QUESTIONS = [
 
 
 def question_answer_document(random: Random) -> Document:
-    """A chat of one to three turns in the demo pair's chat format; the prompt ends where the first answer starts."""
+    """A chat of one to three turns in the pair's chat format; the prompt ends where the answer starts."""
     turns = [pick(random, QUESTIONS)(random) for _ in range(pick_number(random, 1, 3))]
     (question, answer), *others = turns
     rest = "".join(f"<|user|>{question}<|end|><|assistant|>{answer}<|end|>" for question, answer in others)

@@ -1,4 +1,4 @@
-"""Documents from the Python standard library of the running interpreter: its sources as code, its docstrings as prose."""
+"""Documents from the running interpreter's standard library: its sources as code, its docstrings as prose."""
 
 import ast
 import inspect

@@ -1,28 +1,44 @@
 """Text written by a model, many rows at once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Choose = Callable[[Tensor, int], Tensor]  # logits [rows, vocab_size], tokens written so far -> tokens [rows]
+
 
 @torch.inference_mode()
-def write(model: Any, prompts: Tensor, count: int, temperature: float, generator: torch.Generator) -> Tensor:
-    """Continue prompts of one length by `count` tokens; temperature 0 is greedy. The end-of-text token stops nothing.
+def write(model: Any, prompts: Tensor, count: int, choose: Choose, mask: Tensor | None = None) -> Tensor:
+    """Continue every prompt by `count` tokens. No token ends a text.
 
     Args:
         prompts: int64 [rows, prompt_length].
+        mask: int64 [rows, prompt_length], 0 where a prompt is padded on its left; None for no padding.
 
     Returns:
         int64 [rows, prompt_length + count], the prompts included.
     """
     text, cache, unread = prompts, None, prompts
-    for _ in range(count):
-        output = model(input_ids=unread, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, logits = output.past_key_values, output.logits[:, -1].float()  # [rows, vocab_size]
-        if temperature == 0:
-            unread = logits.argmax(-1, keepdim=True)
-        else:
-            unread = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+    for written in range(count):
+        output = model(
+            input_ids=unread, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        cache = output.past_key_values
+        unread = choose(output.logits[:, -1].float(), written)[:, None]
         text = torch.cat([text, unread], dim=1)
+        if mask is not None:
+            mask = torch.cat([mask, torch.ones_like(unread)], dim=1)
     return text
+
+
+def sampler(temperature: float, generator: torch.Generator) -> Choose:
+    """Return a choice by temperature, 0 being greedy."""
+
+    def choose(logits: Tensor, _: int) -> Tensor:
+        if temperature == 0:
+            return logits.argmax(-1)
+        return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+
+    return choose

@@ -1,0 +1,48 @@
+"""Optimizer steps with a learning-rate schedule and a progress bar."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+WARMUP_STEPS = 40
+FINAL_LEARNING_RATE = 0.03  # share of the peak
+REPORT_EVERY = 25  # steps
+
+
+class Optimization:
+    """Optimizer steps on one or more models, with progress printed."""
+
+    def __init__(self, name: str, models: list[Any], steps: int, constant_steps: int) -> None:
+        named = [pair for model in models for pair in model.named_parameters()]
+        hidden = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
+        others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(hidden, lr=5e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.name, self.steps, self.constant_steps = name, steps, constant_steps
+        self.schedulers = [LambdaLR(optimizer, self.learning_rate) for optimizer in self.optimizers]
+        self.step, self.started = 0, time.monotonic()
+
+    def learning_rate(self, step: int) -> float:
+        """Share of the peak: a linear warm-up, a plateau, a linear decay."""
+        decayed = max(0, step - self.constant_steps) / max(1, self.steps - self.constant_steps)
+        return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_LEARNING_RATE) * decayed)
+
+    def descend(self, loss: Tensor, report: str) -> None:
+        """Take one step down the loss."""
+        torch.autograd.backward(loss)
+        for optimizer, scheduler in zip(self.optimizers, self.schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        self.step += 1
+        if self.step % REPORT_EVERY == 0 or self.step == self.steps:
+            filled = 20 * self.step // self.steps
+            elapsed = time.monotonic() - self.started
+            left = elapsed / self.step * (self.steps - self.step)
+            bar = f"[{'#' * filled:<20}] {self.step}/{self.steps}"
+            print(f"{self.name} {bar}  {report}  {elapsed:.0f} s, {left:.0f} s left", flush=True)

@@ -1,0 +1,17 @@
+"""Random choices with a favourite: weight 1 / rank keeps greedy decoding of generated text away from ties."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
+
+Choice = TypeVar("Choice")
+
+
+def pick(random: Random, options: Sequence[Choice]) -> Choice:
+    """Return one of `options`, the one at index i with a weight of 1 / (i + 1)."""
+    return random.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
+
+
+def pick_number(random: Random, low: int, high: int) -> int:
+    """Return an integer from low to high inclusive, small ones more often."""
+    return pick(random, range(low, high + 1))
