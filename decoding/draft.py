@@ -32,7 +32,9 @@ class Draft:
 
     def __post_init__(self) -> None:
         if len(self.parents) != len(self.tokens):
-            raise ValueError(f"parents has {len(self.parents)} entries, tokens has {len(self.tokens)}: give one each")
+            raise ValueError(
+                f"parents has {len(self.parents)} entries, tokens has {len(self.tokens)}: give one each"
+            )
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"parents[{node}]={parent} must be {ROOT} or an earlier node")
@@ -89,7 +91,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How much of a Draft stands. Emitted are the accepted nodes' tokens and then one more of the target's own."""
+    """How much of a Draft stands: the accepted nodes' tokens are emitted, and one more, the target's own."""
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first
     tokens: tuple[int, ...]  # [len(accepted) + 1] token ids emitted

@@ -22,19 +22,29 @@ class Sampling(BaseModel):
     temperature: float = Field(default=1.0, ge=0.0, le=100.0, description="0 chooses the likeliest token")
     top_k: int = Field(default=0, ge=0, description="keep the k likeliest tokens; 0 keeps all")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest")
+    min_p: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest"
+    )
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, description="over prompt and output")
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, once per token")
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, per occurrence")
     logit_bias: dict[TokenId, float] = Field(default_factory=dict, description="added to a token's logit")
     min_tokens: int = Field(default=0, ge=0, description="tokens before an end of sequence may be chosen")
     max_tokens: int = Field(default=16, ge=1, description="tokens after which the generation ends")
-    stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="end the generation like an end of sequence")
+    stop_token_ids: tuple[TokenId, ...] = Field(
+        default=(), description="end the generation like an end of sequence"
+    )
     ignore_eos: bool = Field(default=False, description="go on after an end of sequence")
-    allowed_token_ids: tuple[TokenId, ...] | None = Field(default=None, description="nothing else may be chosen")
+    allowed_token_ids: tuple[TokenId, ...] | None = Field(
+        default=None, description="nothing else may be chosen"
+    )
     bad_token_ids: tuple[TokenId, ...] = Field(default=(), description="never chosen")
-    seed: int | None = Field(default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported")
-    logprobs: int | None = Field(default=None, ge=0, le=20, description="likeliest tokens reported per position")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported"
+    )
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="likeliest tokens reported per position"
+    )
     logprobs_of: Literal["raw", "processed"] = Field(
         default="raw", description="log-probabilities before or after these settings"
     )
