@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from google.protobuf.message import Message
+
 from decoding.draft import Draft, SparseProbs, Verdict
 from decoding.settings import Sampling
 from protos import generation_pb2, rounds_pb2
@@ -14,7 +16,12 @@ def sampling_to_message(sampling: Sampling) -> generation_pb2.Sampling:
 
 def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
     """Raises pydantic.ValidationError naming the field, as ``Sampling`` itself does."""
-    return Sampling.model_validate({field.name: _plain(value) for field, value in message.ListFields()})
+    return Sampling.model_validate(set_fields(message))
+
+
+def set_fields(message: Message) -> dict[str, Any]:
+    """The fields that the sender set, as plain values."""
+    return {field.name: _plain(value) for field, value in message.ListFields()}
 
 
 def draft_to_message(draft: Draft) -> rounds_pb2.Draft:
@@ -22,7 +29,8 @@ def draft_to_message(draft: Draft) -> rounds_pb2.Draft:
         tokens=draft.tokens,
         parents=draft.parents,
         draft_probs=[
-            rounds_pb2.SparseProbs(token_ids=probs.token_ids, probs=probs.probs) for probs in draft.draft_probs
+            rounds_pb2.SparseProbs(token_ids=probs.token_ids, probs=probs.probs)
+            for probs in draft.draft_probs
         ],
     )
 

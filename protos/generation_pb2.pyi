@@ -134,16 +134,16 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "vocab_size", "max_prompt", "workers")
+    __slots__ = ("id", "vocab_size", "max_length", "workers")
     ID_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
-    MAX_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     id: str
     vocab_size: int
-    max_prompt: int
+    max_length: int
     workers: _containers.RepeatedCompositeFieldContainer[Worker]
-    def __init__(self, id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_prompt: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("role", "model", "address", "pid", "node")

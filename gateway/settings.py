@@ -1,0 +1,41 @@
+"""Settings of the gateway, and of speculation per request."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_DEPTH = 16
+
+Drafter = Literal["model", "ngram"]
+
+
+class GatewaySettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(description="the name under which clients know the target")
+    tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
+    depth: int = Field(default=4, ge=0, le=MAX_DEPTH, description="tokens drafted per round under mode auto")
+    drafter: Drafter = Field(default="model", description="what drafts unless a request names another")
+    draft_deadline_ms: float = Field(
+        default=1000.0, gt=0.0, description="wait for a Draft, milliseconds; after it the round goes without"
+    )
+
+
+class Speculation(BaseModel):
+    """How one request wants its tokens drafted. Under every mode the text is the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["auto", "fixed", "off"] = "auto"
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = Field(
+        default=None, description="for mode fixed"
+    )
+    drafter: Drafter | None = Field(default=None, description="None: the gateway's setting")
+
+    def resolved(self, settings: GatewaySettings) -> "Speculation":
+        """With nothing left open: mode fixed and a depth, or mode off."""
+        drafter = self.drafter or settings.drafter
+        depth = settings.depth if self.mode == "auto" or self.depth is None else self.depth
+        if self.mode == "off" or depth == 0:
+            return Speculation(mode="off", drafter=drafter)
+        return Speculation(mode="fixed", depth=depth, drafter=drafter)

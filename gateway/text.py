@@ -1,0 +1,118 @@
+"""Text to token ids and back, a token at a time. Never by transformers: it would bring torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for bytes that are no character yet
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    """From a local folder that holds tokenizer.json, or from a hub id.
+
+    Raises:
+        ValueError: neither exists; the message names the source.
+    """
+    file = Path(source) / "tokenizer.json"
+    if file.is_file():
+        return Tokenizer.from_file(str(file))
+    if Path(source).is_dir():
+        raise ValueError(f"tokenizer={source!r}: the folder holds no tokenizer.json")
+    try:
+        return Tokenizer.from_pretrained(source)
+    except Exception as error:  # the library raises its own and plain ones
+        raise ValueError(
+            f"tokenizer={source!r}: neither a folder nor a hub id that can be read: {error}"
+        ) from error
+
+
+class Detokenizer:
+    """Token ids to text as they come. Joined, the pieces are what decoding all ids at once gives."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Decoding depends on what comes before: the last piece is decoded again with what is new.
+        self._context: list[int] = []
+        self._context_text = ""
+        self._new: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        """Text that is certain now; "" while a character is incomplete."""
+        self._new.append(token_id)
+        text = self._decode()
+        if len(text) <= len(self._context_text) or text.endswith(REPLACEMENT):
+            return ""
+        piece = text[len(self._context_text) :]
+        self._context, self._new = self._new, []
+        self._context_text = self._tokenizer.decode(self._context)
+        return piece
+
+    def end(self) -> str:
+        """What was held back: an incomplete character comes out as the replacement character."""
+        piece = self._decode()[len(self._context_text) :]
+        self._context, self._new = [*self._context, *self._new], []
+        self._context_text += piece
+        return piece
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode([*self._context, *self._new])
+
+
+class StopStrings:
+    """Cuts text before the first stop string, also one that comes in several pieces."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""  # the end of the text so far that may be the beginning of a stop string
+        self.found = False
+
+    def add(self, piece: str) -> str:
+        """Text that belongs to the answer whatever follows. Sets ``found`` when the answer ends here."""
+        text = self._held + piece
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if starts:
+            self.found, self._held = True, ""
+            return text[: min(starts)]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def end(self) -> str:
+        """What was held back, once nothing more can follow."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    return next(
+        (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
+    )
+
+
+class AnswerText:
+    """Committed tokens in, the text of the answer out; the same whatever number of tokens comes at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was found: the answer ends."""
+        return self._stops.found
+
+    def add(self, token_ids: Sequence[int], *, ends: bool) -> tuple[int, str]:
+        """How many of the tokens belong to the answer, and the text that is certain now.
+
+        ``ends`` says that nothing follows these tokens.
+        """
+        pieces: list[str] = []
+        for kept, token_id in enumerate(token_ids, start=1):
+            pieces.append(self._stops.add(self._detokenizer.add(token_id)))
+            if self.stopped:
+                return kept, "".join(pieces)
+        if ends:
+            pieces += [self._stops.add(self._detokenizer.end()), self._stops.end()]
+        return len(token_ids), "".join(pieces)
