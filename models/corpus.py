@@ -55,7 +55,7 @@ def generated_documents(kind: str, count: int, seed: str) -> list[Document]:
 def load_corpus(characters: int) -> Corpus:
     """Assemble the corpus with at most about `characters` of training text per kind.
 
-    A held-out prompt comes from a file, or is the first part of a document, that is not trained on.
+    Held-out prompts of library text come from files that are not trained on.
     """
     candidates = library_documents(held_out=True)
     documents = library_documents(held_out=False)
@@ -69,7 +69,8 @@ def load_corpus(characters: int) -> Corpus:
         # each distinct prompt once: the common openings mostly stay in training
         prompts = sorted({document.prompt for document in candidates[kind]})
         held_out[kind] = random.sample(prompts, HELD_OUT_PROMPTS)
-        kept = ["".join(document) for document in documents[kind] if document.prompt not in held_out[kind]]
+        texts = map("".join, documents[kind])
+        kept = [text for text in texts if not text.startswith(tuple(held_out[kind]))]
         random.shuffle(kept)
         training[kind] = shorten(kept, characters)
     return Corpus(training, held_out)

@@ -51,4 +51,5 @@ def prose_documents(source: str) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in old sources
         tree = ast.parse(source)
-    return [text for text in strings(tree) if len(text) >= SHORTEST_CHARACTERS and ">>>" not in text]
+    texts = map(str.strip, strings(tree))
+    return [text for text in texts if len(text) >= SHORTEST_CHARACTERS and ">>>" not in text]
