@@ -1,0 +1,147 @@
+"""An engine in a thread of its own, and what the event loop may ask of it."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.sequence import Sequence
+from engine.work import Load, Result, Work
+
+logger = logging.getLogger(__name__)
+
+
+class EngineStoppedError(Exception):
+    """The engine failed or was stopped: nothing that was open goes on."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A result, the round that asked for it, and how busy the engine was after the step."""
+
+    round: int
+    result: Result
+    load: Load
+
+
+Letter = Answer | Exception | None  # None is a normal end
+
+
+class OpenSequence:
+    """One sequence as the event loop sees it: work in, answers out."""
+
+    def __init__(self, engine_loop: "EngineLoop") -> None:
+        self._engine_loop = engine_loop
+        self._letters: asyncio.Queue[Letter] = asyncio.Queue()
+        self.sequence: Sequence | None = None  # for the engine's thread only, as is the round
+        self.round = 0
+
+    def submit(self, round_number: int, work: Callable[[Sequence], Work]) -> None:
+        """Has the engine do it. What it refuses ends the answers with its error."""
+        self._engine_loop.command(lambda: self._engine_loop.submit(self, round_number, work))
+
+    def close(self) -> None:
+        """Frees what the engine holds for it."""
+        self._engine_loop.command(lambda: self._engine_loop.close(self))
+
+    def put(self, letter: Letter) -> None:
+        """On the event loop: the next answer, or what ends them."""
+        self._letters.put_nowait(letter)
+
+    async def answers(self) -> AsyncIterator[Answer]:
+        """Raises the exception that was put, once what came before it is read."""
+        while (letter := await self._letters.get()) is not None:
+            if isinstance(letter, Exception):
+                raise letter
+            yield letter
+
+
+class EngineLoop:
+    """Runs commands in the order in which they came; between them it steps, or sleeps for lack of work."""
+
+    def __init__(self, engine: Engine, event_loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._event_loop = event_loop
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._opened: dict[int, OpenSequence] = {}  # by the engine's number of the sequence
+        self._is_running = True
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> OpenSequence:
+        opened = OpenSequence(self)
+        self.command(lambda: self._open(opened, prompt_length, noise_key, sampling))
+        return opened
+
+    def stop(self) -> None:
+        """Ends the thread after the step under way, and whatever is open with EngineStoppedError."""
+        self.command(lambda: setattr(self, "_is_running", False))
+        self._thread.join()
+
+    def command(self, command: Callable[[], None]) -> None:
+        self._commands.put(command)
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        while self._is_running:
+            try:
+                if self._commands.empty() and self.failure is None and self._engine.has_work:
+                    self._step()
+                else:
+                    self._commands.get()()
+            except Exception as error:
+                logger.exception("the engine failed")
+                self.failure = error
+                self._end_all(EngineStoppedError(f"the engine failed: {error}"))
+        self._end_all(EngineStoppedError("the worker is shutting down"))
+
+    def _step(self) -> None:
+        results = self._engine.step()
+        load = self._engine.load()
+        letters: list[tuple[OpenSequence, Letter]] = []
+        for result in results:
+            opened = self._opened[result.sequence.number]
+            letters.append((opened, Answer(opened.round, result, load)))
+        self._deliver(letters)
+
+    def _open(self, opened: OpenSequence, prompt_length: int, noise_key: int, sampling: Sampling) -> None:
+        if self.failure is not None:
+            self._deliver([(opened, EngineStoppedError(f"the engine failed: {self.failure}"))])
+            return
+        opened.sequence = self._engine.open(prompt_length, noise_key, sampling)
+        self._opened[opened.sequence.number] = opened
+
+    def submit(self, opened: OpenSequence, round_number: int, work: Callable[[Sequence], Work]) -> None:
+        if opened.sequence is None:
+            return  # refused already, or closed
+        opened.round = round_number
+        try:
+            self._engine.submit(work(opened.sequence))
+        except (ValueError, EngineError) as error:
+            self._deliver([(opened, error)])
+
+    def close(self, opened: OpenSequence) -> None:
+        if opened.sequence is not None:
+            self._engine.close(opened.sequence)
+            del self._opened[opened.sequence.number]
+            opened.sequence = None
+
+    def _end_all(self, error: EngineStoppedError) -> None:
+        self._deliver([(opened, error) for opened in self._opened.values()])
+
+    def _deliver(self, letters: list[tuple[OpenSequence, Letter]]) -> None:
+        """One call into the event loop per step, however many sequences it served."""
+        if letters:
+            self._event_loop.call_soon_threadsafe(_put_all, letters)
+
+
+def _put_all(letters: list[tuple[OpenSequence, Letter]]) -> None:
+    for opened, letter in letters:
+        opened.put(letter)

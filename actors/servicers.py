@@ -1,0 +1,161 @@
+"""One bidirectional stream per sequence: its messages become work for the engine, results become replies."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, OpenSequence
+from decoding.sampling import TokenLogprobs
+from engine.errors import EngineError
+from engine.sequence import Sequence
+from engine.work import Generate, Generated, Propose, Proposed, Timings, Verified, Verify, Work
+from protos import rounds_pb2
+from protos.convert import draft_from_message, draft_to_message, sampling_from_message
+
+RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
+ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
+
+
+class Servicer(ABC, Generic[RequestT, ReplyT]):
+    """A sequence lives as long as its stream."""
+
+    def __init__(self, engine_loop: EngineLoop) -> None:
+        self._engine_loop = engine_loop
+
+    @abstractmethod
+    def work(self, request: RequestT) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
+        """The turn of a request, and the work that it asks for. Raises ValueError if it is malformed."""
+
+    @abstractmethod
+    def reply(self, answer: Answer, epoch: int) -> ReplyT:
+        """The message for a result of that work."""
+
+    async def Stream(  # noqa: N802
+        self, requests: AsyncIterator[RequestT], context: "grpc.aio.ServicerContext[RequestT, ReplyT]"
+    ) -> AsyncIterator[ReplyT]:
+        try:
+            opening = await _opening(requests)
+            sequence = self._engine_loop.open(
+                opening.prompt_length, opening.noise_key, sampling_from_message(opening.sampling)
+            )
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        reading = asyncio.create_task(self._read(requests, sequence, opening.epoch))
+        try:
+            async for answer in sequence.answers():
+                yield self.reply(answer, opening.epoch)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except EngineError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except EngineStoppedError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        finally:
+            # Cancellation arrives as CancelledError or as GeneratorExit: things are freed here or nowhere.
+            reading.cancel()
+            sequence.close()
+
+    async def _read(self, requests: AsyncIterator[RequestT], sequence: OpenSequence, epoch: int) -> None:
+        """Hands the work on until the sender closes; a turn older than another is void."""
+        newest = 0
+        try:
+            async for request in requests:
+                if request.WhichOneof("request") == "close":
+                    break
+                turn, work = self.work(request)
+                if turn.epoch != epoch:
+                    raise ValueError(f"epoch={turn.epoch}, this stream was opened with {epoch}")
+                if turn.round >= newest:
+                    newest = turn.round
+                    sequence.submit(turn.round, work)
+            sequence.put(None)
+        except Exception as error:
+            sequence.put(error)
+
+
+class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
+    def work(self, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
+        if request.WhichOneof("request") != "propose":
+            raise ValueError("after Open a draft worker takes Propose and Close")
+        turn, depth, width = request.propose.turn, request.propose.depth, request.propose.width
+        tokens = tuple(turn.tokens)
+        return turn, lambda sequence: Propose(sequence, turn.base, tokens, depth, width, turn.round)
+
+    def reply(self, answer: Answer, epoch: int) -> rounds_pb2.DraftReply:
+        proposed = answer.result
+        assert isinstance(proposed, Proposed)
+        return rounds_pb2.DraftReply(
+            epoch=epoch,
+            round=answer.round,
+            draft=draft_to_message(proposed.draft),
+            timings=_timings(proposed.timings),
+            load=_load(answer),
+        )
+
+
+class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
+    def work(self, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
+        kind = request.WhichOneof("request")
+        if kind == "verify":
+            turn, draft = request.verify.turn, draft_from_message(request.verify.draft)
+            tokens = tuple(turn.tokens)
+            return turn, lambda sequence: Verify(sequence, turn.base, tokens, draft, turn.round)
+        if kind == "plain":
+            turn = request.plain.turn
+            tokens = tuple(turn.tokens)
+            count = request.plain.until - turn.base - len(tokens)
+            return turn, lambda sequence: Generate(sequence, turn.base, tokens, count)
+        raise ValueError("after Open a target worker takes Verify, Plain and Close")
+
+    def reply(self, answer: Answer, epoch: int) -> rounds_pb2.TargetReply:
+        result = answer.result
+        if isinstance(result, Verified):
+            accepted, tokens = result.verdict.accepted, result.verdict.tokens
+        else:
+            assert isinstance(result, Generated)
+            accepted, tokens = (), (result.token,)
+        return rounds_pb2.TargetReply(
+            epoch=epoch,
+            round=answer.round,
+            accepted=accepted,
+            tokens=tokens,
+            logprobs=[_logprobs(position) for position in result.logprobs],
+            finish_reason=result.finish,
+            timings=_timings(result.timings),
+            load=_load(answer),
+        )
+
+
+async def _opening(requests: AsyncIterator[Any]) -> rounds_pb2.Open:
+    async for request in requests:
+        if request.WhichOneof("request") == "open":
+            opening: rounds_pb2.Open = request.open
+            return opening
+        break
+    raise ValueError("the first message of a stream must be Open")
+
+
+def _logprobs(position: TokenLogprobs) -> rounds_pb2.TokenLogprobs:
+    return rounds_pb2.TokenLogprobs(
+        logprob=position.chosen,
+        token_ids=[token_id for token_id, _ in position.top],
+        logprobs=[logprob for _, logprob in position.top],
+    )
+
+
+def _timings(timings: Timings) -> rounds_pb2.Timings:
+    return rounds_pb2.Timings(
+        queue_ns=int(timings.queue * 1e9),
+        forward_ns=int(timings.forward * 1e9),
+        total_ns=int(timings.total * 1e9),
+        batch_size=timings.batch_sequences,
+    )
+
+
+def _load(answer: Answer) -> rounds_pb2.Load:
+    return rounds_pb2.Load(
+        running=answer.load.running, waiting=answer.load.waiting, free_blocks=answer.load.free_blocks
+    )

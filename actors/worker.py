@@ -1,0 +1,109 @@
+"""Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import grpc
+import ray
+import torch
+
+from actors.engine_loop import EngineLoop
+from actors.servicers import DraftServicer, TargetServicer
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from protos import rounds_pb2_grpc
+
+logger = logging.getLogger("ray.serve")
+
+STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
+
+
+async def start_server(
+    add_servicer: Callable[[grpc.aio.Server], None], host: str
+) -> tuple[grpc.aio.Server, str]:
+    """A server on a free port of ``host``, and its address."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", -1),
+            # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
+            ("grpc.http2.min_ping_interval_without_data_ms", 500),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.keepalive_time_ms", 1000),
+            ("grpc.keepalive_timeout_ms", 1000),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+    )
+    add_servicer(server)
+    port = server.add_insecure_port(f"{host}:0")
+    await server.start()
+    return server, f"{host}:{port}"
+
+
+class Worker:
+    """One engine, one server, one Serve replica."""
+
+    role: ClassVar[str]
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._engine = Engine(settings)
+        self._engine_loop: EngineLoop | None = None
+        self._server: grpc.aio.Server | None = None
+        logger.info(
+            "%s worker: %s with %d threads, context %d tokens",
+            self.role,
+            settings.model,
+            torch.get_num_threads(),
+            self._engine.max_length,
+        )
+
+    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+        raise NotImplementedError
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
+        engine_loop = self._engine_loop = EngineLoop(self._engine, asyncio.get_running_loop())
+        host = ray.util.get_node_ip_address()
+        self._server, address = await start_server(
+            lambda server: self.add_servicer(engine_loop, server), host
+        )
+        return {
+            "role": self.role,
+            "model": self._engine.settings.model,
+            "address": address,
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "vocab_size": self._engine.vocab_size,
+            "max_length": self._engine.max_length,
+        }
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if self._engine_loop is not None and self._engine_loop.failure is not None:
+            raise self._engine_loop.failure
+
+    async def __del__(self) -> None:
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+        if self._engine_loop is not None:
+            self._engine_loop.stop()
+
+
+class DraftWorker(Worker):
+    role = "draft"
+
+    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+        rounds_pb2_grpc.add_DraftWorkerServicer_to_server(  # type: ignore[no-untyped-call]
+            DraftServicer(engine_loop), server
+        )
+
+
+class TargetWorker(Worker):
+    role = "target"
+
+    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]
+            TargetServicer(engine_loop), server
+        )
