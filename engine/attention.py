@@ -1,0 +1,158 @@
+"""Attention over the paged cache, in the form transformers calls it for every layer of every model."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from transformers import AttentionInterface
+
+from engine.batch import Batch
+from engine.cache import LayerShape, PagedCache
+from engine.groups import FEW_QUERIES, Group
+
+ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
+
+
+@dataclass
+class Probe:
+    """Stands in for the cache at load: finds out what each layer would store, and how far it looks back."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """What travels through the model to every layer."""
+
+    batch: Batch
+    cache: PagedCache
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [1, heads, num_tokens, key_dim]
+    key: torch.Tensor,  # [1, kv_heads, num_tokens, key_dim]
+    value: torch.Tensor,  # [1, kv_heads, num_tokens, value_dim]
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,  # [heads] logits of the attention sinks
+    outrider: Paged | Probe | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stores the tokens' keys and values, then attends to the cache: [1, num_tokens, heads, value_dim]."""
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if isinstance(outrider, Probe):
+        outrider.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        outrider.windows[layer] = sliding_window
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    assert outrider is not None
+    batch, cache = outrider.batch, outrider.cache
+    keys, values = cache.keys[layer], cache.values[layer]
+    keys[batch.slots] = key[0].transpose(0, 1)
+    values[batch.slots] = value[0].transpose(0, 1)
+    layout = Layout(keys, values, cache.block_size, query.shape[1], scaling, sliding_window, softcap, s_aux)
+    if len(batch.groups) == 1:
+        return layout.attend(batch.groups[0], query[0])[None], None
+    output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    for group in batch.groups:
+        output[group.output_rows] = layout.attend(group, query[0])
+    return output[None], None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layer's cache and its rules of attention."""
+
+    keys: torch.Tensor  # [slots, kv_heads, key_dim]
+    values: torch.Tensor  # [slots, kv_heads, value_dim]
+    block_size: int
+    heads: int
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    def attend(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+        """query [heads, num_tokens, key_dim] -> [rows of the group, heads, value_dim]"""
+        rows = query[:, group.query_rows]
+        if self.softcap is not None or self.sinks is not None:
+            output = self._explicit(group, rows)
+        elif group.num_queries > FEW_QUERIES:
+            output = self._many_queries(group, rows)
+        else:
+            output = self._few_queries(group, rows)
+        return output if group.real is None else output[group.real]
+
+    def _few_queries(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+        mask = group.mask(self.window, self.repeats, query.device)
+        output = F.scaled_dot_product_attention(
+            self._fold(group, query),
+            self._context(self.keys, group),
+            self._context(self.values, group),
+            attn_mask=mask,
+            scale=self.scaling,
+        )
+        return self._unfold(group, output)
+
+    def _many_queries(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+        """One lane, its kv heads as the batch: keys repeat by a stride of zero, the mask stays small."""
+        heads = (-1, self.repeats, -1, -1)
+        causal = group.is_plainly_causal(self.window)
+        output = F.scaled_dot_product_attention(
+            query.view(-1, self.repeats, *query.shape[1:]),
+            self._context(self.keys, group).transpose(0, 1).expand(heads),
+            self._context(self.values, group).transpose(0, 1).expand(heads),
+            attn_mask=None if causal else group.mask(self.window, 1, query.device),
+            is_causal=causal,
+            scale=self.scaling,
+        )
+        return output.flatten(0, 1).transpose(0, 1)
+
+    def _explicit(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+        """Soft-capped scores and attention sinks, which no fused kernel knows."""
+        keys, values = self._context(self.keys, group), self._context(self.values, group)
+        scores = self._fold(group, query).matmul(keys.transpose(2, 3)).float()
+        scores *= keys.shape[3] ** -0.5 if self.scaling is None else self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        mask = group.mask(self.window, self.repeats, query.device)
+        if mask is not None:
+            scores += mask
+        if self.sinks is not None:
+            sinks = self.sinks.float().view(1, -1, self.repeats, 1).repeat_interleave(group.num_queries, 2)
+            scores = torch.cat([scores, sinks.flatten(1, 2).expand(scores.shape[0], -1, -1)], -1)
+        probs = scores.softmax(-1)[..., : group.length]
+        return self._unfold(group, probs.to(values.dtype) @ values)
+
+    @property
+    def repeats(self) -> int:
+        """Query heads that share one kv head."""
+        return self.heads // self.keys.shape[1]
+
+    def _context(self, stored: torch.Tensor, group: Group) -> torch.Tensor:
+        """[num_lanes, kv_heads, length, dim]"""
+        if group.view is not None:
+            return stored[group.view].transpose(0, 1)[None]
+        assert group.blocks is not None
+        blocks = stored.view(-1, self.block_size, *stored.shape[1:])[group.blocks]
+        context = blocks.view(len(group.lanes), -1, *stored.shape[1:])[:, : group.length]
+        return context.transpose(1, 2)
+
+    def _fold(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+        """[heads, num_lanes * num_queries, dim] -> [num_lanes, kv_heads, repeats * num_queries, dim]"""
+        split = query.view(-1, self.repeats, len(group.lanes), group.num_queries, query.shape[2])
+        return split.permute(2, 0, 1, 3, 4).flatten(2, 3)
+
+    def _unfold(self, group: Group, output: torch.Tensor) -> torch.Tensor:
+        """[num_lanes, kv_heads, repeats * num_queries, dim] -> [num_lanes * num_queries, heads, dim]"""
+        lanes, kv_heads, _, dim = output.shape
+        split = output.view(lanes, kv_heads, self.repeats, group.num_queries, dim)
+        return split.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+
+
+AttentionInterface.register(ATTENTION, attend)

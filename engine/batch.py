@@ -1,0 +1,68 @@
+"""One step's work packed into one forward pass: tokens of many sequences in a row."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decoding.draft import Draft
+from engine.groups import Group, Lane, Rows, as_rows, form_groups
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
+
+    sequence: Sequence
+    tokens: list[int]
+    num_committed: int
+    num_logits: int  # rows of logits wanted, of the last tokens
+    tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The packed tensors of one forward pass."""
+
+    token_ids: torch.Tensor  # int64 [1, num_tokens]
+    position_ids: torch.Tensor  # int64 [1, num_tokens]
+    slots: Rows  # where the tokens' keys and values go, [num_tokens]
+    logit_rows: torch.Tensor  # int64 [num_logits]
+    groups: list[Group]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[1]
+
+
+def pack(items: Items[Item], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """Lays the items out one after the other. Every sequence must hold blocks for what it feeds."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logit_rows: list[int] = []
+    lanes = []
+    for item in items:
+        lane = Lane(item.sequence, len(tokens), len(item.tokens), item.sequence.written, item.tree)
+        tokens += item.tokens
+        positions += lane.positions()
+        slots += _slots(lane, block_size)
+        logit_rows += range(len(tokens) - item.num_logits, len(tokens))
+        lanes.append(lane)
+    return Batch(
+        torch.tensor([tokens], device=device),
+        torch.tensor([positions], device=device),
+        as_rows(slots, device),
+        torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        form_groups(lanes, block_size, dtype, device),
+    )
+
+
+def _slots(lane: Lane, block_size: int) -> list[int]:
+    if lane.count == 1:
+        return [lane.sequence.blocks[lane.start // block_size] * block_size + lane.start % block_size]
+    places = np.arange(lane.start, lane.length)
+    slots: list[int] = (lane.sequence.table[places // block_size] * block_size + places % block_size).tolist()
+    return slots

@@ -1,0 +1,75 @@
+"""The pool of cache blocks: reference counts, sharing by content, eviction of the least recently used."""
+
+from collections import OrderedDict
+
+
+class BlockPool:
+    """Which blocks are free, how often each is used, and which may be found again by their content.
+
+    A block is free, used, or kept: unused, but published under a digest and found again until it is evicted.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+        self._users = [0] * num_blocks
+        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now, kept ones included."""
+        return len(self._free) + len(self._kept)
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Takes ``count`` blocks, at best those after block ``after``: neighbours are read without a copy.
+
+        Raises:
+            ValueError: fewer than ``count`` are available.
+        """
+        if count > self.available:
+            raise ValueError(f"count={count} exceeds the {self.available} blocks available")
+        blocks = []
+        for _ in range(count):
+            after = self._take(None if after is None else after + 1)
+            blocks.append(after)
+        return blocks
+
+    def _take(self, wanted: int | None) -> int:
+        if wanted in self._free:
+            del self._free[wanted]
+            block = wanted
+        elif self._free:
+            block = next(iter(self._free))
+            del self._free[block]
+        else:
+            block, _ = self._kept.popitem(last=False)
+            del self._block_of[self._digest_of.pop(block)]
+        self._users[block] = 1
+        return block
+
+    def find(self, digest: bytes) -> int | None:
+        """The block published under ``digest``, if it still exists."""
+        return self._block_of.get(digest)
+
+    def share(self, block: int) -> None:
+        """One more user of a published block."""
+        self._kept.pop(block, None)
+        self._users[block] += 1
+
+    def release(self, block: int) -> None:
+        """One user less; the last one frees the block, or leaves it to be found again if it is published."""
+        self._users[block] -= 1
+        if self._users[block]:
+            return
+        if block in self._digest_of:
+            self._kept[block] = None
+        else:
+            self._free[block] = None
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Lets others find the block. Of equal blocks the first stands for all, the others stay private."""
+        if digest not in self._block_of and block not in self._digest_of:
+            self._block_of[digest] = block
+            self._digest_of[block] = digest

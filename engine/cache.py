@@ -1,0 +1,114 @@
+"""The paged cache: keys and values of every layer in blocks, and which sequence holds which."""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from engine.blocks import BlockPool
+from engine.sequence import NO_DRAFT, Sequence
+
+LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
+
+
+class PagedCache:
+    """Storage and bookkeeping of cached tokens.
+
+    ``keys[layer]`` and ``values[layer]`` are [num_blocks * block_size, kv_heads, dimension]; a slot is a row.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        slots = num_blocks * block_size
+        self.keys = {
+            layer: torch.zeros(slots, heads, key_dim, dtype=dtype, device=device)
+            for layer, (heads, key_dim, _) in shapes.items()
+        }
+        self.values = {
+            layer: torch.zeros(slots, heads, value_dim, dtype=dtype, device=device)
+            for layer, (heads, _, value_dim) in shapes.items()
+        }
+
+    def blocks_for(self, length: int) -> int:
+        """Blocks that ``length`` tokens fill."""
+        return -(-length // self.block_size)
+
+    def reserve(self, sequence: Sequence, length: int) -> bool:
+        """Gives the sequence blocks for ``length`` slots; False, with nothing done, if too few are free."""
+        missing = self.blocks_for(length) - len(sequence.blocks)
+        if missing > self.pool.available:
+            return False
+        if missing > 0:
+            sequence.push_blocks(
+                self.pool.allocate(missing, sequence.blocks[-1] if sequence.blocks else None)
+            )
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes back everything the sequence holds."""
+        self._drop_blocks(sequence, 0)
+
+    def adopt_prefix(self, sequence: Sequence) -> None:
+        """Shares published blocks with the sequence's leading tokens; the last token is always computed."""
+        for index in range((len(sequence.tokens) - 1) // self.block_size):
+            digest = self._digest(sequence, index)
+            block = self.pool.find(digest)
+            if block is None:
+                break
+            self.pool.share(block)
+            sequence.push_blocks([block])
+            sequence.digests.append(digest)
+        sequence.cached = len(sequence.blocks) * self.block_size
+
+    def publish(self, sequence: Sequence) -> None:
+        """Lets others find the blocks that committed tokens fill. Drafted tokens are never among them."""
+        for index in range(len(sequence.digests), sequence.cached // self.block_size):
+            digest = self._digest(sequence, index)
+            sequence.digests.append(digest)
+            self.pool.publish(sequence.blocks[index], digest)
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        """Forgets what is cached beyond ``length`` tokens, and everything pending.
+
+        A published block is never written again: one that would be is given up and computed anew elsewhere.
+        """
+        sequence.pending = NO_DRAFT
+        sequence.cached = min(sequence.cached, length)
+        if sequence.cached < len(sequence.digests) * self.block_size:
+            self._drop_blocks(sequence, sequence.cached // self.block_size)
+
+    def keep_path(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+        """Commits the pending nodes of ``path``, root first: their cache moves into place, the rest goes."""
+        start = sequence.cached
+        if path != tuple(range(len(path))):
+            source = self._slots(sequence, start + np.asarray(path))
+            target = self._slots(sequence, start + np.arange(len(path)))
+            for stored in (*self.keys.values(), *self.values.values()):
+                stored[target] = stored[source]
+        sequence.cached += len(path)
+        sequence.pending = NO_DRAFT
+
+    def _slots(self, sequence: Sequence, places: np.ndarray) -> torch.Tensor:
+        blocks = sequence.table[places // self.block_size]
+        return torch.from_numpy(blocks * self.block_size + places % self.block_size)
+
+    def _digest(self, sequence: Sequence, index: int) -> bytes:
+        before = sequence.digests[index - 1] if index else b""
+        tokens = sequence.tokens[index * self.block_size : (index + 1) * self.block_size]
+        return hashlib.blake2b(before + np.asarray(tokens, np.int64).tobytes(), digest_size=16).digest()
+
+    def _drop_blocks(self, sequence: Sequence, keep: int) -> None:
+        for block in reversed(sequence.blocks[keep:]):  # the end of a prefix is evicted before its beginning
+            self.pool.release(block)
+        del sequence.blocks[keep:], sequence.digests[keep:]
+        sequence.cached = min(sequence.cached, keep * self.block_size)
+        sequence.pending = NO_DRAFT

@@ -1,0 +1,233 @@
+"""One model and the sequences it works on: continuous batching over a paged cache."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from decoding.draft import ROOT, Draft
+from decoding.settings import Sampling
+from engine.attention import Paged
+from engine.batch import Batch, pack
+from engine.cache import PagedCache
+from engine.checks import check_sampling, check_work
+from engine.choices import choose_tokens
+from engine.errors import CacheTooSmallError
+from engine.generate import GenerateTask
+from engine.memory import blocks_within
+from engine.propose import ProposeTask
+from engine.scheduler import Scheduler
+from engine.sequence import NO_DRAFT, Sequence
+from engine.settings import EngineSettings
+from engine.tasks import Task
+from engine.verify import VerifyTask
+from engine.weights import attach, context_length, end_of_sequence, load_model
+from engine.work import Generate, Load, Propose, Result, Verify, Work
+
+
+@dataclass(frozen=True)
+class StepTimings:
+    """Where a step's time went, in seconds, and how much it did."""
+
+    build: float  # choosing the items and packing them
+    forward: float  # the model
+    sample: float  # choosing tokens
+    total: float
+    sequences: int
+    tokens: int
+
+
+class Engine:
+    """Target or draft: one model on one device. Not thread-safe, one thread drives it.
+
+    ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
+    work at a time: a new one voids the old.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """
+        Raises:
+            UnsupportedModelError: the checkpoint cannot run here, with the reason.
+            CacheTooSmallError: the memory budget buys no block.
+        """
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.settings = settings
+        self._model = load_model(settings)
+        shapes = attach(self._model, settings.model)
+        dtype, device = self._model.dtype, self._model.device
+        self.vocab_size: int = self._model.config.get_text_config().vocab_size
+        self.max_length = context_length(self._model)  # tokens of one sequence
+        self.eos_token_ids = end_of_sequence(self._model)
+        self.last_step: StepTimings | None = None
+        self._cache = PagedCache(
+            shapes, blocks_within(settings, shapes, dtype, device), settings.block_size, dtype, device
+        )
+        self._scheduler = Scheduler(settings, self._cache)
+        self._sequences: dict[int, Sequence] = {}  # by number, oldest first
+        self._tasks: dict[int, Task] = {}  # by number of their sequence
+        self._ready: list[Result] = []  # known without a step
+        self._opened = 0
+
+    def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> Sequence:
+        """A sequence without tokens; it takes up cache once work is submitted for it.
+
+        Raises:
+            ValueError: the sampling settings do not suit this model's vocabulary.
+        """
+        eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
+        ends = eos.union(sampling.stop_token_ids)
+        check_sampling(sampling, self.vocab_size, ends)
+        limit = min(prompt_length + sampling.max_tokens, self.max_length)
+        sequence = Sequence(self._opened, prompt_length, noise_key, sampling, ends, limit)
+        self._opened += 1
+        self._sequences[sequence.number] = sequence
+        return sequence
+
+    def close(self, sequence: Sequence) -> None:
+        """Voids its work and frees its cache. Closing twice does nothing more."""
+        if self._sequences.pop(sequence.number, None) is not None:
+            self._void(sequence)
+            self._cache.release(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._tasks or self._ready)
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        running = sum(bool(task.sequence.blocks) for task in self._tasks.values())
+        pool = self._cache.pool
+        return Load(running, len(self._tasks) - running, pool.available, pool.num_blocks)
+
+    def submit(self, work: Work) -> None:
+        """Takes on work for an open sequence.
+
+        Raises:
+            ValueError: the work contradicts its sequence; the message says how.
+            CacheTooSmallError: the sequence may outgrow the whole cache. (A Propose gets an empty Draft.)
+        """
+        sequence = work.sequence
+        if sequence.number not in self._sequences:
+            raise ValueError(f"sequence {sequence.number} is closed: open another")
+        check_work(work, self.vocab_size)
+        if not isinstance(work, Propose) and not self._fits(sequence.limit):
+            raise CacheTooSmallError(
+                f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
+                f"{self._cache.pool.num_blocks * self.settings.block_size}"
+            )
+        if isinstance(work, Generate) and self._continues(work):
+            self._top_up(work)
+        else:
+            self._void(sequence)
+            self._commit(sequence, work.base, work.tokens)
+            self._start(work)
+        sequence.is_free = isinstance(work, Generate)
+
+    def _start(self, work: Work) -> None:
+        sequence = work.sequence
+        length = len(sequence.tokens)
+        room = sequence.limit - length
+        if isinstance(work, Verify):
+            draft = work.draft if self._fits(length + len(work.draft)) else NO_DRAFT
+            self._tasks[sequence.number] = VerifyTask(work, draft, room, self.vocab_size)
+        elif isinstance(work, Generate):
+            self._tasks[sequence.number] = GenerateTask(sequence, length + work.count)
+        else:
+            fits = self._fits(max(sequence.limit, length + work.depth * work.width))
+            task = ProposeTask(work, room if fits else 0)
+            if room > 0 and fits and (ROOT in task.nodes() or (work.depth == 0 and sequence.cached < length)):
+                self._tasks[sequence.number] = task
+            else:
+                self._ready.append(task.result())
+
+    def _continues(self, work: Generate) -> bool:
+        """Whether the sequence has been decoded freely from what the sender holds."""
+        sequence, end = work.sequence, work.base + len(work.tokens)
+        return sequence.is_free and tuple(sequence.tokens[work.base : end]) == work.tokens
+
+    def _top_up(self, work: Generate) -> None:
+        sequence = work.sequence
+        length = work.base + len(work.tokens) + work.count
+        has_ended = sequence.finish_of(sequence.tokens[-1], len(sequence.tokens)) is not None
+        task = self._tasks.get(sequence.number)
+        if isinstance(task, GenerateTask):
+            task.length = max(task.length, length)
+        elif len(sequence.tokens) < length and not has_ended:
+            self._tasks[sequence.number] = GenerateTask(sequence, length)
+
+    def _commit(self, sequence: Sequence, base: int, tokens: tuple[int, ...]) -> None:
+        """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
+        held = sequence.tokens[base:]
+        if held != list(tokens[: len(held)]):
+            agreed = next(
+                (i for i, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), len(tokens)
+            )
+            self._cache.roll_back(sequence, base + agreed)
+        else:
+            self._cache.keep_path(sequence, _path(sequence.pending, tokens[len(held) :]))
+        sequence.tokens[base:] = tokens
+        if base < sequence.prompt_length:
+            sequence.prompt = sequence.tokens[: sequence.prompt_length]
+
+    def _void(self, sequence: Sequence) -> None:
+        self._tasks.pop(sequence.number, None)
+        self._ready = [result for result in self._ready if result.sequence is not sequence]
+
+    def _fits(self, length: int) -> bool:
+        return self._cache.blocks_for(length) <= self._cache.pool.num_blocks
+
+    @torch.inference_mode()
+    def step(self) -> list[Result]:
+        """One forward pass over everything that may take part; returns what it completed."""
+        results, self._ready = self._ready, []
+        begun = time.perf_counter()
+        selected = self._scheduler.select(self._tasks, self._sequences)
+        if not selected:
+            return results
+        batch = pack(
+            [item for _, item in selected], self.settings.block_size, self._model.dtype, self._model.device
+        )
+        built = time.perf_counter()
+        logits = self._forward(batch)
+        passed = time.perf_counter()
+        choices = choose_tokens(logits, [task.rows() if item.num_logits else [] for task, item in selected])
+        sampled = time.perf_counter()
+        for (task, item), chosen in zip(selected, choices, strict=True):
+            task.took_part(begun, passed - built, len(selected), batch.num_tokens)
+            sequence = item.sequence
+            sequence.cached += item.num_committed
+            if sequence.cached == len(sequence.tokens):
+                sequence.pending = task.tree()
+                results += task.take(chosen, self._cache)
+            self._cache.publish(sequence)
+            if task.done:
+                del self._tasks[sequence.number]
+        total = time.perf_counter() - begun
+        self.last_step = StepTimings(
+            built - begun, passed - built, sampled - passed, total, len(selected), batch.num_tokens
+        )
+        return results
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        """[num_logits, vocab_size]"""
+        output = self._model(
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            outrider=Paged(batch, self._cache),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def _path(draft: Draft, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The drafted nodes that ``tokens`` begin with, root first."""
+    path: list[int] = []
+    for token in tokens:
+        node = draft.child(path[-1] if path else ROOT, token)
+        if node is None:
+            break
+        path.append(node)
+    return tuple(path)

@@ -1,0 +1,43 @@
+"""How many cache blocks the memory budget buys."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from engine.cache import LayerShape
+from engine.errors import CacheTooSmallError
+from engine.settings import EngineSettings
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container; "max" where there is none
+
+
+def blocks_within(
+    settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks that fit into ``settings.cache_memory``.
+
+    Raises:
+        CacheTooSmallError: not one block fits.
+    """
+    budget = settings.cache_memory
+    if isinstance(budget, float):
+        budget = int(budget * device_memory(device))
+    numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
+    block = numbers * dtype.itemsize * settings.block_size
+    if budget < block:
+        raise CacheTooSmallError(
+            f"cache_memory={settings.cache_memory} gives {budget} bytes: one block takes {block}"
+        )
+    return budget // block
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of memory that the device has, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(installed, math.inf if limit == "max" else int(limit)))

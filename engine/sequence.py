@@ -1,0 +1,56 @@
+"""One generation as the engine sees it: tokens, and how much of them the cache holds."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoding.draft import Draft
+from decoding.settings import Sampling
+
+NO_DRAFT = Draft()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens of one generation and its place in the cache.
+
+    The cache holds ``tokens[:cached]`` at slots 0, 1, ... and after them the nodes of ``pending`` in order.
+    What lies beyond is garbage. Nodes are pending only while every committed token is cached.
+    """
+
+    number: int  # order of opening: the youngest has the highest
+    prompt_length: int
+    noise_key: int
+    sampling: Sampling
+    end_token_ids: frozenset[int]
+    limit: int  # tokens at which the generation ends, prompt included
+    prompt: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # committed
+    cached: int = 0
+    pending: Draft = NO_DRAFT  # drafted tokens whose cache is kept while it may turn out right
+    blocks: list[int] = field(default_factory=list)
+    is_free: bool = False  # its last work was to generate freely
+    digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
+    table: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(8, np.int64)
+    )  # blocks, then room to grow
+
+    @property
+    def written(self) -> int:
+        """Slots that hold something: the next token fed goes here."""
+        return self.cached + len(self.pending)
+
+    def push_blocks(self, blocks: list[int]) -> None:
+        """Appends cache blocks, the table grown by doubling."""
+        start, end = len(self.blocks), len(self.blocks) + len(blocks)
+        if end > len(self.table):
+            self.table = np.resize(self.table, max(end, 2 * len(self.table)))
+        self.table[start:end] = blocks
+        self.blocks += blocks
+
+    def finish_of(self, token: int, length: int) -> str | None:
+        """Why the generation ends with ``token`` as its ``length``-th: "stop", "length" or None."""
+        if token in self.end_token_ids:
+            return "stop"
+        return "length" if length >= self.limit else None

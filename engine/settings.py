@@ -1,0 +1,39 @@
+"""How one engine is set up."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+Bytes = Annotated[int, Field(ge=1)]
+
+
+class EngineSettings(BaseModel):
+    """Settings of one engine: one model on one device."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1, description="local checkpoint folder or hub id")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="type of weights and cache; auto takes the checkpoint's"
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto takes the first GPU if there is one",
+    )
+    block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
+    cache_memory: Bytes | Share = Field(
+        default=0.2, description="memory for the cache: bytes, or a share of the device's memory below 1"
+    )
+    max_running: int = Field(default=64, ge=1, description="sequences in one step")
+    prefill_chunk: int = Field(
+        default=512,
+        ge=1,
+        description="prompt tokens in one step, all sequences together: what others wait for at most",
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="threads of one operation on the CPU, for the whole process; None leaves it",
+    )

@@ -1,0 +1,74 @@
+"""A piece of work under way: what it feeds with the next step, and what it makes of the logits."""
+
+import time
+from abc import ABC, abstractmethod
+
+from decoding.draft import Draft
+from decoding.row import Row
+from engine.cache import PagedCache
+from engine.choices import Choices
+from engine.sequence import NO_DRAFT, Sequence
+from engine.work import Result, Timings
+
+
+class Task(ABC):
+    """Work for one sequence, over one or more steps. ``done`` once it needs no further one."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.done = False
+        self._since = time.perf_counter()
+        self._started: float | None = None
+        self._forward = 0.0
+        self._batch = (0, 0)
+
+    @abstractmethod
+    def tree(self) -> Draft:
+        """Drafted tokens that follow the committed ones in the next step, those already pending first."""
+
+    @abstractmethod
+    def nodes(self) -> list[int]:
+        """After which of the tree's nodes logits are wanted, ROOT for after the last committed token."""
+
+    @abstractmethod
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        """Uses the logits of ``nodes``, in that order."""
+
+    def restart(self) -> None:
+        """The sequence lost its cache: whatever was drafted for it is drafted again."""
+        self.sequence.pending = NO_DRAFT
+
+    def rows(self) -> list[Row]:
+        """What choosing a token after each of ``nodes`` depends on."""
+        sequence, tree = self.sequence, self.tree()
+        generated = sequence.tokens[sequence.prompt_length :]
+        rows = []
+        for node in self.nodes():
+            path = tuple(tree.tokens[n] for n in tree.path(node))
+            rows.append(
+                Row(
+                    sampling=sequence.sampling,
+                    noise_key=sequence.noise_key,
+                    position=len(sequence.tokens) + len(path),
+                    prompt=sequence.prompt,
+                    generated=generated,
+                    path=path,
+                    end_token_ids=sequence.end_token_ids,
+                )
+            )
+        return rows
+
+    def took_part(self, begun: float, forward: float, batch_sequences: int, batch_tokens: int) -> None:
+        """A step that fed its sequence is over: it began at ``begun``, its forward pass took ``forward``."""
+        if self._started is None:
+            self._started = begun
+        self._forward += forward
+        self._batch = (batch_sequences, batch_tokens)
+
+    def timings(self) -> Timings:
+        """Since submission, or since the last result of the same work."""
+        now = time.perf_counter()
+        started = now if self._started is None else self._started
+        timings = Timings(started - self._since, self._forward, now - self._since, *self._batch)
+        self._since, self._started, self._forward = now, None, 0.0
+        return timings

@@ -1,0 +1,64 @@
+"""Verifying a Draft."""
+
+from decoding.draft import ROOT, Draft, Verdict
+from decoding.verify import verify_block, verify_coupled, verify_rejection
+from engine.cache import PagedCache
+from engine.choices import Choices
+from engine.tasks import Task
+from engine.work import Result, Verified, Verify
+
+
+class VerifyTask(Task):
+    """One forward pass over what is not cached yet and every node of the Draft."""
+
+    def __init__(self, work: Verify, draft: Draft, room: int, vocab_size: int) -> None:
+        """
+        Args:
+            draft: as much of the work's as there is cache for.
+            room: tokens that the sequence may still grow by.
+        """
+        super().__init__(work.sequence)
+        self._round = work.round
+        self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
+
+    def tree(self) -> Draft:
+        return self._draft
+
+    def nodes(self) -> list[int]:
+        return list(range(ROOT, len(self._draft)))
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        sequence = self.sequence
+        verdict, finish = self._until_end(self._judge(choices))
+        logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
+        cache.keep_path(sequence, verdict.accepted)
+        sequence.tokens += verdict.tokens
+        self.done = True
+        return [Verified(sequence, self._round, verdict, logprobs, finish, self.timings())]
+
+    def _judge(self, choices: Choices) -> Verdict:
+        rule = self.sequence.sampling.verification
+        if rule == "coupled":
+            return verify_coupled(self._draft, choices.chosen)
+        verify = verify_rejection if rule == "rejection" else verify_block
+        position = len(self.sequence.tokens)
+        return verify(self._draft, choices.target_probs(), self.sequence.noise_key, position, self._round)
+
+    def _until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
+        """The Verdict up to the token that ends the generation, if one does."""
+        for index, token in enumerate(verdict.tokens):
+            finish = self.sequence.finish_of(token, len(self.sequence.tokens) + index + 1)
+            if finish is not None:
+                return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
+        return verdict, None
+
+
+def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:
+    """The leading nodes no deeper than ``depth`` tokens, up to one that the target cannot say."""
+    nodes = zip(draft.tokens, draft.depths, strict=True)
+    count = next(
+        (i for i, (token, above) in enumerate(nodes) if above >= depth or token >= vocab_size), len(draft)
+    )
+    if count == len(draft):
+        return draft
+    return Draft(draft.tokens[:count], draft.parents[:count], draft.draft_probs[:count])

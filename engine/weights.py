@@ -1,0 +1,108 @@
+"""Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.attention import ATTENTION, Probe
+from engine.cache import LayerShape
+from engine.errors import UnsupportedModelError
+from engine.settings import EngineSettings
+
+UNLIMITED = 1 << 30  # positions of a model that states no limit
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # rotations change with the longest sequence of a batch
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is the first GPU, or else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def load_model(settings: EngineSettings) -> Any:
+    """The checkpoint as a transformers model in evaluation mode, on its device.
+
+    Raises:
+        UnsupportedModelError: transformers cannot load it as a decoder.
+    """
+    dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModelError(
+            f"model={settings.model!r} does not load as a decoder-only model: {error}"
+        ) from error
+    return model.eval().to(resolve_device(settings.device))
+
+
+def attach(model: Any, name: str) -> dict[int, LayerShape]:
+    """Routes the model's attention through the paged cache; returns what each layer stores per token.
+
+    A model may accept another attention and silently go on with its own, so one token is run to see which
+    layers really call ours.
+
+    Raises:
+        UnsupportedModelError: some layer does not, or looks back otherwise than we can tell.
+    """
+    kind = type(model).__name__
+    if not model.is_backend_compatible():
+        raise UnsupportedModelError(
+            f"model={name!r}: {kind} does not route its attention through AttentionInterface"
+        )
+    model.set_attn_implementation(ATTENTION)
+    config = model.config.get_text_config()
+    probe = Probe()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=token, position_ids=token, use_cache=False, outrider=probe)
+    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys())
+    if missing:
+        raise UnsupportedModelError(
+            f"model={name!r}: layers {missing} of {kind} keep no keys and values, or hide them"
+        )
+    blind = [
+        i
+        for i, window in probe.windows.items()
+        if _kind_of(config, i) == "sliding_attention" and window is None
+    ]
+    if blind:
+        raise UnsupportedModelError(
+            f"model={name!r}: layers {blind} of {kind} have a sliding window but do not say so"
+        )
+    return probe.shapes
+
+
+def _kind_of(config: Any, layer: int) -> str | None:
+    kinds = getattr(config, "layer_types", None)
+    return kinds[layer] if kinds else None
+
+
+def context_length(model: Any) -> int:
+    """Positions that the model computes alike whatever else is in the batch."""
+    config = model.config.get_text_config()
+    limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
+    limits += [
+        rope.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for rope in _ropes(getattr(config, "rope_parameters", None) or {})
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE
+    ]
+    return min((limit for limit in limits if limit is not None), default=UNLIMITED)
+
+
+def _ropes(parameters: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """A model's rotary settings: one set, or one per kind of layer."""
+    return (
+        [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    )
+
+
+def end_of_sequence(model: Any) -> frozenset[int]:
+    """Token ids that end a generation."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)

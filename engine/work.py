@@ -1,0 +1,102 @@
+"""What an engine is asked to do for a sequence, and what it answers.
+
+Every piece of work says what the sender holds committed: the engine's tokens up to ``base``, then ``tokens``.
+"""
+
+from dataclasses import dataclass
+
+from decoding.draft import Draft, Verdict
+from decoding.sampling import TokenLogprobs
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Judge a Draft that follows the committed tokens. An empty one asks for one token."""
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    draft: Draft
+    round: int
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Decode freely, up to ``count`` tokens beyond the committed ones.
+
+    While an earlier Generate of the sequence still runs, or was its last work, and the tokens agree, this one
+    tops it up: tokens decoded meanwhile count, and none is sent twice.
+    """
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Draft up to ``depth`` tokens beyond the committed ones, ``width`` at each depth; 0: fill the cache."""
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    depth: int
+    round: int
+    width: int = 1
+
+
+Work = Verify | Generate | Propose
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of a piece of work went, in seconds, and the size of its last step."""
+
+    queue: float  # before its first forward pass
+    forward: float  # in forward passes that it took part in
+    total: float  # from submission to result
+    batch_sequences: int
+    batch_tokens: int
+
+
+@dataclass(frozen=True)
+class Verified:
+    sequence: Sequence
+    round: int
+    verdict: Verdict
+    logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
+    finish: str | None  # "stop" or "length" when the generation ends here
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Generated:
+    sequence: Sequence
+    position: int  # of the token
+    token: int
+    logprobs: tuple[TokenLogprobs, ...]  # of the one token; empty unless asked for
+    finish: str | None
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Proposed:
+    sequence: Sequence
+    round: int
+    draft: Draft
+    timings: Timings
+
+
+Result = Verified | Generated | Proposed
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy an engine is."""
+
+    running: int  # sequences with work that hold cache
+    waiting: int  # sequences with work that hold none yet
+    free_blocks: int
+    total_blocks: int
