@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from decoding import adjustments, truncation
-from decoding.draft import SparseProbs
+from decoding.adjustments import BANNED
 from decoding.noise import Purpose, gumbel, gumbel_at, streams
 from decoding.row import Row as Row
 
-NO_TOKEN = -1  # where the settings of a row leave no token to choose
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,17 @@ class Setting:
     """One sampling setting (or a few that share their work)."""
 
     applies: Callable[[Row], bool]
-    apply: Callable[[Tensor, Sequence[Row]], None]  # changes float32 [num_rows, vocab_size] in place
+    apply: Callable[
+        [Tensor, Sequence[Row]], None
+    ]  # of the rows that it applies to; changes float32 [num_rows, vocab_size] in place
 
 
 def _divide_by_temperature(logits: Tensor, rows: Sequence[Row]) -> None:
     logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
 
 
-# In the order in which they apply. Greedy rows skip what cannot change the likeliest token.
+# In the order in which they apply. Greedy rows skip what cannot change the likeliest token, so that processed
+# log-probabilities and runners-up are still those of the model.
 SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.logit_bias), adjustments.add_bias),
     Setting(lambda row: row.sampling.repetition_penalty != 1.0, adjustments.penalize_repetition),
@@ -41,6 +44,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
     Setting(lambda row: len(row.generated) + len(row.path) < row.sampling.min_tokens, adjustments.ban_ends),
     Setting(lambda row: row.mask is not None, adjustments.ban_masked),
+    Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
     Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
     Setting(lambda row: row.sampling.top_k > 0 and not row.is_greedy, truncation.keep_top_k),
     Setting(lambda row: row.sampling.top_p < 1.0 and not row.is_greedy, truncation.keep_top_p),
@@ -77,17 +81,22 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def choose(processed: Tensor, rows: Sequence[Row]) -> Tensor:
-    """int64 [num_rows]: each row's token, the largest of its perturbed logits, the lowest id among equals.
+    """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals.
 
-    NO_TOKEN where process() has left none.
+    Where the settings together ban every token, the generation ends: the lowest end token, or 0 without one.
     """
-    return runners_up(processed, rows, 1)[:, 0]
+    perturbed = perturb(processed, rows)
+    chosen = _argmax(perturbed)
+    stuck = perturbed.gather(1, chosen[:, None])[:, 0] == BANNED
+    for index in stuck.nonzero().flatten().tolist():
+        chosen[index] = min(rows[index].end_token_ids, default=0)
+    return chosen
 
 
 def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
     """int64 [num_rows, count]: the tokens with the largest perturbed logits, the largest (choose()) first.
 
-    NO_TOKEN where there are no more tokens.
+    Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.
     """
     return _best(perturb(processed, rows), count)
 
@@ -95,9 +104,8 @@ def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
 def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
     """float32 [num_rows]: the largest perturbed logit minus the next; inf if there is no next."""
     perturbed = perturb(processed, rows)
-    best = _best(perturbed, 2)
-    first, second = perturbed.gather(1, best.clamp(min=0)).unbind(1)
-    return torch.where(best[:, 1] == NO_TOKEN, torch.inf, first - second)
+    first, second = perturbed.gather(1, _best(perturbed, 2)).unbind(1)
+    return first - second
 
 
 def perturb(processed: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -119,28 +127,14 @@ def perturb(processed: Tensor, rows: Sequence[Row]) -> Tensor:
             _choice_streams([rows[i] for i in wide], processed.device), processed.shape[1]
         )
     if narrow:
-        row_streams = _choice_streams(rows, processed.device)
-        index = torch.tensor(narrow, device=processed.device)
-        at, token_ids = (processed[narrow] > -torch.inf).nonzero(as_tuple=True)
-        perturbed[index[at], token_ids] += gumbel_at(row_streams, index[at], token_ids)
+        at, token_ids = _support(processed, narrow)
+        perturbed[at, token_ids] += gumbel_at(_choice_streams(rows, processed.device), at, token_ids)
     return perturbed
 
 
-def probabilities(processed: Tensor, rows: Sequence[Row]) -> Tensor:
-    """float32 [num_rows, vocab_size]: the token's distribution under the settings; one-hot in greedy rows."""
-    probs = processed.softmax(dim=1)
-    greedy = [index for index, row in enumerate(rows) if row.is_greedy]
-    if greedy:
-        probs[greedy] = torch.nn.functional.one_hot(_argmax(processed[greedy]), processed.shape[1]).to(
-            probs.dtype
-        )
-    return probs
-
-
-def sparse(probs: Tensor) -> SparseProbs:
-    """The support of one distribution, [vocab_size]."""
-    token_ids = probs.nonzero().flatten()
-    return SparseProbs(tuple(token_ids.tolist()), tuple(probs[token_ids].tolist()))
+def probabilities(processed: Tensor) -> Tensor:
+    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows of the ratio rules."""
+    return processed.softmax(dim=1)
 
 
 def logprobs(
@@ -158,9 +152,13 @@ def logprobs(
             continue
         source = logits if row.sampling.logprobs_of == "raw" else processed
         values = source[index].float().log_softmax(dim=0)
-        top = [token for token in _best(values[None], count)[0].tolist() if token != NO_TOKEN]
-        top_values = values[top].tolist()
-        reported.append(TokenLogprobs(float(values[chosen[index]]), tuple(zip(top, top_values, strict=True))))
+        top = _best(values[None], count)[0]
+        pairs = [
+            (token, value)
+            for token, value in zip(top.tolist(), values[top].tolist(), strict=True)
+            if value > BANNED
+        ]
+        reported.append(TokenLogprobs(float(values[chosen[index]]), tuple(pairs)))
     return reported
 
 
@@ -175,6 +173,20 @@ def _is_narrow(row: Row) -> bool:
     )
 
 
+def _support(processed: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Row and token id of every token that may be chosen in these rows, both int64 [num_tokens]."""
+    num_rows, vocab_size = processed.shape
+    width = _BLOCK if vocab_size % _BLOCK == 0 else 1
+    blocks = processed.reshape(num_rows, -1, width)
+    # Few blocks hold any such token, and maxima are cheap.
+    live = blocks.amax(dim=2) > BANNED
+    keep = torch.zeros(num_rows, 1, dtype=torch.bool, device=processed.device)
+    keep[list(rows)] = True
+    at, block = (live & keep).nonzero(as_tuple=True)
+    picked, offset = (blocks[at, block] > BANNED).nonzero(as_tuple=True)
+    return at[picked], block[picked] * width + offset
+
+
 def _choice_streams(rows: Sequence[Row], device: torch.device) -> Tensor:
     keys, positions = [row.noise_key for row in rows], [row.position for row in rows]
     return streams(keys, positions, [0] * len(rows), Purpose.CHOICE, device)
@@ -182,16 +194,12 @@ def _choice_streams(rows: Sequence[Row], device: torch.device) -> Tensor:
 
 def _best(values: Tensor, count: int) -> Tensor:
     """int64 [num_rows, count]: where the largest values are, the lowest index first among equals."""
-    picks: list[Tensor] = []
-    for turn in range(count):
-        if turn == 1:
-            values = values.clone()
-        if turn > 0:
-            values.scatter_(1, picks[-1].clamp(min=0)[:, None], -torch.inf)
-        pick = _argmax(values)
-        exhausted = values.gather(1, pick[:, None])[:, 0] == -torch.inf
-        picks.append(pick.masked_fill_(exhausted, NO_TOKEN))
-    return torch.stack(picks, dim=1) if picks else torch.empty(len(values), 0, dtype=torch.int64)
+    remaining = values.clamp(min=torch.finfo(values.dtype).min)  # -inf marks those already picked
+    picks = torch.empty(len(values), count, dtype=torch.int64, device=values.device)
+    for rank in range(count):
+        picks[:, rank] = _argmax(remaining)
+        remaining.scatter_(1, picks[:, rank : rank + 1], BANNED)
+    return picks
 
 
 def _argmax(values: Tensor) -> Tensor:

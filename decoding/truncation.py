@@ -1,4 +1,4 @@
-"""Sampling settings that keep the likeliest tokens of a row: top-k, top-p, min-p.
+"""Sampling settings that keep the likeliest tokens of a row.
 
 All change float32 logits [num_rows, vocab_size] in place, after temperature; every row asks for the
 setting. Of tokens that are equally likely at the boundary the lower ids are kept. Probabilities are those of
@@ -17,6 +17,11 @@ from decoding.row import Row
 _BLOCK = 64
 _FIRST_CANDIDATES = 64
 _MORE_CANDIDATES = 16  # times as many, when those did not hold enough mass
+
+
+def keep_likeliest(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Keeps the likeliest token: what temperature 0 means to a rule that looks at distributions."""
+    _keep(logits, _largest(logits, 2), torch.ones(len(rows), dtype=torch.int64, device=logits.device))
 
 
 def keep_top_k(logits: Tensor, rows: Sequence[Row]) -> None:

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from decoding.noise import Purpose, gumbel, streams, uniform
-from decoding.row import Row
-from decoding.sampling import probabilities
+from decoding.noise import Purpose, gumbel, gumbel_at, streams, uniform
 
 _LARGEST_SUPPORT = 256  # of a draft's distribution under the ratio rules, so that the message stays small
 
@@ -63,10 +61,10 @@ def verify_rejection(
         if not uniform(noise_key, position + accepted, round, Purpose.ACCEPT) < ratio:
             break
         accepted += 1
-    residual = probs[accepted]
+    leftover = probs[accepted]
     if accepted < len(draft):
-        residual = (residual - _dense(draft.draft_probs[accepted], residual)).clamp_(min=0.0)
-    return _verdict(draft, accepted, residual, noise_key, position, round)
+        leftover = (leftover - _dense(draft.draft_probs[accepted], leftover)).clamp_(min=0.0)
+    return _verdict(draft, accepted, leftover, noise_key, position, round)
 
 
 def verify_block(
@@ -104,26 +102,24 @@ def verify_block(
     return _verdict(draft, accepted, residual, noise_key, position, round)
 
 
-def sample_draft_tokens(
-    processed: Tensor,  # float32 [num_rows, vocab_size]
-    rows: Sequence[Row],
-    rounds: Sequence[int],  # [num_rows]
-) -> list[tuple[int, SparseProbs]]:
-    """Per row a token for the ratio rules, and the distribution it was really drawn from.
+def sample_draft_token(
+    processed_row: Tensor,  # float32 [vocab_size]
+    noise_key: int,
+    position: int,
+    round: int,
+) -> tuple[int, SparseProbs]:
+    """A token for the ratio rules, and the distribution it was really drawn from.
 
     That is the row's distribution under its settings, cut to its 256 likeliest tokens.
     """
-    probs = probabilities(processed, rows)
-    largest, token_ids = probs.topk(min(_LARGEST_SUPPORT, probs.shape[1]), dim=1)
-    cut = torch.zeros_like(probs).scatter_(1, token_ids, largest / largest.sum(dim=1, keepdim=True))
-    keys, positions = [row.noise_key for row in rows], [row.position for row in rows]
-    noise = gumbel(streams(keys, positions, rounds, Purpose.DRAFT, probs.device), probs.shape[1])
-    tokens = noise.add_(cut.log()).argmax(dim=1).tolist()
-    drawn = []
-    for index, token in enumerate(tokens):
-        support = cut[index].nonzero().flatten()
-        drawn.append((token, SparseProbs(tuple(support.tolist()), tuple(cut[index, support].tolist()))))
-    return drawn
+    probs = processed_row.softmax(dim=0)
+    largest, token_ids = probs.topk(min(_LARGEST_SUPPORT, len(probs)))
+    token_ids, largest = token_ids[largest > 0], largest[largest > 0]
+    largest /= largest.sum()
+    row_streams = streams([noise_key], [position], [round], Purpose.DRAFT, probs.device)
+    noise = gumbel_at(row_streams, torch.zeros_like(token_ids), token_ids)
+    token = int(token_ids[int(noise.add_(largest.log()).argmax())])
+    return token, SparseProbs(tuple(token_ids.tolist()), tuple(largest.tolist()))
 
 
 def _checked(draft: Draft, target_probs: Tensor) -> Tensor:
@@ -138,7 +134,10 @@ def _checked(draft: Draft, target_probs: Tensor) -> Tensor:
 
 
 def _prob_of(probs: SparseProbs, token: int) -> float:
-    return probs.probs[probs.token_ids.index(token)]
+    for token_id, prob in zip(probs.token_ids, probs.probs, strict=True):
+        if token_id == token:
+            return prob
+    raise ValueError(f"draft_probs hold no probability for the drafted token {token}")
 
 
 def _dense(probs: SparseProbs, like: Tensor) -> Tensor:
