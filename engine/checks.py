@@ -46,8 +46,12 @@ def check_work(work: Work, vocab_size: int) -> None:
                 f"draft: verification={sequence.sampling.verification!r} needs a chain with draft_probs"
                 " for each node"
             )
-        for probs in draft.draft_probs:
+        for token, probs in zip(draft.tokens, draft.draft_probs, strict=True):
             _check_ids("draft_probs", probs.token_ids, vocab_size)
+            if token not in probs.token_ids:
+                raise ValueError(
+                    f"draft_probs: drafted token {token} must be in the support it was drawn from"
+                )
     if not isinstance(work, Propose) and length >= sequence.limit:
         raise ValueError(f"base + tokens={length} must be below {sequence.limit}, where the generation ends")
 

@@ -7,8 +7,8 @@ import torch
 
 from decoding.draft import SparseProbs
 from decoding.row import Row
-from decoding.sampling import NO_TOKEN, TokenLogprobs, choose, logprobs, probabilities, process, runners_up
-from decoding.verify import sample_draft_tokens
+from decoding.sampling import TokenLogprobs, choose, logprobs, probabilities, process, runners_up
+from decoding.verify import sample_draft_token
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,19 @@ class Choices:
 
     def best(self, count: int) -> list[list[int]]:
         """Per row the ``count`` best tokens under the keyed noise, the chosen one first."""
-        best = [[token] for token in self.chosen]
-        if count > 1:
-            best = runners_up(self.processed, self.rows, count).tolist()
-        return [[token for token in tokens if token != NO_TOKEN] for tokens in best]
+        if count == 1:
+            return [[token] for token in self.chosen]
+        best: list[list[int]] = runners_up(self.processed, self.rows, count).tolist()
+        return best
 
     def target_probs(self) -> torch.Tensor:
         """[num_rows, vocab_size]"""
-        return probabilities(self.processed, self.rows)
+        return probabilities(self.processed)
 
     def sample_draft_token(self, round: int) -> tuple[int, SparseProbs]:
         """The only row's token under the ratio rules, and the distribution it was sampled from."""
-        (drawn,) = sample_draft_tokens(self.processed, self.rows, [round])
-        return drawn
+        (row,) = self.rows
+        return sample_draft_token(self.processed[0], row.noise_key, row.position, round)
 
     def logprobs(self, indices: Items[int], tokens: Items[int]) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless the request asked."""
