@@ -80,9 +80,15 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
     def work(self, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
         if request.WhichOneof("request") != "propose":
             raise ValueError("after Open a draft worker takes Propose and Close")
-        turn, depth, width = request.propose.turn, request.propose.depth, request.propose.width
-        tokens = tuple(turn.tokens)
-        return turn, lambda sequence: Propose(sequence, turn.base, tokens, depth, width, turn.round)
+        propose, turn = request.propose, request.propose.turn
+        return turn, lambda sequence: Propose(
+            sequence=sequence,
+            base=turn.base,
+            tokens=tuple(turn.tokens),
+            depth=propose.depth,
+            width=propose.width,
+            round=turn.round,
+        )
 
     def reply(self, answer: Answer, epoch: int) -> rounds_pb2.DraftReply:
         proposed = answer.result
@@ -100,14 +106,9 @@ class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply])
     def work(self, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
         kind = request.WhichOneof("request")
         if kind == "verify":
-            turn, draft = request.verify.turn, draft_from_message(request.verify.draft)
-            tokens = tuple(turn.tokens)
-            return turn, lambda sequence: Verify(sequence, turn.base, tokens, draft, turn.round)
+            return request.verify.turn, _verify(request.verify)
         if kind == "plain":
-            turn = request.plain.turn
-            tokens = tuple(turn.tokens)
-            count = request.plain.until - turn.base - len(tokens)
-            return turn, lambda sequence: Generate(sequence, turn.base, tokens, count)
+            return request.plain.turn, _generate(request.plain)
         raise ValueError("after Open a target worker takes Verify, Plain and Close")
 
     def reply(self, answer: Answer, epoch: int) -> rounds_pb2.TargetReply:
@@ -127,6 +128,21 @@ class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply])
             timings=_timings(result.timings),
             load=_load(answer),
         )
+
+
+def _verify(message: rounds_pb2.Verify) -> Callable[[Sequence], Work]:
+    turn, draft = message.turn, draft_from_message(message.draft)
+    return lambda sequence: Verify(
+        sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), draft=draft, round=turn.round
+    )
+
+
+def _generate(message: rounds_pb2.Plain) -> Callable[[Sequence], Work]:
+    turn = message.turn
+    count = message.until - turn.base - len(turn.tokens)
+    return lambda sequence: Generate(
+        sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count
+    )
 
 
 async def _opening(requests: AsyncIterator[Any]) -> rounds_pb2.Open:

@@ -31,15 +31,14 @@ class GenerationServicer:
     async def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        # Errors are told through the context: an exception would travel with its traceback in the details.
         try:
             prepared = self.generation.prepare(_request(message))
             async with aclosing(self.generation.chunks(prepared)) as chunks:
                 async for chunk in chunks:
                     yield _chunk(chunk, prepared.seed)
         except (InvalidRequestError, WorkerLostError) as error:
-            grpc_context.set_code(_code(error))
-            grpc_context.set_details(str(error))
+            _tell(grpc_context, error)
+            raise
 
     async def GetModel(  # noqa: N802
         self, message: generation_pb2.GetModelRequest, grpc_context: Context
@@ -47,9 +46,8 @@ class GenerationServicer:
         try:
             max_length = self.generation.max_length()
         except WorkerLostError as error:
-            grpc_context.set_code(_code(error))
-            grpc_context.set_details(str(error))
-            return generation_pb2.Model()
+            _tell(grpc_context, error)
+            raise
         return generation_pb2.Model(
             id=self.generation.settings.model,
             vocab_size=self.generation.vocab_size,
@@ -65,6 +63,12 @@ class GenerationServicer:
                 for worker in self.generation.fleet.workers()
             ],
         )
+
+
+def _tell(context: Context, error: InvalidRequestError | WorkerLostError) -> None:
+    """Without this the client would be sent the traceback as INTERNAL."""
+    context.set_code(_code(error))
+    context.set_details(str(error))
 
 
 def _code(error: InvalidRequestError | WorkerLostError) -> grpc.StatusCode:

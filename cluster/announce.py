@@ -1,0 +1,40 @@
+"""Says where the service listens, and what to ask it first, once it answers."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from cluster.settings import Settings
+
+POLL_S = 0.2
+
+FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
+
+
+def announce_when_ready(settings: Settings) -> None:
+    """Returns at once. ``serve run`` blocks in code that is not ours, so a thread has to wait for it."""
+    threading.Thread(target=_announce, args=(settings,), name="announce", daemon=True).start()
+
+
+def _announce(settings: Settings) -> None:
+    url = f"http://{settings.http_host}:{settings.http_port}"
+    while not _is_healthy(f"{url}/health"):
+        time.sleep(POLL_S)
+    print(
+        f"\nOutrider serves {settings.name}\n"
+        f"  HTTP  {url}/v1/completions\n"
+        f"  gRPC  {settings.http_host}:{settings.grpc_port}, outrider.v1.Generation\n"
+        "A first request:\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(FIRST_REQUEST)}'\n",
+        flush=True,
+    )
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,55 @@
+"""Ray and Serve under the application: started where nothing runs yet, used as they are otherwise."""
+
+import logging
+import os
+
+import ray
+from ray import serve
+from ray.serve.config import ProxyLocation
+
+from cluster.announce import announce_when_ready
+from cluster.settings import Settings
+
+logger = logging.getLogger("ray.serve")
+
+ADD_SERVICER = "protos.generation_pb2_grpc.add_GenerationServicer_to_server"
+
+
+def start_serve(settings: Settings) -> None:
+    """``serve run`` itself never opens the gRPC proxy: here it is opened before anything is bound."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not ray.is_initialized():
+        ray.init(namespace="serve", include_dashboard=False)
+    if _serve_is_running():
+        logger.warning(
+            "Serve runs already, so http_host, http_port and grpc_port have no effect. If its gRPC proxy is closed: "
+            "serve start --grpc-servicer-functions %s, or grpc_options in the config file.",
+            ADD_SERVICER,
+        )
+        return
+    serve.start(
+        proxy_location=ProxyLocation.EveryNode,
+        http_options={"host": settings.http_host, "port": settings.http_port},
+        grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": [ADD_SERVICER]},
+    )
+    announce_when_ready(settings)
+
+
+def check_resources(settings: Settings) -> None:
+    """Raises ValueError naming the first resource that the cluster has too little of, instead of waiting for it."""
+    asked = [
+        (settings.targets, {"GPU": settings.target_gpus, **settings.target_resources}),
+        (settings.drafts if settings.draft else 0, {"GPU": settings.draft_gpus, **settings.draft_resources}),
+    ]
+    there = ray.cluster_resources()
+    for name in {name for _, resources in asked for name in resources}:
+        needed = sum(replicas * resources.get(name, 0.0) for replicas, resources in asked)
+        if needed > there.get(name, 0.0):
+            raise ValueError(
+                f"the replicas need {needed:g} of resource {name!r}, the cluster has {there.get(name, 0.0):g}"
+            )
+
+
+def _serve_is_running() -> bool:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return {"name": "SERVE_CONTROLLER_ACTOR", "namespace": "serve"} in actors

@@ -1,0 +1,22 @@
+"""The gateway as a Serve deployment: both APIs over one Generation."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from gateway import http_api, table
+from gateway.fleet import Fleet
+from gateway.generation import Generation
+from gateway.grpc_api import GenerationServicer
+from gateway.settings import GatewaySettings
+from gateway.text import load_tokenizer
+
+
+class Gateway(GenerationServicer):
+    def __init__(self, settings: GatewaySettings, worker_handles: list[Any]) -> None:
+        # Serve fills the table of a handle's workers from the moment that the handle is set up.
+        self._handles = [handle.options() for handle in worker_handles]
+        self.generation = Generation(settings, load_tokenizer(settings.tokenizer), Fleet(table.workers))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return http_api.build(self.generation)
