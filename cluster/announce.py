@@ -8,7 +8,7 @@ import urllib.request
 
 from cluster.settings import Settings
 
-POLL_S = 0.2
+POLL_S = 0.5
 
 FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 

@@ -1,5 +1,7 @@
 """The Serve application: gateway, target and draft, each in processes of their own."""
 
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -34,35 +36,30 @@ def app(settings: Settings) -> Application:
         num_replicas=settings.gateways,
         max_ongoing_requests=settings.max_requests,
         ray_actor_options={"num_cpus": 0},
+        logging_config={"enable_access_log": False},
     )
     return gateway.bind(settings.gateway(), workers)
 
 
 def _target(settings: Settings) -> Application:
-    return _worker(
-        TargetWorker,
-        settings.target_engine(),
-        settings.targets,
-        settings.target_gpus,
-        settings.target_resources,
-    )
+    resources = {"num_gpus": settings.target_gpus, "resources": settings.target_resources}
+    return _worker(TargetWorker, settings.target_engine(), settings.targets, resources)
 
 
 def _draft(settings: Settings) -> Application:
-    return _worker(
-        DraftWorker, settings.draft_engine(), settings.drafts, settings.draft_gpus, settings.draft_resources
-    )
+    resources = {"num_gpus": settings.draft_gpus, "resources": settings.draft_resources}
+    return _worker(DraftWorker, settings.draft_engine(), settings.drafts, resources)
 
 
 def _worker(
-    worker: type[Worker], engine: EngineSettings, replicas: int, gpus: float, resources: dict[str, float]
+    worker: type[Worker], engine: EngineSettings, replicas: int, resources: dict[str, Any]
 ) -> Application:
     deployment = serve.deployment(
         worker,
         name=worker.__name__,
         num_replicas=replicas,
         # Logical CPUs run out before real ones do: without them a two-core machine never waits.
-        ray_actor_options={"num_cpus": 0, "num_gpus": gpus, "resources": resources},
+        ray_actor_options={"num_cpus": 0, **resources},
         request_router_config=RequestRouterConfig(request_router_class="gateway.router.TableRouter"),
         health_check_period_s=2,
     )

@@ -13,32 +13,24 @@ DEMO_NAME = "outrider-demo"
 
 
 class Settings(BaseModel):
-    """``serve run cluster.app target=... draft=... depth=6``: each field is an argument, unknown ones are refused."""
+    """``serve run cluster.app target=... depth=6``: each field is an argument, others are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: str | None = Field(default=None, description="local folder or hub id; None: the demo pair")
-    draft: str | None = Field(
-        default=None, description="the same for the draft; None beside a target: no draft"
-    )
-    name: str | None = Field(
-        default=None, description="what clients call the target; None: what `target` says"
-    )
-    depth: int = Field(
-        default=4, ge=0, le=MAX_DEPTH, description="tokens drafted per round unless asked otherwise"
-    )
-    drafter: Drafter | None = Field(
-        default=None, description="None: model if there is a draft, ngram otherwise"
-    )
+    draft: str | None = Field(default=None, description="the same for the draft; None and a target: no draft")
+    name: str | None = Field(default=None, description="what clients call the target; None: as `target`")
+    depth: int = Field(default=4, ge=0, le=MAX_DEPTH, description="tokens drafted per round")
+    drafter: Drafter | None = Field(default=None, description="None: model if there is a draft, else ngram")
     draft_deadline_ms: float = Field(default=1000.0, gt=0.0, description="wait for a Draft, milliseconds")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
-        description="of both models; auto: the checkpoint's. None: float32 for the demo, else auto",
+        description="auto: the checkpoint's; None: float32 for the demo, else auto",
     )
     cache_memory: int | float = Field(
         default=0.2,
         gt=0.0,
-        description="cache of each worker: bytes, or a share of the device's memory below 1",
+        description="of each worker: bytes, or a share of the memory below 1",
     )
 
     gateways: int = Field(default=1, ge=1, description="replicas")
@@ -48,12 +40,8 @@ class Settings(BaseModel):
     draft_threads: int = Field(default=1, ge=1, description="on a CPU")
     target_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
     draft_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
-    target_resources: dict[str, float] = Field(
-        default_factory=dict, description="custom Ray resources per replica"
-    )
-    draft_resources: dict[str, float] = Field(
-        default_factory=dict, description="custom Ray resources per replica"
-    )
+    target_resources: dict[str, float] = Field(default_factory=dict, description="of Ray, per replica")
+    draft_resources: dict[str, float] = Field(default_factory=dict, description="of Ray, per replica")
 
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
     http_port: int = Field(default=8000, ge=1, le=65535)

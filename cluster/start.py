@@ -22,7 +22,7 @@ def start_serve(settings: Settings) -> None:
         ray.init(namespace="serve", include_dashboard=False)
     if _serve_is_running():
         logger.warning(
-            "Serve runs already, so http_host, http_port and grpc_port have no effect. If its gRPC proxy is closed: "
+            "Serve runs already: http_host, http_port and grpc_port have no effect. Without gRPC: "
             "serve start --grpc-servicer-functions %s, or grpc_options in the config file.",
             ADD_SERVICER,
         )
@@ -36,7 +36,7 @@ def start_serve(settings: Settings) -> None:
 
 
 def check_resources(settings: Settings) -> None:
-    """Raises ValueError naming the first resource that the cluster has too little of, instead of waiting for it."""
+    """Raises ValueError naming a resource that the cluster has too little of, rather than wait for it."""
     asked = [
         (settings.targets, {"GPU": settings.target_gpus, **settings.target_resources}),
         (settings.drafts if settings.draft else 0, {"GPU": settings.draft_gpus, **settings.draft_resources}),
