@@ -5,84 +5,70 @@ floating-point steps after them stay within 2 ulp.
 """
 
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from decoding.philox import MULTIPLIERS, ROUNDS, WORD, philox, round_keys
+from decoding.philox import MULTIPLIERS, WORD, Purpose, round_keys
 
 _WORDS_PER_BLOCK = 4
 _BLOCKS_AT_ONCE = 2**16  # keeps a tile's working set in the second-level caches of two cores
 _CELL = 2.0**-32 * (
     1 - 2.0**-24
-)  # a hair under 2^-32: the largest words round up to 2^32 and must stay below 1
+)  # a hair under 2^-32: the largest words round up to 2^32, times this is below 1
 
 
-class Purpose(IntEnum):
-    """What a random number decides; numbers of different purposes are independent."""
-
-    CHOICE = 0  # the coupled rule: shared by the target and every drafter, round 0
-    DRAFT = 1  # the ratio rules, keyed by round too, from here on
-    ACCEPT = 2
-    RESIDUAL = 3  # the target's own token, which ends a round
-
-
-def uniform(key: int, position: int, round: int, purpose: Purpose) -> float:
-    """A number in (0, 1) from 52 random bits: the midpoint of one of 2^52 equal cells."""
-    first, second, _, _ = philox((0, position, round, purpose), key)
-    return ((first << 20 | second >> 12) + 0.5) * 2.0**-52
-
-
-def words(streams: Tensor, vocab_size: int) -> Tensor:
-    """uint32 [num_rows, vocab_size] on the device of ``streams``, which streams() makes.
-
-    Token 4k + j has word (1, 0, 3, 2)[j] of the Philox block with the counter (k, position, round, purpose).
-    """
-    return torch.cat([tile for _, tile in _tiles(streams, vocab_size)], dim=1)[:, :vocab_size]
-
-
-def gumbel(streams: Tensor, vocab_size: int) -> Tensor:
+def gumbel(
+    keys: Sequence[int],  # [num_rows] unsigned 64-bit noise keys
+    positions: Sequence[int],  # [num_rows]
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+) -> Tensor:
     """float32 [num_rows, vocab_size]: standard Gumbel noise, -log(-log(1 - v)) with v = (word + 0.5) / 2^32.
 
     The likely winners of argmax(logits + noise) have small v, where float32 keeps all 32 bits of the word.
     """
-    noise = torch.empty(len(streams), _padded(vocab_size), device=streams.device)
-    for span, tile in _tiles(streams, vocab_size):
+    noise = torch.empty(len(keys), _padded(vocab_size), device=device)
+    for span, tile in _tiles(_streams(keys, positions, device), vocab_size):
         _gumbel_(noise[:, span].copy_(tile))
     return noise[:, :vocab_size]
 
 
-def gumbel_at(streams: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
-    """float32 [num_pairs]: gumbel() at (rows, token_ids), both int64 [num_pairs], without the rest of it."""
-    left, right = _philox(streams[rows], token_ids // _WORDS_PER_BLOCK)
-    lane = torch.where(token_ids % 4 < 2, left, right)
-    word = torch.where(token_ids % 2 == 0, lane & WORD, _high(lane))
-    return _gumbel_(word.to(torch.float32))
-
-
-def streams(
-    keys: Sequence[int],  # [num_rows] unsigned 64-bit noise keys
+def gumbel_at(
+    keys: Sequence[int],  # [num_rows]
     positions: Sequence[int],  # [num_rows]
-    rounds: Sequence[int],  # [num_rows]
-    purpose: Purpose,
-    device: torch.device | str = "cpu",
-    philox_rounds: int = ROUNDS,
+    rows: Tensor,  # int64 [num_pairs]
+    token_ids: Tensor,  # int64 [num_pairs]
 ) -> Tensor:
-    """int64 [num_rows, 2 * philox_rounds]: what Philox needs of each row, whatever the token.
+    """float32 [num_pairs]: the elements (rows, token_ids) of gumbel(), without computing the rest."""
+    left, right = _philox(_streams(keys, positions, rows.device)[rows], token_ids // _WORDS_PER_BLOCK)
+    lane = torch.where(token_ids % 4 < 2, left, right)
+    return _gumbel_(torch.where(token_ids % 2 == 0, lane & WORD, _high(lane)).float())
 
-    Two counter words, (token // 4, position) and (round, purpose), are packed into an int64 each, so that a
-    64-bit product is the next high and low word at once. Of the first Philox round only the product with the
-    token is missing here.
+
+def words(
+    keys: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """uint32 [num_rows, vocab_size]: the random words behind gumbel().
+
+    Token 4k + j has word (1, 0, 3, 2)[j] of the Philox block with the counter (k, position, 0, CHOICE).
+    """
+    tiles = [tile for _, tile in _tiles(_streams(keys, positions, device), vocab_size)]
+    return torch.cat(tiles, dim=1)[:, :vocab_size]
+
+
+def _streams(keys: Sequence[int], positions: Sequence[int], device: torch.device | str) -> Tensor:
+    """int64 [num_rows, 2 * ROUNDS]: what Philox needs of each row, whatever the token.
+
+    Two counter words are packed into an int64, the first in the high half, so that a 64-bit product is the
+    next pair. Of the first round only the product with the token is missing here.
     """
     table = []
-    for key, position, round in zip(keys, positions, rounds, strict=True):
-        (low_key, high_key), *later = round_keys(key, philox_rounds)
-        row = [round * MULTIPLIERS[1] ^ (position ^ low_key) << 32, (purpose ^ high_key) << 32]
-        table.append(row + [word << 32 for pair in later for word in pair])
-    return torch.tensor([[_signed(word) for word in row] for row in table], device=device).reshape(
-        len(keys), -1
-    )
+    for key, position in zip(keys, positions, strict=True):
+        (low_key, high_key), *later = round_keys(key)
+        packed = [position ^ low_key, Purpose.CHOICE ^ high_key, *(word for pair in later for word in pair)]
+        table.append([_signed(word << 32) for word in packed])
+    return torch.tensor(table, dtype=torch.int64, device=device).reshape(len(keys), -1)
 
 
 def _tiles(streams: Tensor, vocab_size: int) -> Iterator[tuple[slice, Tensor]]:
@@ -102,7 +88,7 @@ def _philox(streams: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
     for left_key, right_key in zip(keys[::2], keys[1::2], strict=True):
         left_product = _high(left).mul_(MULTIPLIERS[0])
         right_product = _high(right).mul_(MULTIPLIERS[1])
-        # In place, because in caches the passes over memory are what costs.
+        # In place where it can be: passes over memory are what this costs.
         left = right_product.bitwise_xor_((left << 32).bitwise_xor_(left_key))
         right = right.bitwise_left_shift_(32).bitwise_xor_(right_key).bitwise_xor_(left_product)
     return left, right
@@ -118,8 +104,7 @@ def _high(packed: Tensor) -> Tensor:
 
 
 def _signed(word: int) -> int:
-    """The int64 with the low 64 bits of ``word``."""
-    word &= 2**64 - 1
+    """The int64 with the same 64 bits."""
     return word - (word >> 63 << 64)
 
 

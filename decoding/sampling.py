@@ -11,10 +11,8 @@ from torch import Tensor
 
 from decoding import adjustments, truncation
 from decoding.adjustments import BANNED
-from decoding.noise import Purpose, gumbel, gumbel_at, streams
+from decoding.perturb import perturb
 from decoding.row import Row as Row
-
-_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -108,30 +106,6 @@ def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
     return first - second
 
 
-def perturb(processed: Tensor, rows: Sequence[Row]) -> Tensor:
-    """float32 [num_rows, vocab_size]: with the Gumbel noise of (noise key, position), except in greedy rows.
-
-    By the Gumbel-max trick the largest is distributed as softmax(processed). To be read only: a batch of
-    greedy rows comes back itself.
-    """
-    sampled = [index for index, row in enumerate(rows) if not row.is_greedy]
-    narrow = [index for index in sampled if _is_narrow(rows[index])]
-    wide = [index for index in sampled if not _is_narrow(rows[index])]
-    if len(wide) == len(rows):
-        return gumbel(_choice_streams(rows, processed.device), processed.shape[1]).add_(processed)
-    if not sampled:
-        return processed
-    perturbed = processed.clone()
-    if wide:
-        perturbed[wide] += gumbel(
-            _choice_streams([rows[i] for i in wide], processed.device), processed.shape[1]
-        )
-    if narrow:
-        at, token_ids = _support(processed, narrow)
-        perturbed[at, token_ids] += gumbel_at(_choice_streams(rows, processed.device), at, token_ids)
-    return perturbed
-
-
 def probabilities(processed: Tensor) -> Tensor:
     """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows of the ratio rules."""
     return processed.softmax(dim=1)
@@ -162,36 +136,6 @@ def logprobs(
     return reported
 
 
-def _is_narrow(row: Row) -> bool:
-    """Whether the settings usually leave so few tokens that noise for those alone is cheaper."""
-    sampling = row.sampling
-    return (
-        sampling.top_k > 0
-        or sampling.top_p < 1.0
-        or sampling.min_p > 0.0
-        or sampling.allowed_token_ids is not None
-    )
-
-
-def _support(processed: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Row and token id of every token that may be chosen in these rows, both int64 [num_tokens]."""
-    num_rows, vocab_size = processed.shape
-    width = _BLOCK if vocab_size % _BLOCK == 0 else 1
-    blocks = processed.reshape(num_rows, -1, width)
-    # Few blocks hold any such token, and maxima are cheap.
-    live = blocks.amax(dim=2) > BANNED
-    keep = torch.zeros(num_rows, 1, dtype=torch.bool, device=processed.device)
-    keep[list(rows)] = True
-    at, block = (live & keep).nonzero(as_tuple=True)
-    picked, offset = (blocks[at, block] > BANNED).nonzero(as_tuple=True)
-    return at[picked], block[picked] * width + offset
-
-
-def _choice_streams(rows: Sequence[Row], device: torch.device) -> Tensor:
-    keys, positions = [row.noise_key for row in rows], [row.position for row in rows]
-    return streams(keys, positions, [0] * len(rows), Purpose.CHOICE, device)
-
-
 def _best(values: Tensor, count: int) -> Tensor:
     """int64 [num_rows, count]: where the largest values are, the lowest index first among equals."""
     remaining = values.clamp(min=torch.finfo(values.dtype).min)  # -inf marks those already picked
@@ -205,7 +149,6 @@ def _best(values: Tensor, count: int) -> Tensor:
 def _argmax(values: Tensor) -> Tensor:
     """int64 [num_rows]: the lowest index of the maximum."""
     if values.device.type == "cpu":
-        return torch.from_numpy(
-            values.numpy().argmax(axis=1)
-        )  # eight times as fast as torch at a large vocabulary
+        # Eight times as fast as torch at a large vocabulary.
+        return torch.from_numpy(values.numpy().argmax(axis=1))
     return values.argmax(dim=1)

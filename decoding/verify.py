@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from decoding.noise import Purpose, gumbel, gumbel_at, streams, uniform
+from decoding.philox import Purpose, uniform
 
 _LARGEST_SUPPORT = 256  # of a draft's distribution under the ratio rules, so that the message stays small
 
@@ -30,12 +30,12 @@ def verify_coupled(draft: Draft, chosen: Sequence[int]) -> Verdict:
             f"chosen has {len(chosen)} tokens: give {len(draft) + 1}, the root's and one per node"
         )
     accepted: list[int] = []
-    node, token = ROOT, chosen[0]
-    tokens = [token]
-    while (child := draft.child(node, token)) is not None:
-        node, token = child, chosen[1 + child]
+    tokens = [chosen[0]]
+    node = draft.child(ROOT, tokens[-1])
+    while node is not None:
         accepted.append(node)
-        tokens.append(token)
+        tokens.append(chosen[1 + node])
+        node = draft.child(node, tokens[-1])
     return Verdict(tuple(accepted), tuple(tokens))
 
 
@@ -52,19 +52,18 @@ def verify_rejection(
     Chen et al., "Accelerating large language model decoding with speculative sampling", 2023, algorithm 2.
 
     Raises:
-        ValueError: the Draft is not a chain with draft_probs, or target_probs has another number of rows.
+        ValueError: the Draft is not a chain with draft_probs that hold its tokens, or target_probs does not
+            have its number of rows.
     """
-    probs = _checked(draft, target_probs)
+    ratios = _ratios(draft, target_probs)
     accepted = 0
-    for token, draft_probs in zip(draft.tokens, draft.draft_probs, strict=True):
-        ratio = float(probs[accepted, token]) / _prob_of(draft_probs, token)
-        if not uniform(noise_key, position + accepted, round, Purpose.ACCEPT) < ratio:
+    while accepted < len(draft):
+        if uniform(noise_key, position + accepted, round, Purpose.ACCEPT) >= ratios[accepted]:
             break
         accepted += 1
-    leftover = probs[accepted]
-    if accepted < len(draft):
-        leftover = (leftover - _dense(draft.draft_probs[accepted], leftover)).clamp_(min=0.0)
-    return _verdict(draft, accepted, leftover, noise_key, position, round)
+    leftover = _leftover(draft, target_probs, accepted, weight=1.0)
+    token = _draw_own(leftover, target_probs[accepted], noise_key, position + accepted, round)
+    return Verdict(tuple(range(accepted)), (*draft.tokens[:accepted], token))
 
 
 def verify_block(
@@ -79,27 +78,19 @@ def verify_block(
     Source: Sun et al., "Block verification accelerates speculative decoding", 2024, algorithm 2.
 
     Raises:
-        ValueError: the Draft is not a chain with draft_probs, or target_probs has another number of rows.
+        ValueError: as verify_rejection.
     """
-    probs = _checked(draft, target_probs)
-    weight = 1.0  # of the prefix looked at: the paper's p_i
-    accepted, residual = 0, probs[0]
-    for length in range(len(draft) + 1):
-        if length > 0:
-            token = draft.tokens[length - 1]
-            ratio = float(probs[length - 1, token]) / _prob_of(draft.draft_probs[length - 1], token)
-            weight = min(1.0, weight * ratio)
-        if length == len(draft):
-            accept, leftover = weight, probs[length]
-        else:
-            leftover = (weight * probs[length] - _dense(draft.draft_probs[length], probs[length])).clamp_(
-                min=0.0
-            )
-            mass = float(leftover.sum())
-            accept = mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
-        if length == 0 or uniform(noise_key, position + length - 1, round, Purpose.ACCEPT) < accept:
-            accepted, residual = length, leftover
-    return _verdict(draft, accepted, residual, noise_key, position, round)
+    weight = 1.0  # of the prefix looked at: p_i in the paper
+    accepted, accepted_leftover = 0, _leftover(draft, target_probs, 0, weight)
+    for length, ratio in enumerate(_ratios(draft, target_probs), start=1):
+        weight = min(1.0, weight * ratio)
+        leftover = _leftover(draft, target_probs, length, weight)
+        mass = float(leftover.sum())
+        accept = mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
+        if uniform(noise_key, position + length - 1, round, Purpose.ACCEPT) < accept:
+            accepted, accepted_leftover = length, leftover
+    token = _draw_own(accepted_leftover, target_probs[accepted], noise_key, position + accepted, round)
+    return Verdict(tuple(range(accepted)), (*draft.tokens[:accepted], token))
 
 
 def sample_draft_token(
@@ -114,43 +105,45 @@ def sample_draft_token(
     """
     probs = processed_row.softmax(dim=0)
     largest, token_ids = probs.topk(min(_LARGEST_SUPPORT, len(probs)))
-    token_ids, largest = token_ids[largest > 0], largest[largest > 0]
+    largest, token_ids = largest[largest > 0].double(), token_ids[largest > 0]
     largest /= largest.sum()
-    row_streams = streams([noise_key], [position], [round], Purpose.DRAFT, probs.device)
-    noise = gumbel_at(row_streams, torch.zeros_like(token_ids), token_ids)
-    token = int(token_ids[int(noise.add_(largest.log()).argmax())])
+    token = int(token_ids[_draw(largest, uniform(noise_key, position, round, Purpose.DRAFT))])
     return token, SparseProbs(tuple(token_ids.tolist()), tuple(largest.tolist()))
 
 
-def _checked(draft: Draft, target_probs: Tensor) -> Tensor:
-    """target_probs, float64 on the CPU, where single elements are cheap to read."""
-    if not draft.is_chain or len(draft.draft_probs) != len(draft):
-        raise ValueError("the ratio rules verify chains with draft_probs for each node: use the coupled rule")
+def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
+    """Per node the probability that the target gives its token, over the one that the draft gave it."""
+    if len(draft.draft_probs) != len(draft):
+        raise ValueError("a ratio rule verifies a chain with draft_probs for every node: give them")
     if len(target_probs) != len(draft) + 1:
         raise ValueError(
             f"target_probs has {len(target_probs)} rows: give {len(draft) + 1}, one more than nodes"
         )
-    return target_probs.to("cpu", torch.float64)
+    ratios = []
+    for node, (token, probs) in enumerate(zip(draft.tokens, draft.draft_probs, strict=True)):
+        if token not in probs.token_ids:
+            raise ValueError(f"draft_probs[{node}] must hold the drafted token {token}")
+        ratios.append(float(target_probs[node, token]) / probs.probs[probs.token_ids.index(token)])
+    return ratios
 
 
-def _prob_of(probs: SparseProbs, token: int) -> float:
-    for token_id, prob in zip(probs.token_ids, probs.probs, strict=True):
-        if token_id == token:
-            return prob
-    raise ValueError(f"draft_probs hold no probability for the drafted token {token}")
+def _leftover(draft: Draft, target_probs: Tensor, length: int, weight: float) -> Tensor:
+    """float64 [vocab_size]: target minus draft after ``length`` nodes, where positive."""
+    leftover = weight * target_probs[length].to("cpu", torch.float64)
+    if length < len(draft):
+        given = draft.draft_probs[length]
+        leftover[list(given.token_ids)] -= torch.tensor(given.probs, dtype=torch.float64)
+    return leftover.clamp_(min=0.0)
 
 
-def _dense(probs: SparseProbs, like: Tensor) -> Tensor:
-    """float64 [vocab_size]"""
-    dense = torch.zeros_like(like)
-    dense[list(probs.token_ids)] = torch.tensor(probs.probs, dtype=like.dtype)
-    return dense
+def _draw_own(leftover: Tensor, target_probs: Tensor, noise_key: int, position: int, round: int) -> int:
+    """The target's own token at the position."""
+    if not leftover.any():  # by rounding only: then both distributions are the same
+        leftover = target_probs.to("cpu", torch.float64)
+    return _draw(leftover, uniform(noise_key, position, round, Purpose.RESIDUAL))
 
 
-def _verdict(
-    draft: Draft, accepted: int, weights: Tensor, noise_key: int, position: int, round: int
-) -> Verdict:
-    """The accepted prefix and one more token, drawn in proportion to the weights."""
-    row_streams = streams([noise_key], [position + accepted], [round], Purpose.RESIDUAL)
-    perturbed = weights.log() + gumbel(row_streams, len(weights))[0]
-    return Verdict(tuple(range(accepted)), (*draft.tokens[:accepted], int(perturbed.argmax())))
+def _draw(weights: Tensor, uniform: float) -> int:
+    """The index at which the running sum of the weights, float64 [num_weights], passes that share of it."""
+    running = weights.cumsum(dim=0)
+    return int(torch.searchsorted(running, uniform * float(running[-1]), right=True))
