@@ -1,0 +1,97 @@
+"""Plain decoding beside transformers' `generate` on the same weights: `python -m bench.plain`.
+
+A Llama of 32 M random weights in float32, greedy, at batch 1, 8 and 32. The two alternate within one run;
+the ratio is the median over the pairs.
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench.checkpoints import random_llama
+from bench.report import save, table
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from engine.work import Generate
+
+PROMPT_TOKENS = 64
+BATCHES = (1, 8, 32)
+
+
+def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> float:
+    """Seconds to decode ``count`` tokens after every prompt, prefill included."""
+    sampling = Sampling(temperature=0, max_tokens=count)
+    begun = time.perf_counter()
+    sequences = [engine.open(len(prompt), 0, sampling) for prompt in prompts]
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        engine.submit(Generate(sequence, 0, tuple(prompt), count))
+    while engine.has_work:
+        engine.step()
+    seconds = time.perf_counter() - begun
+    for sequence in sequences:
+        engine.close(sequence)
+    return seconds
+
+
+def generate_seconds(model: Any, prompts: list[list[int]], count: int) -> float:
+    """The same with `generate` and its static batch."""
+    token_ids = torch.tensor(prompts)
+    begun = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            do_sample=False,
+            min_new_tokens=count,
+            max_new_tokens=count,
+            pad_token_id=0,
+        )
+    return time.perf_counter() - begun
+
+
+def measure(threads: int, count: int, repetitions: int) -> list[dict[str, Any]]:
+    """One row per batch size: tokens per second of both, and their ratio."""
+    path = random_llama()
+    engine = Engine(EngineSettings(model=str(path), dtype="float32", threads=threads, prefill_chunk=4096))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for batch in BATCHES:
+        pairs = []
+        for repetition in range(repetitions + 1):
+            prompts = torch.randint(8192, (batch, PROMPT_TOKENS), generator=generator).tolist()
+            pair = engine_seconds(engine, prompts, count), generate_seconds(model, prompts, count)
+            if repetition:  # the first warms up
+                pairs.append(pair)
+        tokens = batch * count
+        rows.append(
+            {
+                "batch": batch,
+                "outrider tokens/s": tokens / statistics.median(ours for ours, _ in pairs),
+                "generate tokens/s": tokens / statistics.median(theirs for _, theirs in pairs),
+                "ratio": statistics.median(theirs / ours for ours, theirs in pairs),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.plain", description="Plain decoding beside generate."
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64, help="decoded after every prompt")
+    parser.add_argument("--repetitions", type=int, default=5)
+    arguments = parser.parse_args()
+    rows = measure(arguments.threads, arguments.tokens, arguments.repetitions)
+    print(table(rows))
+    print(save("plain", rows))
+
+
+if __name__ == "__main__":
+    main()
