@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.noise import Purpose, gumbel, streams
+from decoding.noise import gumbel
 from decoding.noise_key import noise_key
 from models.pair import load_model, load_tokenizer
 from models.prompts import DEMO, KINDS, prompts
@@ -52,16 +52,11 @@ class Acceptance:
     foreseen: dict[int, float]  # by number of branches, share of verdicts
 
 
-def noise(keys: list[int], positions: list[int], vocab_size: int) -> Tensor:
-    """Return the Gumbel noise that draft and target share at these positions, float32 [rows, vocab_size]."""
-    return gumbel(streams(keys, positions, [0] * len(keys), Purpose.CHOICE), vocab_size)
-
-
 def perturbed(logits: Tensor, keys: list[int], positions: list[int], temperature: float) -> Tensor:
     """Return the scores whose largest is the choice under keyed noise, float32 [rows, vocab_size]."""
     if temperature == 0:
         return logits
-    return logits / temperature + noise(keys, positions, logits.shape[-1])
+    return logits / temperature + gumbel(keys, positions, logits.shape[-1])
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:

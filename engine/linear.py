@@ -1,0 +1,156 @@
+"""Linear layers on a CPU: weights packed once for oneDNN, projections of one input computed as one product.
+
+`nn.Linear` multiplies from the weight as it lies, which in float32 makes four rows cost twice as much as one.
+oneDNN multiplies from a weight packed at load, which costs little more for five rows than for two. Its kernel
+for a single row reads memory more slowly than a batched product over the same packed weight, used instead.
+
+In float32 a row's result is within rounding of `nn.Linear`'s. Where it was measured (AVX-512) it is the same
+beside one other row or many, bit for bit, but not alone. In bfloat16 it is always what `nn.Linear` computes.
+"""
+
+import ctypes
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+# Below, nn.Linear is faster; float16 is not here because its kernel for one row is always faster.
+SMALLEST_PACKED_BYTES = {torch.float32: 2**20, torch.bfloat16: 0}
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+EXPECTED_ROWS = 32  # what the packed layout is chosen for; it serves any number
+TILE_WIDTHS = (64, 48, 32, 16)
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for inference on a CPU from a packed weight; keeps no other copy of it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """
+        Args:
+            weight: [out_features, in_features], float32 or bfloat16
+            bias: [out_features], same dtype
+        """
+        super().__init__()
+        weight = weight.detach().contiguous()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.detach()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
+        self.tiles = packed_tiles(self.packed, weight) if weight.dtype == torch.float32 else None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        if self.tiles is None or rows.numel() != self.in_features:
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+            return result
+        row = rows.reshape(1, 1, -1).expand(len(self.tiles), -1, -1)
+        product = torch.bmm(row, self.tiles).view(*rows.shape[:-1], self.out_features)
+        return product if self.bias is None else product + self.bias
+
+
+def packed_tiles(packed: Tensor, weight: Tensor) -> Tensor | None:
+    """A view [tiles, in_features, tile width] of the packed weight, None where it is laid out otherwise."""
+    size = torch.ops.mkldnn._nbytes(packed)
+    if size != weight.nbytes:
+        return None
+    memory = (ctypes.c_byte * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    memory.owner = packed  # the memory lives as long as a view of it
+    dense = torch.frombuffer(memory, dtype=weight.dtype)
+    for width in TILE_WIDTHS:
+        if len(weight) % width == 0:
+            tiles = dense.view(-1, weight.shape[1], width)
+            if torch.equal(tiles, weight.view(-1, width, weight.shape[1]).transpose(1, 2)):
+                return tiles
+    return None
+
+
+class SharedProduct(nn.Module):
+    """Projections of one input as one matrix product, computed when the first of them is asked for.
+
+    "The same input" is the same tensor object: projections of different ones are right too, at the price of
+    computing the whole product for each.
+    """
+
+    def __init__(self, projections: list[nn.Linear]) -> None:
+        super().__init__()
+        biases = [projection.bias for projection in projections if projection.bias is not None]
+        weight = torch.cat([projection.weight.detach() for projection in projections])
+        self.product = PackedLinear(weight, torch.cat([*biases]) if biases else None)
+        self.widths = [projection.out_features for projection in projections]
+        self.input: Tensor | None = None
+        self.parts: dict[int, Tensor] = {}
+
+    def part(self, index: int, rows: Tensor) -> Tensor:
+        if rows is not self.input or index not in self.parts:
+            self.input = rows
+            self.parts = dict(enumerate(self.product(rows).split(self.widths, dim=-1)))
+        part = self.parts.pop(index)
+        if not self.parts:
+            self.input = None
+        return part
+
+
+class Projection(nn.Module):
+    """One part of a SharedProduct, in the place of the nn.Linear it was."""
+
+    def __init__(self, shared: SharedProduct, index: int) -> None:
+        super().__init__()
+        self.shared, self.index = shared, index
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.shared.part(self.index, rows)
+
+
+def optimize_for_cpu(model: PreTrainedModel) -> None:
+    """Replaces the linear layers that are faster packed, in place; the model is for inference from then on.
+
+    An output projection tied to the input embedding leaves the embedding where it is. Where this build of
+    torch cannot pack, the layers stay as they are and the log says so once.
+    """
+    modules = list(model.modules())
+    dtypes = {module.weight.dtype for module in modules if type(module) is nn.Linear}
+    packable = {dtype for dtype in dtypes & SMALLEST_PACKED_BYTES.keys() if packing_works(dtype)}
+    if missing := dtypes & SMALLEST_PACKED_BYTES.keys() - packable:
+        logger.warning("oneDNN cannot pack %s weights here; linear layers stay as they are", missing)
+    for module in modules:
+        for names in linear_groups(module):
+            projections: list[nn.Linear] = [getattr(module, name) for name in names]
+            dtype = projections[0].weight.dtype
+            size = sum(projection.weight.nbytes for projection in projections)
+            if dtype in packable and size >= SMALLEST_PACKED_BYTES[dtype]:
+                replace(module, names, projections)
+
+
+def linear_groups(module: nn.Module) -> Iterator[tuple[str, ...]]:
+    """The names of the linear layers directly in a module, together where they can share one product."""
+    alone = {name: child for name, child in module.named_children() if type(child) is nn.Linear}
+    for names in SAME_INPUT:
+        if alone.keys() >= set(names):
+            together = [alone[name] for name in names]
+            if len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in together}) == 1:
+                yield names
+                alone = {name: layer for name, layer in alone.items() if name not in names}
+    for name in alone:
+        yield (name,)
+
+
+def replace(module: nn.Module, names: tuple[str, ...], projections: list[nn.Linear]) -> None:
+    if len(names) == 1:
+        setattr(module, names[0], PackedLinear(projections[0].weight, projections[0].bias))
+        return
+    shared = SharedProduct(projections)
+    for index, name in enumerate(names):
+        setattr(module, name, Projection(shared, index))
+
+
+def packing_works(dtype: torch.dtype) -> bool:
+    """Whether torch has the operators, which are not public, and they compute what they should."""
+    weight, rows = torch.eye(16, dtype=dtype), torch.ones(2, 16, dtype=dtype)
+    try:
+        return torch.equal(PackedLinear(weight, None)(rows), linear(rows, weight))
+    except (AttributeError, RuntimeError):
+        return False

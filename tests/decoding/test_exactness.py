@@ -1,0 +1,64 @@
+"""Every rule gives the target's own distribution: hypothesis tests over whole texts and over next tokens."""
+
+from collections.abc import Callable
+
+import pytest
+
+from decoding.settings import Sampling
+from decoding.verify import verify_block, verify_rejection
+from tests.decoding.toy import (
+    FALSE_ALARM,
+    adversarial_pairs,
+    coupled_texts,
+    next_token_p_value,
+    p_value,
+    plain_texts,
+    random_model,
+    ratio_texts,
+    text_probabilities,
+)
+
+VOCAB_SIZE = 4
+LENGTH = 5
+KEYS = range(10**6, 10**6 + 3000)
+DEPTH = 2  # so that five tokens take two rounds at least, and mostly three or more
+
+PAIRS = adversarial_pairs(VOCAB_SIZE)
+SETTINGS = {
+    "temperature 0.3": Sampling(temperature=0.3),
+    "temperature 1": Sampling(),
+    "temperature 1.5": Sampling(temperature=1.5),
+    "top_k": Sampling(top_k=2),
+    "top_p": Sampling(top_p=0.7),
+    "min_p": Sampling(min_p=0.3),
+    "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7),
+    "bias and min_tokens": Sampling(logit_bias={3: 1.5}, min_tokens=3),
+    "all": Sampling(temperature=1.5, top_k=3, top_p=0.9, min_p=0.05, frequency_penalty=0.5, bad_token_ids=(2,)),
+}
+CASES = [("random", name) for name in SETTINGS] + [(pair, "temperature 1") for pair in PAIRS if pair != "random"]
+RULES = {"token-wise": verify_rejection, "block-wise": verify_block}
+
+
+@pytest.mark.parametrize(("pair", "settings"), CASES)
+@pytest.mark.parametrize("width", [1, 2], ids=["chain", "tree"])
+def test_coupled_texts_are_the_plain_ones_and_have_their_probabilities(
+    pair: str, settings: str, width: int
+) -> None:
+    target, draft = PAIRS[pair]
+    sampling = SETTINGS[settings]
+    texts = coupled_texts(target, draft, sampling, KEYS, LENGTH, DEPTH, width)
+    assert texts == plain_texts(target, sampling, KEYS, LENGTH)
+    probs = text_probabilities(target, sampling, LENGTH)
+    assert p_value(texts, probs) > FALSE_ALARM
+    assert next_token_p_value(texts, probs, LENGTH - 1) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("pair", "settings"), CASES)
+@pytest.mark.parametrize("rule", RULES)
+def test_ratio_rules_give_texts_their_probabilities(pair: str, settings: str, rule: str) -> None:
+    target, draft = PAIRS[pair]
+    sampling = SETTINGS[settings]
+    texts, _ = ratio_texts(target, draft, sampling, KEYS, LENGTH, DEPTH, RULES[rule])
+    probs = text_probabilities(target, sampling, LENGTH)
+    assert p_value(texts, probs) > FALSE_ALARM
+    assert next_token_p_value(texts, probs, LENGTH - 1) > FALSE_ALARM

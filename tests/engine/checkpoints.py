@@ -1,0 +1,98 @@
+"""Small random checkpoints of many architectures, and what transformers itself generates from them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB_SIZE = 256
+NEAR_TIE = 1e-4  # two logits closer than this may change places by rounding
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+}
+GEMMA = {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": 24},
+    "gemma2": {**GEMMA, "attn_logit_softcapping": 5.0},
+    "gemma3_text": GEMMA,
+    "phi3": {},
+    "phi": {},
+    "gpt_neox": {},
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy tokens, and by how much each was the likeliest."""
+
+    tokens: list[int]
+    margins: list[float]
+
+
+def write_checkpoint(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> Path:
+    """A float32 checkpoint whose weights are wide enough that greedy text does not repeat one token."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**COMMON, **ARCHITECTURES.get(model_type, {}), **settings})
+    config.eos_token_id = settings.get("eos_token_id")
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0, 0.15)
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.save_pretrained(folder)
+    return folder
+
+
+def reference(folder: Path, prompts: list[list[int]], count: int) -> list[Reference]:
+    """What ``model.generate`` answers to each prompt alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    references = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        answer = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack(answer.logits)[:, 0].topk(2).values
+        references.append(
+            Reference(answer.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+        )
+    return references
+
+
+def differences(references: list[Reference], answers: list[list[int]]) -> list[str]:
+    """Every answer that leaves its reference at a place that was no near-tie; near-ties are printed."""
+    found = []
+    for index, (reference, answer) in enumerate(zip(references, answers, strict=True)):
+        pairs = enumerate(zip(reference.tokens, answer, strict=True))
+        place = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
+        if place is None:
+            continue
+        line = f"answer {index} differs at {place}, margin {reference.margins[place]:.1e}"
+        print(line)
+        if reference.margins[place] > NEAR_TIE:
+            found.append(line)
+    return found

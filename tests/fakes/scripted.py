@@ -1,0 +1,138 @@
+"""A target and a draft without a model: the answer is written down beforehand, and every message is kept."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from gateway.fleet import Fleet, Role, Worker
+from protos import rounds_pb2, rounds_pb2_grpc
+
+VOCAB_SIZE = 256
+MAX_LENGTH = 2048
+
+
+@dataclass
+class Script:
+    """What target and draft have in common: what they were told, and how they fail."""
+
+    answer: Sequence[int]  # token ids after the prompt
+    lost_after: int | None = None  # requests after which the stream breaks
+    requests: list[Any] = field(default_factory=list)  # in order, the opening first
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # no stream is open any more
+
+    async def turns(self, requests: Any, context: Any) -> AsyncIterator[tuple[Any, int]]:
+        """Each request but Open and Close, with the number of generated tokens that it says are committed."""
+        told: list[int] = []
+        opening = None
+        async for request in requests:
+            self.requests.append(request)
+            kind = request.WhichOneof("request")
+            if kind == "open":
+                opening = request.open
+            elif kind == "close":
+                return
+            else:
+                turn = getattr(request, kind).turn
+                assert turn.epoch == opening.epoch
+                assert turn.base <= len(told), f"base={turn.base}, told were {len(told)} tokens"
+                told = told[: turn.base] + list(turn.tokens)
+                if self.lost_after is not None and len(self.requests) > self.lost_after:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "lost by the script")
+                yield request, len(told) - opening.prompt_length
+
+    def kinds(self) -> list[str]:
+        return [request.WhichOneof("request") for request in self.requests]
+
+
+@dataclass
+class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
+    """Says ``answer`` whatever is drafted. Takes chains only."""
+
+    finish_reason: str = "length"  # of the answer's last token
+    repeats_itself: bool = False  # sends each reply of an older round once more
+
+    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
+        said = 0  # tokens of the newest plain stretch
+        previous = rounds_pb2.TargetReply(round=0, tokens=[7])
+        newest = 0
+        try:
+            async for request, generated in self.turns(requests, context):
+                if self.repeats_itself:
+                    yield previous
+                if request.HasField("verify"):
+                    previous = self._reply(request.verify.turn, generated, request.verify.draft.tokens)
+                    yield previous
+                    continue
+                turn = request.plain.turn
+                said, newest = said if turn.round == newest else generated, turn.round
+                prompt_length = self.requests[0].open.prompt_length
+                for position in range(said, min(request.plain.until - prompt_length, len(self.answer))):
+                    previous = self._reply(turn, position, [])
+                    said = position + 1
+                    yield previous
+        finally:
+            self.ended.set()
+
+    def _reply(self, turn: Any, generated: int, drafted: Sequence[int]) -> rounds_pb2.TargetReply:
+        ahead = self.answer[generated:-1]  # the last token is always said, never confirmed
+        pairs = zip(drafted, ahead, strict=False)
+        accepted = next((node for node, (guess, token) in enumerate(pairs) if guess != token), None)
+        if accepted is None:
+            accepted = min(len(drafted), len(ahead))
+        end = generated + accepted + 1
+        return rounds_pb2.TargetReply(
+            epoch=turn.epoch,
+            round=turn.round,
+            accepted=range(accepted),
+            tokens=self.answer[generated:end],
+            finish_reason=self.finish_reason if end == len(self.answer) else None,
+        )
+
+
+@dataclass
+class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
+    """Guesses ``answer``, but for the positions in ``wrong``."""
+
+    wrong: Collection[int] = ()
+    silent: asyncio.Event | None = None  # no reply before it is set
+
+    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.DraftReply]:  # noqa: N802
+        try:
+            async for request, generated in self.turns(requests, context):
+                if self.silent is not None:
+                    await self.silent.wait()
+                propose = request.propose
+                positions = range(generated, min(generated + propose.depth, len(self.answer)))
+                tokens = [self.answer[i] ^ 1 if i in self.wrong else self.answer[i] for i in positions]
+                draft = rounds_pb2.Draft(tokens=tokens, parents=range(-1, len(tokens) - 1))
+                yield rounds_pb2.DraftReply(epoch=propose.turn.epoch, round=propose.turn.round, draft=draft)
+        finally:
+            self.ended.set()
+
+
+@asynccontextmanager
+async def fleet_of(
+    target: ScriptedTarget | None, draft: ScriptedDraft | None = None
+) -> AsyncIterator[Fleet]:
+    """A Fleet that finds them on loopback."""
+    server = grpc.aio.server()
+    roles: list[Role] = []
+    if target is not None:
+        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(target, server)
+        roles.append("target")
+    if draft is not None:
+        rounds_pb2_grpc.add_DraftWorkerServicer_to_server(draft, server)
+        roles.append("draft")
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    workers = [Worker(role, f"a {role}", address, 1, "node", VOCAB_SIZE, MAX_LENGTH) for role in roles]
+    fleet = Fleet(lambda: workers)
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+        await server.stop(grace=None)

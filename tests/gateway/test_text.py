@@ -1,0 +1,98 @@
+"""Text comes out whole, whatever the tokens cut through."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.text import REPLACEMENT, AnswerText, Detokenizer, StopStrings, load_tokenizer
+from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
+
+BYTES, WORDS = byte_tokenizer(), word_tokenizer()
+END = BYTES.token_to_id("<|end|>")
+
+texts = st.text(alphabet="the cats,é€😀\u0301\ufffd\n", max_size=30)
+
+
+def pieces_of(tokenizer, ids):
+    detokenizer = Detokenizer(tokenizer)
+    return [*(detokenizer.add(token_id) for token_id in ids), detokenizer.end()]
+
+
+@given(texts)
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["bytes", "words"])
+def test_pieces_joined_are_the_whole_text(tokenizer, text):
+    ids = tokenizer.encode(text).ids
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@given(st.lists(st.integers(0, END), max_size=40))
+def test_pieces_joined_are_the_whole_text_for_any_bytes(ids):
+    assert "".join(pieces_of(BYTES, ids)) == BYTES.decode(ids)
+
+
+@given(st.text(alphabet="a€😀", max_size=20))
+def test_no_piece_breaks_a_character(text):
+    assert all(REPLACEMENT not in piece for piece in pieces_of(BYTES, BYTES.encode(text).ids))
+
+
+def test_a_character_of_four_tokens_comes_with_the_last_of_them():
+    assert pieces_of(BYTES, BYTES.encode("😀").ids) == ["", "", "", "😀", ""]
+
+
+def test_an_incomplete_character_comes_out_at_the_end():
+    assert pieces_of(BYTES, [ord("a"), 0xF0, 0x9F]) == ["a", "", "", REPLACEMENT]
+
+
+def test_the_space_before_a_word_survives_a_special_token():
+    ids = [*WORDS.encode("the").ids, WORDS.token_to_id("</s>"), *WORDS.encode("cat").ids]
+    assert "".join(pieces_of(WORDS, ids)) == "the cat"
+
+
+def until_first_stop(text, stops):
+    """What is asked for, said in one line: characters come one at a time, so the stop that ends first wins."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+@given(st.text(alphabet="ab", max_size=20), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
+def test_text_ends_before_the_first_stop_string(text, stops):
+    finder, out = StopStrings(stops), ""
+    for character in text:
+        out += finder.add(character)
+        if finder.found:
+            break
+    out += finder.end()
+    assert out == until_first_stop(text, stops)
+    assert finder.found == any(stop in text for stop in stops)
+
+
+def test_text_is_held_back_only_while_it_may_be_a_stop_string():
+    finder = StopStrings(["END"])
+    assert [finder.add(piece) for piece in ("x", "E", "N", "x", "EN")] == ["x", "", "", "ENx", ""]
+    assert finder.end() == "EN"
+
+
+@given(st.text(alphabet="ab€", max_size=20), st.lists(st.integers(1, 5), min_size=60), st.sampled_from(["ba", "€a", ""]))
+def test_answer_and_count_do_not_depend_on_how_many_tokens_come_at_a_time(text, sizes, stop):
+    ids = BYTES.encode(text).ids
+    stops = [stop] if stop else []
+
+    def answer(sizes):
+        out, kept, rest = AnswerText(BYTES, stops), 0, list(ids)
+        pieces = []
+        while rest and not out.stopped:
+            size = next(sizes)
+            count, piece = out.add(rest[:size], ends=len(rest) <= size)
+            kept, rest = kept + count, rest[size:]
+            pieces.append(piece)
+        return kept, "".join(pieces), out.stopped
+
+    assert answer(iter(sizes)) == answer(iter([1] * 100))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path}.*holds no tokenizer.json"):
+        load_tokenizer(str(tmp_path))
