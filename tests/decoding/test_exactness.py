@@ -33,9 +33,13 @@ SETTINGS = {
     "min_p": Sampling(min_p=0.3),
     "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7),
     "bias and min_tokens": Sampling(logit_bias={3: 1.5}, min_tokens=3),
-    "all": Sampling(temperature=1.5, top_k=3, top_p=0.9, min_p=0.05, frequency_penalty=0.5, bad_token_ids=(2,)),
+    "all": Sampling(
+        temperature=1.5, top_k=3, top_p=0.9, min_p=0.05, frequency_penalty=0.5, bad_token_ids=(2,)
+    ),
 }
-CASES = [("random", name) for name in SETTINGS] + [(pair, "temperature 1") for pair in PAIRS if pair != "random"]
+CASES = [("random", name) for name in SETTINGS] + [
+    (pair, "temperature 1") for pair in PAIRS if pair != "random"
+]
 RULES = {"token-wise": verify_rejection, "block-wise": verify_block}
 
 

@@ -197,7 +197,10 @@ def adversarial_pairs(vocab_size: int) -> dict[str, tuple[Tensor, Tensor]]:
     only_zero[:, 0] = 3.0
     return {
         "random": (random_model(vocab_size, 1), random_model(vocab_size, 2)),
-        "close": (random_model(vocab_size, 1), random_model(vocab_size, 1) + random_model(vocab_size, 3, 0.3)),
+        "close": (
+            random_model(vocab_size, 1),
+            random_model(vocab_size, 1) + random_model(vocab_size, 3, 0.3),
+        ),
         "equal": (random_model(vocab_size, 4), random_model(vocab_size, 4)),
         "disjoint supports": (first_half, first_half.flip(1)),
         "one-hot draft": (random_model(vocab_size, 5), sure),

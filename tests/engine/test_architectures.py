@@ -11,7 +11,14 @@ from decoding.settings import Sampling
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from engine.work import Generate, Generated, Verified, Verify
-from tests.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, Reference, differences, reference, write_checkpoint
+from tests.engine.checkpoints import (
+    ARCHITECTURES,
+    VOCAB_SIZE,
+    Reference,
+    differences,
+    reference,
+    write_checkpoint,
+)
 
 COUNT = 24
 LENGTHS = (5, 40, 70)

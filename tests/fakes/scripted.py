@@ -115,9 +115,7 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
 
 
 @asynccontextmanager
-async def fleet_of(
-    target: ScriptedTarget | None, draft: ScriptedDraft | None = None
-) -> AsyncIterator[Fleet]:
+async def fleet_of(target: ScriptedTarget | None, draft: ScriptedDraft | None = None) -> AsyncIterator[Fleet]:
     """A Fleet that finds them on loopback."""
     server = grpc.aio.server()
     roles: list[Role] = []

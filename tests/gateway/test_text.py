@@ -57,7 +57,9 @@ def until_first_stop(text, stops):
     return text
 
 
-@given(st.text(alphabet="ab", max_size=20), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3))
+@given(
+    st.text(alphabet="ab", max_size=20), st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3)
+)
 def test_text_ends_before_the_first_stop_string(text, stops):
     finder, out = StopStrings(stops), ""
     for character in text:
@@ -75,7 +77,11 @@ def test_text_is_held_back_only_while_it_may_be_a_stop_string():
     assert finder.end() == "EN"
 
 
-@given(st.text(alphabet="ab€", max_size=20), st.lists(st.integers(1, 5), min_size=60), st.sampled_from(["ba", "€a", ""]))
+@given(
+    st.text(alphabet="ab€", max_size=20),
+    st.lists(st.integers(1, 5), min_size=60),
+    st.sampled_from(["ba", "€a", ""]),
+)
 def test_answer_and_count_do_not_depend_on_how_many_tokens_come_at_a_time(text, sizes, stop):
     ids = BYTES.encode(text).ids
     stops = [stop] if stop else []
