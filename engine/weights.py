@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from engine.attention import ATTENTION, Probe
 from engine.cache import LayerShape
 from engine.errors import UnsupportedModelError
+from engine.linear import optimize_for_cpu
 from engine.settings import EngineSettings
 
 UNLIMITED = 1 << 30  # positions of a model that states no limit
@@ -35,7 +36,11 @@ def load_model(settings: EngineSettings) -> Any:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
-    return model.eval().to(resolve_device(settings.device))
+    device = resolve_device(settings.device)
+    model = model.eval().to(device)
+    if device.type == "cpu":
+        optimize_for_cpu(model)
+    return model
 
 
 def attach(model: Any, name: str) -> dict[int, LayerShape]:
