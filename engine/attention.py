@@ -125,7 +125,7 @@ class Layout:
             scores += mask
         if self.sinks is not None:
             sinks = self.sinks.float().view(1, -1, self.repeats, 1).repeat_interleave(group.num_queries, 2)
-            scores = torch.cat([scores, sinks.flatten(1, 2).expand(scores.shape[0], -1, -1)], -1)
+            scores = torch.cat([scores, sinks.expand(scores.shape[0], -1, -1, -1)], -1)
         probs = scores.softmax(-1)[..., : group.length]
         return self._unfold(group, probs.to(values.dtype) @ values)
 
