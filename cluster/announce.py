@@ -20,7 +20,8 @@ def announce_when_ready(settings: Settings) -> None:
 
 def _announce(settings: Settings) -> None:
     url = f"http://{settings.http_host}:{settings.http_port}"
-    while not _is_healthy(f"{url}/health"):
+    expected = {"target", "draft"} if settings.draft else {"target"}
+    while not expected <= _ready_roles(f"{url}/health"):
         time.sleep(POLL_S)
     print(
         f"\nOutrider serves {settings.name}\n"
@@ -32,9 +33,10 @@ def _announce(settings: Settings) -> None:
     )
 
 
-def _is_healthy(url: str) -> bool:
+def _ready_roles(url: str) -> set[str]:
+    """Roles of which a worker has joined."""
     try:
         with urllib.request.urlopen(url, timeout=1) as answer:
-            return bool(answer.status == 200)
+            return {worker["role"] for worker in json.load(answer)["workers"]}
     except (urllib.error.URLError, OSError):
-        return False
+        return set()

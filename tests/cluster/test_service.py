@@ -1,0 +1,147 @@
+"""A real `serve run cluster.app` with the demo pair, over HTTP and gRPC."""
+
+import json
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from models.prompts import KINDS, prompts
+from protos import generation_pb2, generation_pb2_grpc
+from tests.cluster.conftest import Service
+
+JSON_PROMPT = prompts("json", 1)[0]
+MODES: dict[str, dict[str, Any]] = {
+    "off": {"mode": "off"},
+    "fixed": {"mode": "fixed", "depth": 4},
+    "deep": {"mode": "fixed", "depth": 8},
+    "n-gram": {"mode": "fixed", "depth": 4, "drafter": "ngram"},
+}
+
+
+def complete(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    response = client.post("/v1/completions", json=fields)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def streamed(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    with client.stream("POST", "/v1/completions", json={**fields, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, service: Service) -> None:
+    workers = {worker["role"]: worker["pid"] for worker in client.get("/health").json()["workers"]}
+    assert workers.keys() == {"target", "draft"}
+    names = {child.pid: child.name() for child in service.process.children(recursive=True)}
+    assert "TargetWorker" in names[workers["target"]]
+    assert "DraftWorker" in names[workers["draft"]]
+    gateways = [pid for pid, name in names.items() if "Gateway" in name]
+    assert len({*gateways, *workers.values()}) == 3
+
+
+def test_json_takes_fewer_target_passes_than_tokens(client: httpx.Client) -> None:
+    usage = complete(client, prompt=JSON_PROMPT, max_tokens=64, temperature=0)["usage"]
+    assert usage["speculation"]["target_passes"] < usage["completion_tokens"] / 2
+    assert (
+        usage["completion_tokens_details"]["accepted_prediction_tokens"] == usage["speculation"]["accepted"]
+    )
+
+
+def test_the_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
+    request = {"prompt": JSON_PROMPT, "max_tokens": 40, "temperature": 0.7, "seed": 5}
+    whole = complete(client, **request)
+    chunks = streamed(client, **request)
+    assert len(chunks) > 2
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+
+
+def test_a_drawn_seed_is_reported_and_gives_the_text_again(client: httpx.Client) -> None:
+    request = {"prompt": prompts("prose", 1)[0], "max_tokens": 24, "temperature": 1.0}
+    first = complete(client, **request)
+    again = complete(client, **request, seed=first["usage"]["speculation"]["seed"])
+    assert again["choices"] == first["choices"]
+
+
+def test_one_seed_gives_one_text_however_it_is_drafted(client: httpx.Client) -> None:
+    """100 requests over four modes. A difference would have to be a near-tie; none is expected in float32."""
+    differing = []
+    for number in range(25):
+        prompt = prompts(KINDS[number % len(KINDS)], 5)[number % 5]
+        request = {
+            "prompt": prompt,
+            "max_tokens": 32,
+            "temperature": (0.0, 0.7, 1.0, 1.3)[number % 4],
+            "top_p": (1.0, 0.9)[number % 2],
+            "seed": number,
+        }
+        texts = {
+            name: complete(client, **request, speculation=mode)["choices"] for name, mode in MODES.items()
+        }
+        differing += [(number, name) for name in MODES if texts[name] != texts["off"]]
+    assert not differing
+
+
+def test_a_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
+    whole = complete(client, prompt=JSON_PROMPT, max_tokens=48, temperature=0)["choices"][0]["text"]
+    stop = whole[20:24]
+    for mode in MODES.values():
+        choice = complete(
+            client, prompt=JSON_PROMPT, max_tokens=48, temperature=0, stop=stop, speculation=mode
+        )["choices"][0]
+        assert choice["text"] == whole[: whole.index(stop)]
+        assert choice["finish_reason"] == "stop"
+
+
+def test_models_are_listed(client: httpx.Client) -> None:
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["outrider-demo"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"speculation": {"mode": "fixed", "depth": 99}}, "speculation.depth"),
+        ({"depht": 4}, "depht"),
+        ({"prompt": [99999]}, "prompt"),
+    ],
+)
+def test_bad_input_is_refused_by_name(client: httpx.Client, fields: dict[str, Any], named: str) -> None:
+    response = client.post("/v1/completions", json={"prompt": "x", **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == named
+
+
+def generate(service: Service, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateChunk]:
+    with grpc.insecure_channel(service.grpc) as channel:
+        return list(generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60))
+
+
+def test_grpc_streams_what_http_answers(client: httpx.Client, service: Service) -> None:
+    http = complete(client, prompt=JSON_PROMPT, max_tokens=40, temperature=0.7, seed=11)
+    chunks = generate(
+        service,
+        generation_pb2.GenerateRequest(
+            text=JSON_PROMPT,
+            sampling=generation_pb2.Sampling(max_tokens=40, temperature=0.7, seed=11),
+        ),
+    )
+    assert len(chunks) > 2
+    assert "".join(chunk.text for chunk in chunks) == http["choices"][0]["text"]
+    assert chunks[-1].finish_reason == http["choices"][0]["finish_reason"]
+    assert sum(len(chunk.token_ids) for chunk in chunks) == http["usage"]["completion_tokens"]
+    assert chunks[-1].usage.speculation.target_passes < http["usage"]["completion_tokens"]
+
+
+def test_grpc_names_the_bad_field(service: Service) -> None:
+    request = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(top_p=2.0))
+    with pytest.raises(grpc.RpcError) as caught:
+        generate(service, request)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "top_p" in caught.value.details()

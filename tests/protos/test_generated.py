@@ -1,0 +1,25 @@
+"""The generated code that is checked in is what the protos say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PROTOS = ("protos/generation.proto", "protos/rounds.proto")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, *PROTOS]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["generation_pb2", "generation_pb2_grpc", "rounds_pb2", "rounds_pb2_grpc"])
+def test_the_generated_module_is_fresh(fresh: Path, name: str) -> None:
+    path = Path("protos") / f"{name}.py"
+    assert (ROOT / path).read_text() == (fresh / path).read_text(), "run `make protos`"

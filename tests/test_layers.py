@@ -1,0 +1,59 @@
+"""Each package imports only packages below it, and the gateway imports without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "decoding": set(),
+    "protos": {"decoding"},
+    "engine": {"decoding"},
+    "actors": {"decoding", "engine", "protos"},
+    "gateway": {"decoding", "protos"},
+    "cluster": {"actors", "decoding", "engine", "gateway", "protos"},
+    "models": {"decoding", "engine"},
+    "bench": {"decoding", "engine", "models"},
+}
+FILES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+
+
+def imported_packages(source: str) -> set[str]:
+    """The first names of everything that a module imports, at any depth of its code."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_downwards(path: Path) -> None:
+    package = path.parts[0]
+    above = imported_packages((ROOT / path).read_text()) & MAY_IMPORT.keys() - {package} - MAY_IMPORT[package]
+    assert not above, f"{package} must not import {', '.join(sorted(above))}"
+
+
+@pytest.mark.parametrize("source", ["import engine.cache", "from actors.worker import Worker"])
+def test_an_import_that_points_upwards_is_seen(source: str) -> None:
+    assert imported_packages(f"def late():\n    {source}") & {"engine", "actors"}
+
+
+@pytest.mark.parametrize("package", ["decoding", "engine", "models"])
+def test_nothing_below_the_workers_imports_ray(package: str) -> None:
+    sources = [(ROOT / path).read_text() for path in FILES if path.parts[0] == package]
+    assert sources
+    assert not any("ray" in imported_packages(source) for source in sources)
+
+
+def test_the_gateway_loads_no_torch() -> None:
+    check = "import sys, gateway.deployment; print(sorted({'torch', 'transformers', 'engine'} & set(sys.modules)))"
+    answer = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "[]"
