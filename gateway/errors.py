@@ -15,8 +15,12 @@ class InvalidRequestError(GatewayError):
     """``field`` is the request's own name for what is wrong; the message says what would be accepted."""
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
+        super().__init__(field, message)  # both, so that Serve's proxy can unpickle it
         self.field = field
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
 
 
 class UnknownModelError(InvalidRequestError):

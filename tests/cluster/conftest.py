@@ -1,4 +1,4 @@
-"""One real service for the tests of this folder: `serve run cluster.app` on free ports, ended by process id."""
+"""One real service for this folder: `serve run cluster.app` on free ports, ended by process id."""
 
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Every rule gives the target's own distribution: hypothesis tests over whole texts and over next tokens."""
 
-from collections.abc import Callable
-
 import pytest
 
 from decoding.settings import Sampling
@@ -13,7 +11,6 @@ from tests.decoding.toy import (
     next_token_p_value,
     p_value,
     plain_texts,
-    random_model,
     ratio_texts,
     text_probabilities,
 )

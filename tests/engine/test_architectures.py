@@ -1,4 +1,4 @@
-"""Greedy tokens equal those of transformers' own generate, for every family of models, however they are made."""
+"""Greedy tokens equal those of transformers' own generate, for every family of models."""
 
 import random
 from collections.abc import Sequence

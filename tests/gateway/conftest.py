@@ -1,4 +1,5 @@
 import pytest
+
 from tests.fakes.tokenizers import byte_tokenizer
 
 

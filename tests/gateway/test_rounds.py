@@ -15,6 +15,7 @@ from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 
 PROMPT = (5, 6, 7)
 ANSWER = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
+ANSWER_LENGTH = len(ANSWER)
 OFF = Speculation(mode="off", drafter="model")
 
 
@@ -22,7 +23,7 @@ def fixed(depth: int, drafter: str = "model") -> Speculation:
     return Speculation.model_validate({"mode": "fixed", "depth": depth, "drafter": drafter})
 
 
-def rounds_of(fleet, speculation, max_tokens=len(ANSWER), prompt=PROMPT, deadline_ms=5000.0):
+def rounds_of(fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=5000.0):
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
     return sequence, Rounds(sequence, fleet, speculation, settings)
@@ -108,7 +109,7 @@ async def test_each_message_holds_what_the_worker_was_not_told():
 async def test_the_first_token_does_not_wait_for_the_draft():
     silent = asyncio.Event()
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, silent=silent)) as fleet:
-        sequence, rounds = rounds_of(fleet, fixed(4), deadline_ms=3_600_000.0)
+        _, rounds = rounds_of(fleet, fixed(4), deadline_ms=3_600_000.0)
         async with aclosing(rounds.replies()) as replies:
             assert (await anext(replies)).tokens == [10]
             silent.set()
@@ -130,7 +131,7 @@ async def test_drafting_goes_on_once_the_overdue_draft_has_come():
     answer = ANSWER * 20
     async with fleet_of(ScriptedTarget(answer), ScriptedDraft(answer, silent=silent)) as fleet:
         sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(answer), deadline_ms=20.0)
-        async for reply in rounds.replies():
+        async for _ in rounds.replies():
             if len(sequence.generated) == 10:
                 assert rounds.record.late_drafts > 0
                 silent.set()

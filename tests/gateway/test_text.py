@@ -49,7 +49,7 @@ def test_the_space_before_a_word_survives_a_special_token():
 
 
 def until_first_stop(text, stops):
-    """What is asked for, said in one line: characters come one at a time, so the stop that ends first wins."""
+    """What is asked for: characters come one at a time, so the stop that ends first wins."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:

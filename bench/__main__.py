@@ -1,0 +1,22 @@
+"""`make bench`: every benchmark in turn, each in a process of its own, tables printed and saved."""
+
+import subprocess
+import sys
+
+BENCHMARKS = {
+    "sampling": "noise and sampling per step",
+    "step": "one forward pass: cost by tokens, overhead",
+    "plain": "plain decoding beside transformers' generate",
+    "engine": "plain and speculative decoding in one process",
+    "identity": "same seed, same text: how many requests differ",
+}
+
+
+def main() -> None:
+    for number, (name, title) in enumerate(BENCHMARKS.items(), start=1):
+        print(f"\n[{number}/{len(BENCHMARKS)}] bench.{name}: {title}", flush=True)
+        subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""What one forward pass costs, and where the time goes: `python -m bench.step`.
+
+The demo target inflated to 190 M parameters, float32. Yardstick: the time to read its weights once at the
+memory bandwidth of this machine, measured in turns with the steps by summing a buffer of the weights' size.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.checkpoints import inflated_target
+from bench.report import save, table
+from decoding.draft import Draft
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.linear import PackedLinear
+from engine.settings import EngineSettings
+from engine.work import Verify
+
+PROMPT = tuple(range(10, 74))
+TOKENS = (1, 2, 3, 5, 9)  # of one sequence in one step: a committed one and drafted ones
+BATCHES = (8, 32)  # sequences of one token each
+
+
+class Stopwatch:
+    """Adds up the seconds inside functions it has wrapped."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            result = function(*arguments, **named)
+            self.seconds += time.perf_counter() - begun
+            return result
+
+        return timed
+
+
+class Steps:
+    """Steps of one shape, verified in turn on the same sequences; every Draft is refused or accepted alike."""
+
+    def __init__(self, engine: Engine, sequences: int, tokens: int) -> None:
+        sampling = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
+        self._engine = engine
+        self._draft = Draft.chain([5] * (tokens - 1))
+        self._sequences = [engine.open(len(PROMPT), number, sampling) for number in range(sequences)]
+        self.take(PROMPT)
+
+    def take(self, tokens: tuple[int, ...] = ()) -> float:
+        """Seconds of one step; the first takes the prompt in."""
+        for sequence in self._sequences:
+            self._engine.submit(Verify(sequence, len(sequence.tokens), tokens, self._draft, 0))
+        while self._engine.has_work:
+            self._engine.step()
+        assert self._engine.last_step is not None
+        return self._engine.last_step.total
+
+    def close(self) -> None:
+        """Frees the sequences."""
+        for sequence in self._sequences:
+            self._engine.close(sequence)
+
+
+def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Rows by shape of the step, and the profile of the step of one token, both in milliseconds."""
+    settings = EngineSettings(
+        model=str(inflated_target("190M")), dtype="float32", threads=threads, cache_memory=2**29
+    )
+    engine = Engine(settings)
+    model = engine._model
+    num_bytes = weight_bytes(model)
+    buffer = torch.ones(num_bytes // 4)
+    shapes = [(1, tokens) for tokens in TOKENS] + [(batch, 1) for batch in BATCHES]
+    steps = {shape: Steps(engine, *shape) for shape in shapes}
+    reads: list[float] = []
+    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    for _ in range(repetitions):
+        begun = time.perf_counter()
+        buffer.sum()
+        reads.append(time.perf_counter() - begun)
+        for shape in shapes:
+            taken[shape].append(steps[shape].take())
+    read = statistics.median(reads[1:])
+    one = statistics.median(taken[1, 1][1:])
+    rows = []
+    for shape in shapes:
+        seconds = statistics.median(taken[shape][1:])
+        rows.append(
+            {
+                "sequences": shape[0],
+                "tokens each": shape[1],
+                "ms": seconds * 1e3,
+                "to reading the weights": seconds / read,
+                "to one token": seconds / one,
+            }
+        )
+    profile = profile_of(engine, steps[1, 1], repetitions)
+    for step in steps.values():
+        step.close()
+    facts = {"weights MB": num_bytes / 1e6, "bandwidth GB/s": num_bytes / read / 1e9, "read ms": read * 1e3}
+    return rows, {**facts, **profile}
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of weights that a step reads: those of the linear layers. (An embedding is read a row at a time.)"""
+    return sum(
+        4 * module.out_features * module.in_features
+        for module in model.modules()
+        if isinstance(module, PackedLinear | nn.Linear)
+    )
+
+
+def profile_of(engine: Engine, steps: Steps, repetitions: int) -> dict[str, float]:
+    """Milliseconds of a step of one token inside matrix products, inside attention, and outside of both."""
+    products, attention = Stopwatch(), Stopwatch()
+    for module in engine._model.modules():
+        if isinstance(module, PackedLinear | nn.Linear):
+            module.forward = products.wrap(module.forward)  # type: ignore[method-assign]
+    original = nn.functional.scaled_dot_product_attention
+    nn.functional.scaled_dot_product_attention = attention.wrap(original)  # type: ignore[assignment]
+    try:
+        wall = sum(steps.take() for _ in range(repetitions)) / repetitions * 1e3
+    finally:
+        nn.functional.scaled_dot_product_attention = original
+    last = engine.last_step
+    assert last is not None
+    inside = products.seconds / repetitions * 1e3, attention.seconds / repetitions * 1e3
+    return {
+        "step ms": wall,
+        "matrix products ms": inside[0],
+        "attention ms": inside[1],
+        "overhead ms": wall - sum(inside),
+        "of which building ms": last.build * 1e3,
+        "of which sampling ms": last.sample * 1e3,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.step", description="What one forward pass costs.")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=20)
+    parsed = parser.parse_args(arguments)
+    rows, facts = measure(parsed.threads, parsed.repetitions)
+    print(table(rows))
+    print(table([facts]))
+    print(save("step", rows, profile=facts))
+
+
+if __name__ == "__main__":
+    main()
