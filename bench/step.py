@@ -46,7 +46,7 @@ class Stopwatch:
 
 
 class Steps:
-    """Steps of one shape, verified in turn on the same sequences; every Draft is refused or accepted alike."""
+    """Steps of one shape on the same sequences."""
 
     def __init__(self, engine: Engine, sequences: int, tokens: int) -> None:
         sampling = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
@@ -111,7 +111,7 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of weights that a step reads: those of the linear layers. (An embedding is read a row at a time.)"""
+    """Bytes of weights that a step reads: those of the linear layers; an embedding is read by the row."""
     return sum(
         4 * module.out_features * module.in_features
         for module in model.modules()
@@ -126,7 +126,7 @@ def profile_of(engine: Engine, steps: Steps, repetitions: int) -> dict[str, floa
         if isinstance(module, PackedLinear | nn.Linear):
             module.forward = products.wrap(module.forward)  # type: ignore[method-assign]
     original = nn.functional.scaled_dot_product_attention
-    nn.functional.scaled_dot_product_attention = attention.wrap(original)  # type: ignore[assignment]
+    nn.functional.scaled_dot_product_attention = attention.wrap(original)
     try:
         wall = sum(steps.take() for _ in range(repetitions)) / repetitions * 1e3
     finally:
