@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 6, 8])
+    parser.add_argument("--depths", type=int, nargs="+", default=[2, 3, 4, 6])
     parser.add_argument("--requests", type=int, default=4, help="per kind, rounded up to whole batches")
     parser.add_argument("--tokens", type=int, default=64, help="generated per request")
     parser.add_argument("--repetitions", type=int, default=3)
