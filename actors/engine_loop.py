@@ -115,7 +115,11 @@ class EngineLoop:
         if self.failure is not None:
             self._deliver([(opened, EngineStoppedError(f"the engine failed: {self.failure}"))])
             return
-        opened.sequence = self._engine.open(prompt_length, noise_key, sampling)
+        try:
+            opened.sequence = self._engine.open(prompt_length, noise_key, sampling)
+        except ValueError as error:
+            self._deliver([(opened, error)])
+            return
         self._opened[opened.sequence.number] = opened
 
     def submit(self, opened: OpenSequence, round_number: int, work: Callable[[Sequence], Work]) -> None:

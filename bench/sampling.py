@@ -1,7 +1,7 @@
 """What processing the logits, keyed noise and the choice cost per step: `python -m bench.sampling`.
 
-Yardstick: the time to read the weights of a 190 M target once, measured in turns with the choices by summing a
-buffer of that size. A one-token step of that target takes longer still, so the shares shown are upper bounds.
+Yardstick: the time to read the weights of a 190 M target once, in turns with the choices, by summing a buffer
+of that size. A one-token step of that target takes longer still, so the shares shown are upper bounds.
 Logits are normal with a standard deviation of 4, which at 128,256 tokens leaves a few dozen likely ones.
 """
 
@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +58,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
                 chosen, read = [], []
                 for _ in range(repetitions):
                     read.append(_seconds(weights.sum))
-                    chosen.append(
-                        _seconds(lambda rows=rows, logits=logits: choose(process(logits, rows), rows))
-                    )
+                    chosen.append(_seconds(partial(_choose, logits, rows)))
                 measured.append(
                     {
                         "vocabulary": vocab_size,
@@ -81,6 +80,10 @@ def _rows(sampling: Sampling, num_rows: int, vocab_size: int) -> list[Row]:
         Row(sampling, 2**63 + 1, 1200 + reached, prompt, generated, tuple(range(2, 2 + reached)), ends)
         for reached in range(num_rows)
     ]
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    return choose(process(logits, rows), rows)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -1,7 +1,7 @@
 """The one entry that both APIs call: a request in, its answer out piece by piece."""
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.text import AnswerText
 
+TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
 DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
 
 
@@ -78,6 +79,8 @@ class Generation:
             raise InvalidRequestError("stop", "a stop string must not be empty")
         prompt = self._token_ids(request.prompt)
         sampling = request.sampling
+        for name in TOKEN_ID_FIELDS:
+            self._check_ids(name, getattr(sampling, name) or ())
         if len(prompt) + sampling.max_tokens > self.max_length():
             raise InvalidRequestError(
                 "max_tokens",
@@ -122,6 +125,10 @@ class Generation:
         token_ids = tuple(self._tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
         if not token_ids:
             raise InvalidRequestError("prompt", "must hold at least one token")
-        if max(token_ids) >= self.vocab_size:
-            raise InvalidRequestError("prompt", f"token id {max(token_ids)} must be below {self.vocab_size}")
+        self._check_ids("prompt", token_ids)
         return token_ids
+
+    def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
+        largest = max(token_ids, default=0)
+        if largest >= self.vocab_size:
+            raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")

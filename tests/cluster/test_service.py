@@ -110,6 +110,7 @@ def test_models_are_listed(client: httpx.Client) -> None:
         ({"speculation": {"mode": "fixed", "depth": 99}}, "speculation.depth"),
         ({"depht": 4}, "depht"),
         ({"prompt": [99999]}, "prompt"),
+        ({"logit_bias": {"99999": 1.0}}, "logit_bias"),
     ],
 )
 def test_bad_input_is_refused_by_name(client: httpx.Client, fields: dict[str, Any], named: str) -> None:

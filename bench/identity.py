@@ -1,0 +1,98 @@
+"""Same seed, same text, counted: `python -m bench.identity`.
+
+Seeded requests on the demo pair, answered by plain decoding one at a time, then in every other way. In
+float32 none should differ; in bfloat16 rounding depends on the shape of a step, and this says how often that
+changes a text.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from bench.report import save, table
+from decoding.noise_key import noise_key
+from decoding.settings import Sampling
+from engine.drafters.base import Drafter
+from engine.drafters.lookup import LookupDrafter
+from engine.drafters.small_model import SmallModelDrafter
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from engine.speculate import Output, Request, generate
+from models.prompts import DEMO, KINDS, prompts
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+PROMPTS = 40  # per kind
+BATCH = 32
+# name: drafter, depth, width, requests at a time
+WAYS: dict[str, tuple[str | None, int, int, int]] = {
+    "plain, batch 32": (None, 0, 1, BATCH),
+    "draft model, chain of 4, alone": ("model", 4, 1, 1),
+    "draft model, chain of 4, batch 32": ("model", 4, 1, BATCH),
+    "draft model, tree of 3 x 2, batch 32": ("model", 3, 2, BATCH),
+    "n-gram, chain of 4, alone": ("ngram", 4, 1, 1),
+}
+
+
+def requests(count: int, tokens: int) -> list[Request]:
+    """Over all kinds of text and temperatures, each with a seed of its own."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    made = []
+    for seed in range(count):
+        text = prompts(KINDS[seed % len(KINDS)], PROMPTS)[seed // len(KINDS) % PROMPTS]
+        prompt = tuple(tokenizer.encode(text).ids)
+        sampling = Sampling(temperature=TEMPERATURES[seed % 3], max_tokens=tokens, seed=seed)
+        made.append(Request(prompt, sampling, noise_key(seed, 0, prompt)))
+    return made
+
+
+def measure(dtype: str, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
+    """One row per way: how many requests differ from plain decoding one at a time."""
+    target, draft = (
+        Engine(EngineSettings(model=str(DEMO / role), dtype=dtype, threads=threads, cache_memory=2**28))  # type: ignore[arg-type]
+        for role in ("target", "draft")
+    )
+    asked = requests(count, tokens)
+
+    def answers(name: str | None, depth: int, width: int, at_once: int) -> list[Output]:
+        drafters: dict[str | None, Drafter | None] = {
+            None: None,
+            "model": SmallModelDrafter(draft),
+            "ngram": LookupDrafter(),
+        }
+        return [
+            output
+            for start in range(0, count, at_once)
+            for output in generate(target, drafters[name], asked[start : start + at_once], depth, width)
+        ]
+
+    reference = answers(None, 0, 1, 1)
+    rows = []
+    for way, settings in WAYS.items():
+        outputs = answers(*settings)
+        differing = sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))
+        rows.append({"dtype": dtype, "way": way, "requests": count, "differ": differing})
+        print(table(rows[-1:]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.identity", description="Same seed, same text?")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = [
+        row
+        for dtype in arguments.dtypes
+        for row in measure(dtype, arguments.requests, arguments.tokens, arguments.threads)
+    ]
+    print(table(rows))
+    print(save("identity", rows))
+
+
+if __name__ == "__main__":
+    main()

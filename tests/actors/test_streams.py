@@ -1,0 +1,150 @@
+"""What a worker answers on one sequence's stream: rounds, plain stretches, fences; nothing is left behind."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from engine.engine import Engine
+from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
+
+PROMPT = [5, 9, 17, 33, 65, 129]
+KEY = 99
+
+
+def opening(max_tokens: int = 24, epoch: int = 1, **sampling) -> rounds_pb2.Open:
+    settings = generation_pb2.Sampling(max_tokens=max_tokens, **sampling)
+    return rounds_pb2.Open(epoch=epoch, prompt_length=len(PROMPT), noise_key=KEY, sampling=settings)
+
+
+def turn(round: int, base: int, tokens: list[int], epoch: int = 1) -> rounds_pb2.Turn:
+    return rounds_pb2.Turn(epoch=epoch, round=round, base=base, tokens=tokens)
+
+
+def verify(turn: rounds_pb2.Turn, *draft: int) -> rounds_pb2.TargetRequest:
+    chain = rounds_pb2.Draft(tokens=draft, parents=range(-1, len(draft) - 1))
+    return rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=chain))
+
+
+def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
+    return rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=turn, until=until))
+
+
+async def target_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open):
+    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream()
+    await call.write(rounds_pb2.TargetRequest(open=opened))
+    return call
+
+
+async def plain_text(channel: grpc.aio.Channel, count: int = 24) -> list[int]:
+    call = await target_stream(channel, opening(count))
+    await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + count))
+    text: list[int] = []
+    while len(text) < count:
+        reply = await call.read()
+        text += reply.tokens
+    assert reply.finish_reason == "length"
+    await end(call)
+    return text
+
+
+async def end(call) -> None:
+    await call.write(rounds_pb2.TargetRequest(close=rounds_pb2.Close()))
+    assert await call.code() == grpc.StatusCode.OK
+
+
+async def all_closed(engine: Engine) -> None:
+    async with asyncio.timeout(10):
+        while engine._sequences:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_verdict_accepts_what_plain_decoding_says_and_adds_a_token(channel) -> None:
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening())
+    await call.write(verify(turn(1, 0, PROMPT)))
+    first = await call.read()
+    assert (list(first.tokens), list(first.accepted)) == (text[:1], [])
+    wrong = (text[3] + 1) % 256
+    await call.write(verify(turn(2, len(PROMPT), text[:1]), text[1], text[2], wrong))
+    second = await call.read()
+    assert list(second.tokens) == text[1:4]
+    assert list(second.accepted) == [0, 1]
+    assert second.round == 2
+    assert second.timings.forward_ns > 0
+    assert second.load.free_blocks > 0
+    await end(call)
+
+
+async def test_rounds_and_plain_stretches_interleave(channel) -> None:
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening())
+    await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 20))
+    await call.read()
+    # A new turn voids the stretch, however far it went; the worker rolls back to the turn's base.
+    await call.write(verify(turn(2, len(PROMPT), text[:3]), text[3], text[4]))
+    reply = await call.read()
+    while reply.round < 2:
+        reply = await call.read()
+    assert list(reply.tokens) == text[3:6]
+    await end(call)
+
+
+async def test_a_sequence_reopened_from_its_tokens_goes_on_with_the_same_text(channel) -> None:
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening(epoch=2))
+    await call.write(plain(turn(9, 0, [*PROMPT, *text[:10]], epoch=2), len(PROMPT) + 24))
+    rest = [token for _ in range(14) for token in (await call.read()).tokens]
+    assert rest == text[10:]
+    await end(call)
+
+
+async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(channel) -> None:
+    text = await plain_text(channel)
+    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream()
+    await call.write(rounds_pb2.DraftRequest(open=opening()))
+    for round_number, start in ((1, 0), (2, 5)):
+        base = 0 if round_number == 1 else len(PROMPT)
+        tokens = PROMPT if round_number == 1 else text[:start]
+        propose = rounds_pb2.Propose(turn=turn(round_number, base, tokens), depth=4, width=1)
+        await call.write(rounds_pb2.DraftRequest(propose=propose))
+        reply = await call.read()
+        assert reply.round == round_number
+        assert list(reply.draft.tokens) == text[start : start + 4]
+    await call.write(rounds_pb2.DraftRequest(close=rounds_pb2.Close()))
+    assert await call.code() == grpc.StatusCode.OK
+
+
+async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: Engine) -> None:
+    await plain_text(channel)
+    await all_closed(engine)
+    call = await target_stream(channel, opening())
+    await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 24))
+    await call.read()
+    call.cancel()
+    await all_closed(engine)
+    assert engine.load().running == 0
+
+
+@pytest.mark.parametrize(
+    ("opened", "request_", "named"),
+    [
+        (opening(), verify(turn(1, 0, PROMPT, epoch=7)), "epoch=7"),
+        (opening(), verify(turn(1, 3, PROMPT)), "base=3"),
+        (opening(), verify(turn(1, 0, PROMPT[:2])), "must cover the prompt"),
+        (opening(logit_bias={9999: 1.0}), verify(turn(1, 0, PROMPT)), "logit_bias"),
+    ],
+)
+async def test_a_wrong_message_ends_its_own_stream_only(channel, opened, request_, named: str) -> None:
+    call = await target_stream(channel, opened)
+    await call.write(request_)
+    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert named in await call.details()
+    assert len(await plain_text(channel)) == 24
+
+
+async def test_the_first_message_must_open(channel) -> None:
+    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream()
+    await call.write(verify(turn(1, 0, PROMPT)))
+    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "Open" in await call.details()
