@@ -4,10 +4,11 @@ All change float32 logits [num_rows, vocab_size] in place, every row of which as
 beyond the vocabulary are ignored.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decoding.row import Row
@@ -26,24 +27,20 @@ def penalize_repetition(logits: Tensor, rows: Sequence[Row]) -> None:
 
     Source: Keskar et al., "CTRL", 2019, section 4.1; negative logits as in transformers.
     """
-    penalties = [
-        dict.fromkeys({*row.prompt, *row.generated, *row.path}, row.sampling.repetition_penalty)
-        for row in rows
-    ]
-    at, factors = _entries(logits, penalties)
+    at = _occurrences(logits, [(row.prompt, row.generated, row.path) for row in rows])
+    penalties = _column(logits, [row.sampling.repetition_penalty for row in rows])[at[0]]
     seen = logits[at]
-    logits[at] = torch.where(seen > 0, seen / factors, seen * factors)
+    # A token that occurs twice is written twice, with the same value.
+    logits[at] = torch.where(seen > 0, seen / penalties, seen * penalties)
 
 
 def penalize_output(logits: Tensor, rows: Sequence[Row]) -> None:
     """Subtracts frequency_penalty per occurrence in the output, presence_penalty once (as OpenAI does)."""
-    penalties = []
-    for row in rows:
-        presence, frequency = row.sampling.presence_penalty, row.sampling.frequency_penalty
-        counts = Counter((*row.generated, *row.path))
-        penalties.append({token: presence + frequency * count for token, count in counts.items()})
-    at, values = _entries(logits, penalties)
-    logits[at] -= values
+    at = _occurrences(logits, [(row.generated, row.path) for row in rows])
+    presence = _column(logits, [row.sampling.presence_penalty for row in rows])[at[0]]
+    frequency = _column(logits, [row.sampling.frequency_penalty for row in rows])[at[0]]
+    logits[at] = logits[at] - presence
+    logits.index_put_(at, -frequency, accumulate=True)
 
 
 def ban_all_but_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
@@ -71,6 +68,24 @@ def ban_masked(logits: Tensor, rows: Sequence[Row]) -> None:
 def _ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> None:
     at, _ = _entries(logits, [dict.fromkeys(token_ids, 0.0) for token_ids in banned])
     logits[at] = BANNED
+
+
+def _occurrences(logits: Tensor, texts: Sequence[tuple[Sequence[int], ...]]) -> tuple[Tensor, Tensor]:
+    """Row and token id of every occurrence of a token in its row's texts, both int64 [num_occurrences]."""
+    arrays: dict[int, NDArray[np.int64]] = {}  # rows of one Sequence share its lists
+    for part in (part for parts in texts for part in parts):
+        if id(part) not in arrays:
+            arrays[id(part)] = np.fromiter(part, np.int64, len(part))
+    joined = [np.concatenate([arrays[id(part)] for part in parts]) for parts in texts]
+    rows = np.repeat(np.arange(len(texts)), [len(tokens) for tokens in joined])
+    token_ids = np.concatenate(joined)
+    inside = token_ids < logits.shape[1]
+    index = torch.from_numpy(np.stack([rows[inside], token_ids[inside]])).to(logits.device)
+    return index[0], index[1]
+
+
+def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=logits.dtype, device=logits.device)
 
 
 def _entries(logits: Tensor, per_row: Sequence[Mapping[int, float]]) -> tuple[tuple[Tensor, Tensor], Tensor]:

@@ -1,21 +1,25 @@
-"""Keyed noise: each random number is a function of (noise key, position, token, round, purpose), of no state.
+"""Keyed Gumbel noise: a function of (noise key, position, token), of no state.
 
-The random words are those of decoding.philox, identical on every device and in every batch; the
-floating-point steps after them stay within 2 ulp.
+A token's 32 random bits, identical on every device and in every batch, are two halves of 16 from different
+Philox streams. The high halves alone bound the noise of a whole vocabulary from above at half the cost; the
+few tokens that might win are then looked at exactly. Floating-point steps stay within 2 ulp.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from decoding.philox import MULTIPLIERS, WORD, Purpose, round_keys
 
-_WORDS_PER_BLOCK = 4
-_BLOCKS_AT_ONCE = 2**16  # keeps a tile's working set in the second-level caches of two cores
+_HALF_BITS = 16
+_TOKENS_PER_BLOCK = 8  # of Philox: 128 bits
+_BLOCKS_AT_ONCE = 2**17  # keeps what is worked on about as large as the second-level caches of two cores
 _CELL = 2.0**-32 * (
     1 - 2.0**-24
 )  # a hair under 2^-32: the largest words round up to 2^32, times this is below 1
+_BELOW = 1 - 2.0**-16  # more than rounding can make up for
+_LEAST = 2.0**-34  # below v where the high half is 0
 
 
 def gumbel(
@@ -28,36 +32,67 @@ def gumbel(
 
     The likely winners of argmax(logits + noise) have small v, where float32 keeps all 32 bits of the word.
     """
-    noise = torch.empty(len(keys), _padded(vocab_size), device=device)
-    for span, tile in _tiles(_streams(keys, positions, device), vocab_size):
-        _gumbel_(noise[:, span].copy_(tile))
-    return noise[:, :vocab_size]
+    high = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
+    low = _halves(keys, positions, Purpose.CHOICE_LOW, vocab_size, device)
+    return _to_gumbel_(high.mul_(2.0**_HALF_BITS).add_(low))
 
 
-def gumbel_at(
-    keys: Sequence[int],  # [num_rows]
-    positions: Sequence[int],  # [num_rows]
-    rows: Tensor,  # int64 [num_pairs]
-    token_ids: Tensor,  # int64 [num_pairs]
-) -> Tensor:
-    """float32 [num_pairs]: the elements (rows, token_ids) of gumbel(), without computing the rest."""
-    left, right = _philox(_streams(keys, positions, rows.device)[rows], token_ids // _WORDS_PER_BLOCK)
-    lane = torch.where(token_ids % 4 < 2, left, right)
-    return _gumbel_(torch.where(token_ids % 2 == 0, lane & WORD, _high(lane)).float())
+def gumbel_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 [num_pairs]: gumbel() at (rows, token_ids), both int64 [num_pairs], without the rest of it."""
+    return _to_gumbel_(words_at(keys, positions, rows, token_ids).float())
 
 
-def words(
+def gumbel_bound(
     keys: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """uint32 [num_rows, vocab_size]: the random words behind gumbel().
+    """float32 [num_rows, vocab_size]: nowhere below gumbel(), and close to it where that is large.
 
-    Token 4k + j has word (1, 0, 3, 2)[j] of the Philox block with the counter (k, position, 0, CHOICE).
+    By -log(1 - v) >= v, with the high half of v alone.
     """
-    tiles = [tile for _, tile in _tiles(_streams(keys, positions, device), vocab_size)]
-    return torch.cat(tiles, dim=1)[:, :vocab_size]
+    bound = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
+    return bound.mul_(2.0**-_HALF_BITS * _BELOW).add_(_LEAST).log_().neg_()
 
 
-def _streams(keys: Sequence[int], positions: Sequence[int], device: torch.device | str) -> Tensor:
+def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_ids: Tensor) -> Tensor:
+    """int64 [num_pairs]: the tokens' 32 random bits.
+
+    The high half of token 8k + j is the j-th group of 16 bits of the Philox block with the counter
+    (k, position, 0, CHOICE_HIGH), its words lined up as second, first, fourth, third, lowest bits first. The
+    low half is found likewise under CHOICE_LOW.
+    """
+    purposes = (Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW)
+    streams = torch.stack([_streams(keys, positions, purpose, rows.device)[rows] for purpose in purposes])
+    left, right = _philox(streams, token_ids // _TOKENS_PER_BLOCK)
+    group = token_ids % _TOKENS_PER_BLOCK
+    lanes = torch.where(group < 4, left, right)
+    high, low = (lanes >> group % 4 * _HALF_BITS).bitwise_and_(2**_HALF_BITS - 1)
+    words: Tensor = high << _HALF_BITS | low
+    return words
+
+
+def _halves(
+    keys: Sequence[int],
+    positions: Sequence[int],
+    purpose: Purpose,
+    vocab_size: int,
+    device: torch.device | str,
+) -> Tensor:
+    """float32 [num_rows, vocab_size]: each token's 16 bits, an integer."""
+    streams = _streams(keys, positions, purpose, device)
+    num_blocks = -(-vocab_size // _TOKENS_PER_BLOCK)
+    halves = torch.empty(len(keys), num_blocks * _TOKENS_PER_BLOCK, device=device)
+    step = num_blocks if halves.is_cuda else max(1, _BLOCKS_AT_ONCE // max(1, len(keys)))
+    for start in range(0, num_blocks, step):
+        blocks = torch.arange(start, min(start + step, num_blocks), device=device)
+        tile = torch.stack(_philox(streams[:, None], blocks), dim=-1).view(torch.uint16).flatten(1)
+        begin = start * _TOKENS_PER_BLOCK
+        halves[:, begin : begin + tile.shape[1]] = tile
+    return halves[:, :vocab_size]
+
+
+def _streams(
+    keys: Sequence[int], positions: Sequence[int], purpose: Purpose, device: torch.device | str
+) -> Tensor:
     """int64 [num_rows, 2 * ROUNDS]: what Philox needs of each row, whatever the token.
 
     Two counter words are packed into an int64, the first in the high half, so that a 64-bit product is the
@@ -66,36 +101,32 @@ def _streams(keys: Sequence[int], positions: Sequence[int], device: torch.device
     table = []
     for key, position in zip(keys, positions, strict=True):
         (low_key, high_key), *later = round_keys(key)
-        packed = [position ^ low_key, Purpose.CHOICE ^ high_key, *(word for pair in later for word in pair)]
+        packed = [position ^ low_key, purpose ^ high_key, *(word for pair in later for word in pair)]
         table.append([_signed(word << 32) for word in packed])
     return torch.tensor(table, dtype=torch.int64, device=device).reshape(len(keys), -1)
 
 
-def _tiles(streams: Tensor, vocab_size: int) -> Iterator[tuple[slice, Tensor]]:
-    """Spans of tokens and their words, uint32 [num_rows, span]; the last span is padded to a whole block."""
-    num_blocks = _padded(vocab_size) // _WORDS_PER_BLOCK
-    step = num_blocks if streams.is_cuda else max(1, _BLOCKS_AT_ONCE // max(1, len(streams)))
-    for start in range(0, num_blocks, step):
-        blocks = torch.arange(start, min(start + step, num_blocks), device=streams.device)
-        tile = torch.stack(_philox(streams[:, None], blocks), dim=-1).view(torch.uint32).flatten(1)
-        yield slice(start * _WORDS_PER_BLOCK, start * _WORDS_PER_BLOCK + tile.shape[1]), tile
-
-
 def _philox(streams: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Words (1, 0) and (3, 2) of each block, low half first; int64 of the shape of blocks and streams."""
-    left, right, *keys = streams.unbind(-1)
+    """Words (first, second) and (third, fourth) of each block, packed as in streams; int64 [..., blocks]."""
+    left, right, left_key, right_key, *keys = streams.unbind(-1)
     right = right ^ blocks * MULTIPLIERS[0]
+    left, right = (
+        _high(right).mul_(MULTIPLIERS[1]).bitwise_xor_(left << 32 ^ left_key),
+        (right << 32).bitwise_xor_(_high(left).mul_(MULTIPLIERS[0]).bitwise_xor_(right_key)),
+    )
+    # From here on in place: passes over memory, and finding memory, are what this costs.
+    from_left, from_right = torch.empty_like(left), torch.empty_like(right)
     for left_key, right_key in zip(keys[::2], keys[1::2], strict=True):
-        left_product = _high(left).mul_(MULTIPLIERS[0])
-        right_product = _high(right).mul_(MULTIPLIERS[1])
-        # In place where it can be: passes over memory are what this costs.
-        left = right_product.bitwise_xor_((left << 32).bitwise_xor_(left_key))
-        right = right.bitwise_left_shift_(32).bitwise_xor_(right_key).bitwise_xor_(left_product)
+        torch.bitwise_right_shift(left, 32, out=from_left).bitwise_and_(WORD).mul_(MULTIPLIERS[0])
+        torch.bitwise_right_shift(right, 32, out=from_right).bitwise_and_(WORD).mul_(MULTIPLIERS[1])
+        from_right.bitwise_xor_(left.bitwise_left_shift_(32).bitwise_xor_(left_key))
+        from_left.bitwise_xor_(right.bitwise_left_shift_(32).bitwise_xor_(right_key))
+        left, right, from_left, from_right = from_right, from_left, left, right
     return left, right
 
 
-def _gumbel_(words: Tensor) -> Tensor:
-    """Overwrites words, float32 of any shape, by their Gumbel noise."""
+def _to_gumbel_(words: Tensor) -> Tensor:
+    """Overwrites words, float32 of any shape, by their noise."""
     return words.add_(0.5).mul_(-_CELL).log1p_().neg_().log_().neg_()
 
 
@@ -106,7 +137,3 @@ def _high(packed: Tensor) -> Tensor:
 def _signed(word: int) -> int:
     """The int64 with the same 64 bits."""
     return word - (word >> 63 << 64)
-
-
-def _padded(vocab_size: int) -> int:
-    return -(-vocab_size // _WORDS_PER_BLOCK) * _WORDS_PER_BLOCK

@@ -16,10 +16,11 @@ WORD = 2**32 - 1  # the bits of a word
 class Purpose(IntEnum):
     """What a random number decides; numbers of different purposes are independent."""
 
-    CHOICE = 0  # the coupled rule: noise that the target and every drafter share, round 0
-    DRAFT = 1  # the ratio rules from here on, keyed by round as well
-    ACCEPT = 2
-    RESIDUAL = 3  # the target's own token, which ends a round
+    CHOICE_HIGH = 0  # the coupled rule: noise that the target and every drafter share, round 0
+    CHOICE_LOW = 1
+    DRAFT = 2  # the ratio rules from here on, keyed by round as well
+    ACCEPT = 3
+    RESIDUAL = 4  # the target's own token, which ends a round
 
 
 def uniform(key: int, position: int, round: int, purpose: Purpose) -> float:

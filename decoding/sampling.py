@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decoding import adjustments, truncation
 from decoding.adjustments import BANNED
-from decoding.perturb import perturb
+from decoding.perturb import best, best_perturbed
 from decoding.row import Row as Row
 
 
@@ -83,10 +83,9 @@ def choose(processed: Tensor, rows: Sequence[Row]) -> Tensor:
 
     Where the settings together ban every token, the generation ends: the lowest end token, or 0 without one.
     """
-    perturbed = perturb(processed, rows)
-    chosen = _argmax(perturbed)
-    stuck = perturbed.gather(1, chosen[:, None])[:, 0] == BANNED
-    for index in stuck.nonzero().flatten().tolist():
+    token_ids, values = best_perturbed(processed, rows, 1)
+    chosen = token_ids[:, 0]
+    for index in (values[:, 0] == BANNED).nonzero().flatten().tolist():
         chosen[index] = min(rows[index].end_token_ids, default=0)
     return chosen
 
@@ -96,13 +95,12 @@ def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
 
     Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.
     """
-    return _best(perturb(processed, rows), count)
+    return best_perturbed(processed, rows, count)[0]
 
 
 def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
     """float32 [num_rows]: the largest perturbed logit minus the next; inf if there is no next."""
-    perturbed = perturb(processed, rows)
-    first, second = perturbed.gather(1, _best(perturbed, 2)).unbind(1)
+    first, second = best_perturbed(processed, rows, 2)[1].unbind(1)
     return first - second
 
 
@@ -126,7 +124,7 @@ def logprobs(
             continue
         source = logits if row.sampling.logprobs_of == "raw" else processed
         values = source[index].float().log_softmax(dim=0)
-        top = _best(values[None], count)[0]
+        top = best(values[None], count)[0][0]
         pairs = [
             (token, value)
             for token, value in zip(top.tolist(), values[top].tolist(), strict=True)
@@ -134,21 +132,3 @@ def logprobs(
         ]
         reported.append(TokenLogprobs(float(values[chosen[index]]), tuple(pairs)))
     return reported
-
-
-def _best(values: Tensor, count: int) -> Tensor:
-    """int64 [num_rows, count]: where the largest values are, the lowest index first among equals."""
-    remaining = values.clamp(min=torch.finfo(values.dtype).min)  # -inf marks those already picked
-    picks = torch.empty(len(values), count, dtype=torch.int64, device=values.device)
-    for rank in range(count):
-        picks[:, rank] = _argmax(remaining)
-        remaining.scatter_(1, picks[:, rank : rank + 1], BANNED)
-    return picks
-
-
-def _argmax(values: Tensor) -> Tensor:
-    """int64 [num_rows]: the lowest index of the maximum."""
-    if values.device.type == "cpu":
-        # Eight times as fast as torch at a large vocabulary.
-        return torch.from_numpy(values.numpy().argmax(axis=1))
-    return values.argmax(dim=1)
