@@ -5,7 +5,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from decoding.ngram import NgramIndex
-
 from gateway.fleet import DraftStream, Fleet
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings
