@@ -1,87 +1,86 @@
-"""Draft trees: depths, paths and the ancestor mask agree with each other, whatever the tree."""
+"""Drafts as trees: paths, positions, ancestors, and what is refused."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.draft import ROOT, Draft, SparseProbs
-from decoding.verify import verify_coupled
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> Draft:
-    """Any tree of up to 12 nodes over a small vocabulary, siblings different."""
-    nodes: list[tuple[int, int]] = []
-    for _ in range(draw(st.integers(0, 12))):
-        node = draw(st.integers(ROOT, len(nodes) - 1)), draw(st.integers(0, 5))
-        if node not in nodes:
-            nodes.append(node)
+def drafts(draw: st.DrawFn) -> Draft:
+    """Trees of up to 12 nodes over 3 tokens, parents before children, siblings different."""
+    nodes: dict[tuple[int, int], None] = {}
+    for node in range(draw(st.integers(0, 12))):
+        nodes[draw(st.integers(ROOT, min(node, len(nodes)) - 1)), draw(st.integers(0, 2))] = None
     return Draft(tuple(token for _, token in nodes), tuple(parent for parent, _ in nodes))
 
 
-@given(trees())
-def test_a_path_leads_from_the_root_to_its_node(draft: Draft) -> None:
+@given(drafts())
+def test_a_path_goes_from_the_root_down_by_parents(draft: Draft) -> None:
     for node in range(len(draft)):
         path = draft.path(node)
         assert path[-1] == node
         assert [draft.parents[step] for step in path] == [ROOT, *path[:-1]]
-        assert len(path) == draft.depths[node] + 1
-    assert draft.path(ROOT) == ()
 
 
-@given(trees())
-def test_the_ancestor_mask_shows_each_node_its_path(draft: Draft) -> None:
+@given(drafts())
+def test_a_position_is_one_after_that_of_the_parent(draft: Draft) -> None:
+    for node, parent in enumerate(draft.parents):
+        assert draft.depths[node] == (0 if parent == ROOT else draft.depths[parent] + 1)
+        assert draft.depths[node] == len(draft.path(node)) - 1
+
+
+@given(drafts())
+def test_the_ancestor_mask_marks_the_path_and_nothing_else(draft: Draft) -> None:
     for node, row in enumerate(draft.ancestor_mask()):
-        assert [other for other, visible in enumerate(row) if visible] == sorted(draft.path(node))
+        assert {other for other, seen in enumerate(row) if seen} == set(draft.path(node))
 
 
-@given(trees())
-def test_every_node_is_the_child_of_its_parent(draft: Draft) -> None:
+@given(drafts())
+def test_children_are_found_by_their_token_and_only_those(draft: Draft) -> None:
     for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         assert draft.child(parent, token) == node
-        assert draft.child(parent, 99) is None
+    assert sum(
+        draft.child(parent, token) is not None for parent in range(ROOT, len(draft)) for token in range(3)
+    ) == len(draft)
 
 
-@given(trees(), st.data())
-def test_a_coupled_verdict_is_the_longest_path_that_the_target_says(
-    draft: Draft, data: st.DataObject
-) -> None:
-    chosen = data.draw(st.lists(st.integers(0, 5), min_size=len(draft) + 1, max_size=len(draft) + 1))
-    verdict = verify_coupled(draft, chosen)
-    assert len(verdict.tokens) == len(verdict.accepted) + 1
-    before = ROOT
-    for node, token in zip(verdict.accepted, verdict.tokens[:-1], strict=True):
-        assert (draft.parents[node], draft.tokens[node]) == (before, token)
-        assert token == chosen[1 + before]
-        before = node
-    assert verdict.tokens[-1] == chosen[1 + before]
-    assert draft.child(before, verdict.tokens[-1]) is None
+@given(drafts())
+def test_a_tree_is_a_chain_exactly_if_every_node_follows_the_one_before(draft: Draft) -> None:
+    assert draft.is_chain == (len(draft) == 0 or draft.path(len(draft) - 1) == tuple(range(len(draft))))
 
 
-@given(st.lists(st.integers(0, 5)))
-def test_a_chain_is_a_tree_with_one_branch(tokens: list[int]) -> None:
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_a_chain_has_one_branch(tokens: list[int]) -> None:
     draft = Draft.chain(tokens)
     assert draft.is_chain
     assert draft.depths == tuple(range(len(tokens)))
 
 
+def test_an_empty_draft_has_no_nodes() -> None:
+    assert len(Draft()) == 0
+    assert Draft().path(ROOT) == ()
+    assert Draft().child(ROOT, 0) is None
+
+
+ONE = SparseProbs((0,), (1.0,))
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("tokens", "parents", "draft_probs", "message"),
     [
-        ({"tokens": (1, 2), "parents": (ROOT,)}, "parents has 1 entries"),
-        ({"tokens": (1,), "parents": (0,)}, r"parents\[0\]=0"),
-        ({"tokens": (1,), "parents": (-2,)}, r"parents\[0\]=-2"),
-        ({"tokens": (3, 3), "parents": (ROOT, ROOT)}, "siblings"),
-        (
-            {
-                "tokens": (1, 2),
-                "parents": (ROOT, ROOT),
-                "draft_probs": (SparseProbs((1,), (1.0,)), SparseProbs((2,), (1.0,))),
-            },
-            "chain",
-        ),
+        ((1, 2), (ROOT,), (), "parents has 1 entries, tokens has 2"),
+        ((1,), (0,), (), r"parents\[0\]=0"),
+        ((1, 2), (ROOT, 1), (), r"parents\[1\]=1"),
+        ((1,), (-2,), (), r"parents\[0\]=-2"),
+        ((1, 1), (ROOT, ROOT), (), "siblings"),
+        ((1, 2), (ROOT, 0), (ONE,), "draft_probs"),
+        ((1, 2), (ROOT, ROOT), (ONE, ONE), "draft_probs"),
     ],
 )
-def test_what_is_no_tree_is_refused(fields, message: str) -> None:
+def test_what_is_no_draft_is_refused(
+    tokens: tuple[int, ...], parents: tuple[int, ...], draft_probs: tuple[SparseProbs, ...], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        Draft(**fields)
+        Draft(tokens, parents, draft_probs)
