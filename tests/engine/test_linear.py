@@ -143,7 +143,8 @@ def test_projections_of_one_input_share_one_product(
 @needs_packing
 def test_projections_of_different_inputs_do_not_mix() -> None:
     layers = [nn_linear(192, 64, False, torch.float32) for _ in range(2)]
-    first, second = (Projection(SharedProduct(layers), index) for index in range(2))
+    shared = SharedProduct(layers)
+    first, second = (Projection(shared, index) for index in range(2))
     one, other = torch.randn(1, 5, 192), torch.randn(1, 5, 192)
     for projection, layer, inputs in [
         (first, layers[0], one),
