@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from transformers import AttentionInterface
 
 from engine.batch import Batch
-from engine.cache import LayerShape, PagedCache
+from engine.cache import GatherSpace, LayerShape, PagedCache
 from engine.groups import FEW_QUERIES, Group
 
 ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
@@ -55,7 +55,8 @@ def attend(
     keys, values = cache.keys[layer], cache.values[layer]
     keys[batch.slots] = key[0].transpose(0, 1)
     values[batch.slots] = value[0].transpose(0, 1)
-    layout = Layout(keys, values, cache.block_size, query.shape[1], scaling, sliding_window, softcap, s_aux)
+    spaces = cache.key_space, cache.value_space
+    layout = Layout(keys, values, *spaces, query.shape[1], scaling, sliding_window, softcap, s_aux)
     if len(batch.groups) == 1:
         return layout.attend(batch.groups[0], query[0])[None], None
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
@@ -70,7 +71,8 @@ class Layout:
 
     keys: torch.Tensor  # [slots, kv_heads, key_dim]
     values: torch.Tensor  # [slots, kv_heads, value_dim]
-    block_size: int
+    key_space: GatherSpace
+    value_space: GatherSpace
     heads: int
     scaling: float | None
     window: int | None
@@ -92,8 +94,8 @@ class Layout:
         mask = group.mask(self.window, self.repeats, query.device)
         output = F.scaled_dot_product_attention(
             self._fold(group, query),
-            self._context(self.keys, group),
-            self._context(self.values, group),
+            self._keys(group),
+            self._values(group),
             attn_mask=mask,
             scale=self.scaling,
         )
@@ -105,8 +107,8 @@ class Layout:
         causal = group.is_plainly_causal(self.window)
         output = F.scaled_dot_product_attention(
             query.view(-1, self.repeats, *query.shape[1:]),
-            self._context(self.keys, group).transpose(0, 1).expand(heads),
-            self._context(self.values, group).transpose(0, 1).expand(heads),
+            self._keys(group).transpose(0, 1).expand(heads),
+            self._values(group).transpose(0, 1).expand(heads),
             attn_mask=None if causal else group.mask(self.window, 1, query.device),
             is_causal=causal,
             scale=self.scaling,
@@ -115,7 +117,7 @@ class Layout:
 
     def _explicit(self, group: Group, query: torch.Tensor) -> torch.Tensor:
         """Soft-capped scores and attention sinks, which no fused kernel knows."""
-        keys, values = self._context(self.keys, group), self._context(self.values, group)
+        keys, values = self._keys(group), self._values(group)
         scores = self._fold(group, query).matmul(keys.transpose(2, 3)).float()
         scores *= keys.shape[3] ** -0.5 if self.scaling is None else self.scaling
         if self.softcap is not None:
@@ -134,14 +136,21 @@ class Layout:
         """Query heads that share one kv head."""
         return self.heads // self.keys.shape[1]
 
-    def _context(self, stored: torch.Tensor, group: Group) -> torch.Tensor:
+    def _keys(self, group: Group) -> torch.Tensor:
+        return self._context(self.keys, self.key_space, group)
+
+    def _values(self, group: Group) -> torch.Tensor:
+        return self._context(self.values, self.value_space, group)
+
+    @staticmethod
+    def _context(stored: torch.Tensor, space: GatherSpace, group: Group) -> torch.Tensor:
         """[num_lanes, kv_heads, length, dim]"""
         if group.view is not None:
             return stored[group.view].transpose(0, 1)[None]
         assert group.blocks is not None
-        blocks = stored.view(-1, self.block_size, *stored.shape[1:])[group.blocks]
-        context = blocks.view(len(group.lanes), -1, *stored.shape[1:])[:, : group.length]
-        return context.transpose(1, 2)
+        slots = space.gather(stored, group.blocks)
+        lanes = slots.view(len(group.lanes), -1, *stored.shape[1:])
+        return lanes[:, : group.length].transpose(1, 2)
 
     def _fold(self, group: Group, query: torch.Tensor) -> torch.Tensor:
         """[heads, num_lanes * num_queries, dim] -> [num_lanes, kv_heads, repeats * num_queries, dim]"""

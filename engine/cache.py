@@ -12,6 +12,27 @@ from engine.sequence import NO_DRAFT, Sequence
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
 
 
+class GatherSpace:
+    """Memory into which scattered blocks are copied, used again by every layer and step.
+
+    Fresh memory would cost several times as much as the copy itself: its pages have to be mapped first.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._memory: torch.Tensor | None = None
+
+    def gather(self, stored: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """[num_blocks * block_size, kv_heads, dim] of ``stored`` [slots, kv_heads, dim], one at a time."""
+        rows = stored.view(stored.shape[0] // self._block_size, -1)
+        size = len(blocks) * rows.shape[1]
+        if self._memory is None or len(self._memory) < size:
+            self._memory = stored.new_empty(2 * size)
+        copied = self._memory[:size].view(len(blocks), -1)
+        torch.index_select(rows, 0, blocks, out=copied)
+        return copied.view(-1, *stored.shape[1:])
+
+
 class PagedCache:
     """Storage and bookkeeping of cached tokens.
 
@@ -28,6 +49,7 @@ class PagedCache:
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
+        self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
         slots = num_blocks * block_size
         self.keys = {
             layer: torch.zeros(slots, heads, key_dim, dtype=dtype, device=device)
