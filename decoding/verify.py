@@ -80,9 +80,10 @@ def verify_block(
     Raises:
         ValueError: as verify_rejection.
     """
+    ratios = _ratios(draft, target_probs)
     weight = 1.0  # of the prefix looked at: p_i in the paper
     accepted, accepted_leftover = 0, _leftover(draft, target_probs, 0, weight)
-    for length, ratio in enumerate(_ratios(draft, target_probs), start=1):
+    for length, ratio in enumerate(ratios, start=1):
         weight = min(1.0, weight * ratio)
         leftover = _leftover(draft, target_probs, length, weight)
         mass = float(leftover.sum())

@@ -8,7 +8,7 @@ from tests.decoding.toy import (
     FALSE_ALARM,
     adversarial_pairs,
     coupled_texts,
-    next_token_p_value,
+    last_tokens_p_value,
     p_value,
     plain_texts,
     ratio_texts,
@@ -16,9 +16,9 @@ from tests.decoding.toy import (
 )
 
 VOCAB_SIZE = 4
-LENGTH = 5
-KEYS = range(10**6, 10**6 + 3000)
-DEPTH = 2  # so that five tokens take two rounds at least, and mostly three or more
+LENGTH = 7  # three rounds at least, as a round emits DEPTH + 1 tokens at most
+DEPTH = 2
+KEYS = range(10**6, 10**6 + 600)
 
 PAIRS = adversarial_pairs(VOCAB_SIZE)
 SETTINGS = {
@@ -51,7 +51,8 @@ def test_coupled_texts_are_the_plain_ones_and_have_their_probabilities(
     assert texts == plain_texts(target, sampling, KEYS, LENGTH)
     probs = text_probabilities(target, sampling, LENGTH)
     assert p_value(texts, probs) > FALSE_ALARM
-    assert next_token_p_value(texts, probs, LENGTH - 1) > FALSE_ALARM
+    assert last_tokens_p_value(texts, probs, 1) > FALSE_ALARM
+    assert last_tokens_p_value(texts, probs, 3) > FALSE_ALARM
 
 
 @pytest.mark.parametrize(("pair", "settings"), CASES)
@@ -62,4 +63,17 @@ def test_ratio_rules_give_texts_their_probabilities(pair: str, settings: str, ru
     texts, _ = ratio_texts(target, draft, sampling, KEYS, LENGTH, DEPTH, RULES[rule])
     probs = text_probabilities(target, sampling, LENGTH)
     assert p_value(texts, probs) > FALSE_ALARM
-    assert next_token_p_value(texts, probs, LENGTH - 1) > FALSE_ALARM
+    assert last_tokens_p_value(texts, probs, 1) > FALSE_ALARM
+    assert last_tokens_p_value(texts, probs, 3) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("pair", ["random", "close", "near-ties", "one-hot draft"])
+def test_block_verification_accepts_no_fewer_tokens_than_token_wise(pair: str) -> None:
+    target, draft = PAIRS[pair]
+    accepted = {
+        name: ratio_texts(target, draft, Sampling(), KEYS, LENGTH, 4, verify)[1]
+        for name, verify in RULES.items()
+    }
+    block, token_wise = (sum(accepted[name]) / len(accepted[name]) for name in ("block-wise", "token-wise"))
+    # Both are means of some 2,000 rounds; where the rules differ at all, block-wise is clearly ahead.
+    assert block > token_wise + (0.05 if pair in ("random", "close") else -0.05)

@@ -6,7 +6,6 @@ Models are tables of logits [vocab_size, vocab_size], the row chosen by the last
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from itertools import product
 
 import torch
 from scipy.stats import chi2
@@ -19,7 +18,7 @@ from decoding.settings import Sampling
 from decoding.verify import sample_draft_token, verify_coupled
 
 FALSE_ALARM = 1e-4  # per hypothesis test; keys are fixed, so a test that passes once keeps passing
-DETECTED = 1e-9  # what a wrong rule must fall below
+DETECTED = 1e-6  # what a wrong rule must fall below
 PROMPT = (0,)
 
 Text = tuple[int, ...]
@@ -78,11 +77,11 @@ def p_value(texts: Iterable[Text], probs: dict[Text, float]) -> float:
     return float(chi2.sf(statistic, len(cells) - 1)) if len(cells) > 1 else 1.0
 
 
-def next_token_p_value(texts: Sequence[Text], probs: dict[Text, float], position: int) -> float:
-    marginal: Counter[Text] = Counter()
+def last_tokens_p_value(texts: Iterable[Text], probs: dict[Text, float], count: int) -> float:
+    marginal: dict[Text, float] = {}
     for text, prob in probs.items():
-        marginal[(text[position],)] += prob  # type: ignore[assignment]
-    return p_value([(text[position],) for text in texts], marginal)  # type: ignore[arg-type]
+        marginal[text[-count:]] = marginal.get(text[-count:], 0.0) + prob
+    return p_value([text[-count:] for text in texts], marginal)
 
 
 def plain_texts(target: Tensor, sampling: Sampling, keys: Sequence[int], length: int) -> list[Text]:
@@ -208,7 +207,3 @@ def adversarial_pairs(vocab_size: int) -> dict[str, tuple[Tensor, Tensor]]:
         "near-ties": (nearly_uniform, nearly_uniform.flip(1)),
         "token 0": (only_zero, uniform),
     }
-
-
-def all_texts(vocab_size: int, length: int) -> list[Text]:
-    return list(product(range(vocab_size), repeat=length))
