@@ -1,0 +1,234 @@
+"""The engine's contract: what it keeps, takes back, ends, reports and refuses."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from decoding.draft import Draft, SparseProbs
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.sequence import Sequence
+from engine.settings import EngineSettings
+from engine.work import Generate, Generated, Propose, Proposed, Result, Verified, Verify
+from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
+
+BLOCK = 4
+COUNT = 24
+GREEDY = Sampling(temperature=0, max_tokens=COUNT)
+SEEDED = Sampling(temperature=1, max_tokens=COUNT, logprobs=3)
+DRAWN_FROM_NOTHING = Draft.chain((5,), [SparseProbs((6,), (1.0,))])
+PROMPT = tuple(random.Random(5).choices(range(3, VOCAB_SIZE), k=40))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    kinds = ("llama", "mistral", "gemma2")
+    return {kind: write_checkpoint(tmp_path_factory.mktemp(kind), kind) for kind in kinds}
+
+
+@pytest.fixture
+def engine(folders: dict[str, Path]) -> Engine:
+    return engine_of(folders["llama"])
+
+
+def engine_of(folder: Path) -> Engine:
+    return Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22, prefill_chunk=16))
+
+
+def run(engine: Engine) -> list[Result]:
+    results = []
+    while engine.has_work:
+        results += engine.step()
+    return results
+
+
+def plain(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Generated]:
+    sequence = engine.open(len(prompt), 1, sampling)
+    engine.submit(Generate(sequence, 0, prompt, COUNT))
+    results = [result for result in run(engine) if isinstance(result, Generated)]
+    engine.close(sequence)
+    return results
+
+
+def tokens_of(results: list[Generated]) -> tuple[int, ...]:
+    return tuple(result.token for result in results)
+
+
+def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], draft: Draft) -> Verified:
+    engine.submit(Verify(sequence, base, tokens, draft, 0))
+    (result,) = run(engine)
+    assert isinstance(result, Verified)
+    return result
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
+def test_a_model_that_drafts_for_itself_is_always_right(
+    folders: dict[str, Path], kind: str, width: int
+) -> None:
+    """Every level of a tree attends to its own branch alone, within the window where there is one."""
+    target, draft = engine_of(folders[kind]), engine_of(folders[kind])
+    text = tokens_of(plain(target, SEEDED))
+    verified, drafting = target.open(len(PROMPT), 1, SEEDED), draft.open(len(PROMPT), 1, SEEDED)
+    base, tokens, emitted = 0, PROMPT, ()
+    while len(emitted) < COUNT:
+        draft.submit(Propose(drafting, base, tokens, 5, 0, width))
+        (proposed,) = run(draft)
+        assert isinstance(proposed, Proposed)
+        verdict = verify(target, verified, base, tokens, proposed.draft).verdict
+        assert len(verdict.accepted) == min(5, COUNT - len(emitted) - 1)
+        base, tokens = base + len(tokens), verdict.tokens
+        emitted += verdict.tokens
+    assert emitted == text
+
+
+def test_what_the_sender_takes_back_leaves_shared_cache_as_it_was(engine: Engine) -> None:
+    text = tokens_of(plain(engine, GREEDY))
+    first, second = engine.open(len(PROMPT), 0, GREEDY), engine.open(len(PROMPT), 0, GREEDY)
+    verify(engine, first, 0, PROMPT, Draft.chain(text[:8]))
+    verify(engine, second, 0, PROMPT, Draft())  # shares the blocks of the prompt
+    other = tuple((token + 1) % VOCAB_SIZE for token in PROMPT[20:])
+    verify(engine, first, 20, other, Draft())  # goes back into them, and on with other tokens
+    engine.submit(Generate(second, len(second.tokens), (), COUNT))
+    assert (text[0], *(r.token for r in run(engine) if isinstance(r, Generated))) == text
+    engine.close(first)
+    engine.close(second)
+    assert tokens_of(plain(engine, GREEDY)) == text
+
+
+def test_drafted_tokens_that_turn_out_right_are_not_computed_again(engine: Engine) -> None:
+    sequence = engine.open(len(PROMPT), 1, SEEDED)
+    engine.submit(Propose(sequence, 0, PROMPT, 6, 0))
+    (proposed,) = run(engine)
+    assert isinstance(proposed, Proposed)
+    engine.submit(Propose(sequence, len(PROMPT), (*proposed.draft.tokens[:4], 9), 1, 1))
+    engine.step()
+    assert engine.last_step is not None
+    assert engine.last_step.tokens == 1
+
+
+def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
+    sequence = engine.open(len(PROMPT), 1, SEEDED)
+    engine.submit(Propose(sequence, 0, PROMPT, 0, 3))
+    (filled,) = run(engine)
+    assert isinstance(filled, Proposed)
+    assert (filled.round, len(filled.draft)) == (3, 0)
+    engine.submit(Propose(sequence, len(PROMPT), (9,), 1, 4))
+    engine.step()
+    assert engine.last_step is not None
+    assert engine.last_step.tokens == 1
+
+
+def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine) -> None:
+    text = tokens_of(plain(engine, GREEDY))
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    engine.submit(Generate(sequence, 0, PROMPT, 8))
+    first = run(engine)
+    engine.submit(Generate(sequence, len(PROMPT), text[:3], 10))  # the sender has seen three of the eight
+    assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
+
+
+def test_the_generation_ends_at_a_stop_token_inside_an_accepted_draft(engine: Engine) -> None:
+    text = tokens_of(plain(engine, GREEDY))
+    place = next(i for i in range(2, COUNT) if text[i] not in text[:i])
+    stopping = GREEDY.model_copy(update={"stop_token_ids": (text[place],)})
+    sequence = engine.open(len(PROMPT), 1, stopping)
+    result = verify(engine, sequence, 0, PROMPT, Draft.chain(text[: place + 3]))
+    assert (result.verdict.tokens, result.finish) == (text[: place + 1], "stop")
+    assert [r.finish for r in plain(engine, stopping)] == [None] * place + ["stop"]
+
+
+def test_the_generation_ends_at_max_tokens_inside_a_longer_draft(engine: Engine) -> None:
+    text = tokens_of(plain(engine, GREEDY))
+    sequence = engine.open(len(PROMPT), 1, GREEDY.model_copy(update={"max_tokens": 3}))
+    result = verify(engine, sequence, 0, PROMPT, Draft.chain(text[:8]))
+    assert (result.verdict.tokens, result.finish) == (text[:3], "length")
+
+
+def test_log_probabilities_are_those_of_plain_decoding(engine: Engine) -> None:
+    reference = plain(engine, SEEDED)
+    sequence = engine.open(len(PROMPT), 1, SEEDED)
+    result = verify(engine, sequence, 0, PROMPT, Draft.chain(tokens_of(reference)[:6]))
+    assert len(result.logprobs) == len(result.verdict.tokens) == 7
+    for ours, one in zip(result.logprobs, reference, strict=False):
+        assert ours.chosen == pytest.approx(one.logprobs[0].chosen, abs=1e-4)
+        assert [token for token, _ in ours.top] == [token for token, _ in one.logprobs[0].top]
+
+
+def test_timings_add_up_and_name_the_batch(engine: Engine) -> None:
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    timings = verify(engine, sequence, 0, PROMPT, Draft.chain((5, 6))).timings
+    assert 0 < timings.forward < timings.total
+    assert timings.queue + timings.forward <= timings.total
+    assert timings.batch_sequences == 1
+    assert timings.batch_tokens == len(PROMPT) % 16 + 2  # the last chunk, and the Draft
+
+
+def test_a_drafted_token_that_the_target_cannot_say_is_refused_like_any_other(engine: Engine) -> None:
+    text = tokens_of(plain(engine, GREEDY))
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    result = verify(engine, sequence, 0, PROMPT, Draft.chain((text[0], VOCAB_SIZE + 7, text[2])))
+    assert result.verdict.tokens == text[:2]
+
+
+def test_closing_voids_the_work_and_may_be_repeated(engine: Engine) -> None:
+    free = engine.load().free_blocks
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    engine.submit(Generate(sequence, 0, PROMPT, COUNT))
+    engine.step()
+    engine.close(sequence)
+    engine.close(sequence)
+    assert not engine.has_work
+    assert engine.load().free_blocks == free
+
+
+@pytest.mark.parametrize(
+    ("base", "tokens", "draft", "verification", "message"),
+    [
+        (1, PROMPT, Draft(), "coupled", "base=1 must be 0 to 0"),
+        (0, PROMPT[:3], Draft(), "coupled", "must cover the prompt of 40"),
+        (
+            0,
+            (*PROMPT, VOCAB_SIZE),
+            Draft(),
+            "coupled",
+            f"token id {VOCAB_SIZE} must be 0 to {VOCAB_SIZE - 1}",
+        ),
+        (0, (*PROMPT, *range(COUNT)), Draft(), "coupled", "must be below 64"),
+        (0, PROMPT, Draft.chain((5,)), "rejection", "needs a chain with draft_probs"),
+        (0, PROMPT, Draft((5, 6), (-1, -1)), "block", "needs a chain with draft_probs"),
+        (0, PROMPT, DRAWN_FROM_NOTHING, "block", "token 5 must be in the support"),
+    ],
+)
+def test_work_that_contradicts_its_sequence_is_refused(
+    engine: Engine, base: int, tokens: tuple[int, ...], draft: Draft, verification: str, message: str
+) -> None:
+    sampling = Sampling.model_validate({"max_tokens": COUNT, "verification": verification})
+    sequence = engine.open(len(PROMPT), 1, sampling)
+    with pytest.raises(ValueError, match=message):
+        engine.submit(Verify(sequence, base, tokens, draft, 0))
+    assert not engine.has_work
+
+
+def test_work_for_a_closed_sequence_is_refused(engine: Engine) -> None:
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    engine.close(sequence)
+    with pytest.raises(ValueError, match="is closed"):
+        engine.submit(Generate(sequence, 0, PROMPT, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias: token id 256"),
+        ({"stop_token_ids": (999,)}, "stop_token_ids: token id 999"),
+        ({"bad_token_ids": tuple(range(VOCAB_SIZE))}, "leave no token"),
+        ({"allowed_token_ids": (7,), "stop_token_ids": (7,), "min_tokens": 2}, "leave no token"),
+    ],
+)
+def test_sampling_settings_that_do_not_suit_the_vocabulary_are_refused(
+    engine: Engine, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.open(len(PROMPT), 1, Sampling.model_validate(settings))
