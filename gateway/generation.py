@@ -77,6 +77,8 @@ class Generation:
             raise UnknownModelError("model", f"{request.model!r} is not served, {self.settings.model!r} is")
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
+        if request.sampling.logprobs is not None:
+            raise InvalidRequestError("logprobs", "not served yet, leave it out")
         prompt = self._token_ids(request.prompt)
         sampling = request.sampling
         for name in TOKEN_ID_FIELDS:

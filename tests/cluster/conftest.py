@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray Serve's own use of pydantic is deprecated
+    import ray.serve  # noqa: F401
 
 START_S = 120
 STOP_S = 60

@@ -19,7 +19,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["generation_pb2", "generation_pb2_grpc", "rounds_pb2", "rounds_pb2_grpc"])
-def test_the_generated_module_is_fresh(fresh: Path, name: str) -> None:
-    path = Path("protos") / f"{name}.py"
+@pytest.mark.parametrize("name", ["generation", "rounds"])
+@pytest.mark.parametrize("ending", ["_pb2.py", "_pb2.pyi", "_pb2_grpc.py"])
+def test_the_generated_module_is_fresh(fresh: Path, name: str, ending: str) -> None:
+    path = Path("protos") / f"{name}{ending}"
     assert (ROOT / path).read_text() == (fresh / path).read_text(), "run `make protos`"

@@ -1,0 +1,113 @@
+"""A request in, its answer out in pieces: the same in every mode, and refused before a worker sees it."""
+
+import pytest
+
+from decoding.settings import Sampling
+from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.generation import Generation, Request
+from gateway.settings import GatewaySettings, Speculation
+from tests.fakes.scripted import MAX_LENGTH, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
+
+TEXT = "Grüße, STOP and more 😀 of it"
+ANSWER = list(TEXT.encode())
+SETTINGS = GatewaySettings(model="m", tokenizer="unused", depth=4)
+MODES = {
+    "off": Speculation(mode="off"),
+    "auto": Speculation(),
+    "deep": Speculation(mode="fixed", depth=8),
+    "ngram": Speculation(drafter="ngram"),
+}
+
+
+def request(prompt="x", stop=(), mode="auto", model=None, **sampling):
+    sampling = Sampling(**{"max_tokens": len(ANSWER), **sampling})
+    return Request(prompt=prompt, sampling=sampling, stop=stop, speculation=MODES[mode], model=model)
+
+
+async def answer(fleet, tokenizer, request):
+    generation = Generation(SETTINGS, tokenizer, fleet)
+    return [chunk async for chunk in generation.chunks(generation.prepare(request))]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens"),
+    [((), TEXT, len(ANSWER)), (("STOP",), "Grüße, ", 13), (("of", "more 😀"), "Grüße, STOP and ", 27)],
+    ids=["to the end", "in one word", "within a character"],
+)
+async def test_text_count_and_finish_are_the_same_in_every_mode(tokenizer, mode, stop, text, tokens):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 11, 24])) as fleet:
+        chunks = await answer(fleet, tokenizer, request(stop=stop, mode=mode))
+    last = chunks[-1]
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert sum(len(chunk.token_ids) for chunk in chunks) == last.usage.completion_tokens == tokens
+    assert last.finish_reason == ("stop" if stop else "length")
+    assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_stop_string_is_a_normal_end_for_the_worker(tokenizer, mode):
+    target = ScriptedTarget(ANSWER)
+    async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
+        await answer(fleet, tokenizer, request(stop=("STOP",), mode=mode))
+        await target.ended.wait()
+    assert target.kinds()[-1] == "close"
+
+
+async def test_a_request_without_a_seed_is_given_one(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation = Generation(SETTINGS, tokenizer, fleet)
+        drawn = [generation.prepare(request()) for _ in range(2)]
+        again = generation.prepare(request(seed=drawn[0].seed))
+    assert drawn[0].seed != drawn[1].seed
+    assert again.sequence.noise_key == drawn[0].sequence.noise_key
+
+
+async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation = Generation(SETTINGS, tokenizer, fleet)
+        keys = {generation.prepare(request(prompt, seed=1)).sequence.noise_key for prompt in ("a", "b")}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": (VOCAB_SIZE + 1,)}, "prompt"),
+        ({"max_tokens": MAX_LENGTH}, "max_tokens"),
+        ({"stop": ("a", "")}, "stop"),
+        ({"logit_bias": {9999: 1.0}}, "logit_bias"),
+        ({"bad_token_ids": (9999,)}, "bad_token_ids"),
+        ({"logprobs": 1}, "logprobs"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_named_and_reaches_no_worker(tokenizer, wrong, field):
+    target = ScriptedTarget(ANSWER)
+    async with fleet_of(target) as fleet:
+        with pytest.raises(InvalidRequestError) as refused:
+            await answer(fleet, tokenizer, request(**wrong))
+    assert refused.value.field == field
+    assert target.requests == []
+
+
+async def test_another_model_is_unknown(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        with pytest.raises(UnknownModelError, match="'other' is not served"):
+            await answer(fleet, tokenizer, request(model="other"))
+
+
+async def test_without_a_target_nothing_can_be_answered(tokenizer):
+    async with fleet_of(None, ScriptedDraft(ANSWER)) as fleet:
+        with pytest.raises(WorkerLostError, match="no target worker"):
+            await answer(fleet, tokenizer, request())
+
+
+async def test_the_workers_get_the_settings_of_the_request(tokenizer):
+    target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
+    async with fleet_of(target, draft) as fleet:
+        await answer(fleet, tokenizer, request(temperature=0.5, top_k=7, seed=3))
+    for opening in (target.requests[0].open, draft.requests[0].open):
+        assert (opening.sampling.temperature, opening.sampling.top_k, opening.sampling.seed) == (0.5, 7, 3)
+        assert opening.prompt_length == 1
