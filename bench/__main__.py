@@ -5,6 +5,7 @@ import sys
 
 BENCHMARKS = {
     "sampling": "noise and sampling per step",
+    "linear": "the linear layers beside reading their weights",
     "step": "one forward pass: cost by tokens, overhead",
     "plain": "plain decoding beside transformers' generate",
     "engine": "plain and speculative decoding in one process",
