@@ -210,6 +210,12 @@ def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
     assert torch.equal(best_perturbed(logits, rows, 250)[0], expected.indices)
 
 
+def test_the_search_takes_the_lowest_ids_among_equals() -> None:
+    # At this size a float32 has no room for the noise.
+    rows = [Row(Sampling(), 3, 5, (), ())]
+    assert runners_up(torch.full((1, 20_000), 1e9), rows, 3).tolist() == [[0, 1, 2]]
+
+
 def test_runners_up_are_different_tokens_the_choice_first() -> None:
     logits = torch.randn(len(MIXED), 5)
     values = process(logits, MIXED)
