@@ -12,7 +12,7 @@ from decoding.sampling import TokenLogprobs
 from engine.errors import EngineError
 from engine.sequence import Sequence
 from engine.work import Generate, Generated, Propose, Proposed, Timings, Verified, Verify, Work
-from protos import rounds_pb2
+from protos import generation_pb2, rounds_pb2
 from protos.convert import draft_from_message, draft_to_message, sampling_from_message
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
@@ -154,8 +154,8 @@ async def _opening(requests: AsyncIterator[Any]) -> rounds_pb2.Open:
     raise ValueError("the first message of a stream must be Open")
 
 
-def _logprobs(position: TokenLogprobs) -> rounds_pb2.TokenLogprobs:
-    return rounds_pb2.TokenLogprobs(
+def _logprobs(position: TokenLogprobs) -> generation_pb2.TokenLogprobs:
+    return generation_pb2.TokenLogprobs(
         logprob=position.chosen,
         token_ids=[token_id for token_id, _ in position.top],
         logprobs=[logprob for _, logprob in position.top],
@@ -168,6 +168,7 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
         forward_ns=int(timings.forward * 1e9),
         total_ns=int(timings.total * 1e9),
         batch_size=timings.batch_sequences,
+        step_ns=int(timings.step * 1e9),
     )
 
 

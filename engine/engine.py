@@ -194,7 +194,7 @@ class Engine:
         choices = choose_tokens(logits, [task.rows() if item.num_logits else [] for task, item in selected])
         sampled = time.perf_counter()
         for (task, item), chosen in zip(selected, choices, strict=True):
-            task.took_part(begun, passed - built, len(selected), batch.num_tokens)
+            task.took_part(begun, passed - built, sampled - begun, len(selected), batch.num_tokens)
             sequence = item.sequence
             sequence.cached += item.num_committed
             if sequence.cached == len(sequence.tokens):

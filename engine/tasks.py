@@ -20,6 +20,7 @@ class Task(ABC):
         self._since = time.perf_counter()
         self._started: float | None = None
         self._forward = 0.0
+        self._step = 0.0
         self._batch = (0, 0)
 
     @abstractmethod
@@ -58,17 +59,20 @@ class Task(ABC):
             )
         return rows
 
-    def took_part(self, begun: float, forward: float, batch_sequences: int, batch_tokens: int) -> None:
-        """A step that fed its sequence is over: it began at ``begun``, its forward pass took ``forward``."""
+    def took_part(
+        self, begun: float, forward: float, step: float, batch_sequences: int, batch_tokens: int
+    ) -> None:
+        """A step that fed its sequence is over; ``forward`` and ``step`` as in Timings, of this step alone."""
         if self._started is None:
             self._started = begun
         self._forward += forward
+        self._step += step
         self._batch = (batch_sequences, batch_tokens)
 
     def timings(self) -> Timings:
         """Since submission, or since the last result of the same work."""
         now = time.perf_counter()
         started = now if self._started is None else self._started
-        timings = Timings(started - self._since, self._forward, now - self._since, *self._batch)
-        self._since, self._started, self._forward = now, None, 0.0
+        timings = Timings(started - self._since, self._forward, self._step, now - self._since, *self._batch)
+        self._since, self._started, self._forward, self._step = now, None, 0.0, 0.0
         return timings

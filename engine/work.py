@@ -56,6 +56,7 @@ class Timings:
 
     queue: float  # before its first forward pass
     forward: float  # in forward passes that it took part in
+    step: float  # in steps that it took part in, from building the batch to token ids on the host
     total: float  # from submission to result
     batch_sequences: int
     batch_tokens: int

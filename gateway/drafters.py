@@ -1,10 +1,10 @@
-"""What makes a Draft, seen from the gateway. Adding a drafter is adding a function and a line to DRAFTERS."""
+"""What makes a Draft, seen from the gateway. Adding a drafter is adding a class and a line to DRAFTERS."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
 from typing import Protocol
 
 from decoding.ngram import NgramIndex
+from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.fleet import DraftStream, Fleet
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings
@@ -13,61 +13,114 @@ from protos.convert import draft_to_message
 
 NO_DRAFT = rounds_pb2.Draft()
 
+SMALL_LAG = 32  # tokens that a draft worker may be behind when it is asked again
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, doubled with every failure in a row
+
 
 class Drafter(Protocol):
-    async def propose(self, sequence: Sequence, depth: int) -> rounds_pb2.Draft | None:
-        """A Draft of at most ``depth`` tokens after the committed ones; at depth 0 only takes note of them.
+    def __init__(self, fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> None: ...
 
-        None if it came too late. Raises WorkerLostError if there will be no more.
+    async def start(self) -> None:
+        """Hands the committed tokens over and waits for nothing. Raises WorkerLostError."""
+
+    async def propose(self, depth: int) -> rounds_pb2.Draft | None:
+        """A Draft of at most ``depth`` tokens after the committed ones, None if it came too late.
+
+        Raises WorkerLostError. After either, the next call is ``recover``.
         """
+
+    async def recover(self) -> None:
+        """Returns once Drafts can be asked for again, however long that takes."""
+
+    async def aclose(self) -> None: ...
 
 
 class ModelDrafter:
     """A draft model in a worker of its own."""
 
-    def __init__(self, stream: DraftStream, deadline_s: float) -> None:
-        self._stream = stream
-        self._deadline_s = deadline_s
-        self._late_round: int | None = None
+    def __init__(self, fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> None:
+        self._fleet = fleet
+        self._sequence = sequence
+        self._deadline_s = settings.draft_deadline_ms / 1e3
+        self._stream: DraftStream | None = None
+        self._asked = 0  # round of the newest Propose
+        self._pause_s = SHORTEST_PAUSE_S
 
-    async def propose(self, sequence: Sequence, depth: int) -> rounds_pb2.Draft | None:
-        # While an answer is overdue another wait would only add to the delay.
-        if self._late_round is not None and await self._stream.receive(self._late_round, timeout=0.0) is None:
-            return None
-        propose = rounds_pb2.Propose(turn=self._stream.turn(), depth=depth, width=1)
-        await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
+    async def start(self) -> None:
+        self._stream = self._fleet.open_draft(self._sequence)
+        await self._ask(0)
+
+    async def propose(self, depth: int) -> rounds_pb2.Draft | None:
+        await self._ask(depth)
         if depth == 0:
             return NO_DRAFT
-        reply = await self._stream.receive(sequence.round, self._deadline_s)
-        self._late_round = sequence.round if reply is None else None
-        return None if reply is None else reply.draft
+        reply = await self._reply(self._deadline_s)
+        if reply is None:
+            return None
+        self._pause_s = SHORTEST_PAUSE_S
+        return reply.draft
+
+    async def recover(self) -> None:
+        """Pauses first: a worker that was late would be late again, one that was lost has to be replaced."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            try:
+                if self._stream is None:
+                    await self.start()
+                await self._reply()  # the overdue Draft, or the end of the prefill
+                while self._stream is not None and self._stream.lag > SMALL_LAG:
+                    await self._ask(0)
+                    await self._reply()
+                return
+            except WorkerLostError:
+                continue
+
+    async def _ask(self, depth: int) -> None:
+        assert self._stream is not None
+        self._asked = self._sequence.round
+        propose = rounds_pb2.Propose(turn=self._stream.turn(), depth=depth, width=1)
+        try:
+            await self._stream.send(rounds_pb2.DraftRequest(propose=propose), self._deadline_s)
+        except (WorkerLostError, InvalidRequestError) as error:
+            await self.aclose()
+            raise WorkerLostError(str(error)) from error
+
+    async def _reply(self, timeout: float | None = None) -> rounds_pb2.DraftReply | None:
+        assert self._stream is not None
+        try:
+            return await self._stream.receive(self._asked, timeout)
+        except (WorkerLostError, InvalidRequestError) as error:
+            await self.aclose()
+            raise WorkerLostError(str(error)) from error
+
+    async def aclose(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.aclose()
 
 
 class NgramDrafter:
-    """Looks the newest tokens up in the sequence itself: no worker and no hop."""
+    """Looks the newest tokens up in the sequence itself: no worker and no hop, never late and never lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> None:
+        self._sequence = sequence
         self._index = NgramIndex()
         self._known = 0
 
-    async def propose(self, sequence: Sequence, depth: int) -> rounds_pb2.Draft | None:
-        self._index.append(sequence.since(self._known))
-        self._known = len(sequence)
+    async def start(self) -> None:
+        self._index.append(self._sequence.since(self._known))
+        self._known = len(self._sequence)
+
+    async def propose(self, depth: int) -> rounds_pb2.Draft | None:
+        await self.start()
         return draft_to_message(self._index.propose(depth)) if depth else NO_DRAFT
 
+    async def recover(self) -> None:
+        """Nothing to wait for."""
 
-@asynccontextmanager
-async def _model(fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> AsyncIterator[Drafter]:
-    async with fleet.open_draft(sequence) as stream:
-        yield ModelDrafter(stream, settings.draft_deadline_ms / 1e3)
-
-
-@asynccontextmanager
-async def _ngram(fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> AsyncIterator[Drafter]:
-    yield NgramDrafter()
+    async def aclose(self) -> None:
+        """Nothing is held."""
 
 
-DRAFTERS: dict[str, Callable[[Fleet, Sequence, GatewaySettings], AbstractAsyncContextManager[Drafter]]] = {
-    "model": _model,
-    "ngram": _ngram,
-}
+DRAFTERS: dict[str, type[Drafter]] = {"model": ModelDrafter, "ngram": NgramDrafter}

@@ -3,6 +3,9 @@
 GatewayError
 ├── InvalidRequestError      the request itself: 400, INVALID_ARGUMENT
 │   └── UnknownModelError    404, NOT_FOUND
+├── UnauthenticatedError     no valid API key: 401, UNAUTHENTICATED
+├── OverloadedError          the queue is full: 429, RESOURCE_EXHAUSTED, with a delay
+├── DeadlineError            not finished in time: 504, DEADLINE_EXCEEDED
 └── WorkerLostError          no worker, or its stream broke: 503, UNAVAILABLE
 """
 
@@ -25,6 +28,25 @@ class InvalidRequestError(GatewayError):
 
 class UnknownModelError(InvalidRequestError):
     """The request names a model that is not served here."""
+
+
+class UnauthenticatedError(GatewayError):
+    """The caller has to present an API key and presented none, or another."""
+
+
+class OverloadedError(GatewayError):
+    """Neither a place nor room in the queue is free."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeadlineError(GatewayError):
+    """The answer was not finished within the deadline of requests."""
 
 
 class WorkerLostError(GatewayError):

@@ -1,21 +1,20 @@
-"""Which workers exist, and a stream to the least busy of them. Nothing polls: Serve pushes the table."""
+"""Which workers exist, and a stream to one of them. Nothing polls: Serve pushes the table."""
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Literal
+import asyncio
+from collections.abc import Callable, Iterable
 
 import grpc
 
 from gateway.errors import WorkerLostError
+from gateway.prefixes import Prefixes
 from gateway.sequence import Sequence
-from gateway.streams import WorkerStream
+from gateway.streams import Link, Role, Worker, WorkerStream
 from protos import rounds_pb2, rounds_pb2_grpc
 
-Role = Literal["target", "draft"]
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
+
+IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier than the least busy one
 
 # A silent peer counts as lost after the sum of the first two.
 CHANNEL_OPTIONS = (
@@ -26,60 +25,67 @@ CHANNEL_OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Worker:
-    """What a worker publishes about itself when it is ready."""
-
-    role: Role
-    model: str  # folder or hub id
-    address: str  # host:port of its gRPC server
-    pid: int
-    node: str
-    vocab_size: int
-    max_length: int  # tokens of context
+def connect(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class Fleet:
-    """``workers`` gives those that exist at the moment of asking."""
+    """``workers`` gives those that exist at the moment of asking, ``connect`` a channel to an address."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        connect: Callable[[str], grpc.aio.Channel] = connect,
+    ) -> None:
         self._workers = workers
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._streams: Counter[str] = Counter()  # open ones of this gateway, by address
+        self._connect = connect
+        self._links: dict[str, Link] = {}  # by address
+        self._prefixes: dict[Role, Prefixes] = {"target": Prefixes(), "draft": Prefixes()}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def workers(self, role: Role | None = None) -> list[Worker]:
         return [worker for worker in self._workers() if role in (None, worker.role)]
 
-    @asynccontextmanager
-    async def open_target(self, sequence: Sequence) -> AsyncIterator[TargetStream]:
+    def links(self) -> list[Link]:
+        """A connection to every worker that exists; those to others are closed."""
+        workers = {worker.address: worker for worker in self._workers()}
+        for address in self._links.keys() - workers.keys():
+            if self._links[address].streams == 0:
+                closing = asyncio.ensure_future(self._links.pop(address).channel.close(grace=None))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        for address in workers.keys() - self._links.keys():
+            self._links[address] = Link(workers[address], self._connect(address))
+        return [self._links[address] for address in workers]
+
+    def open_target(self, sequence: Sequence) -> TargetStream:
         """Raises WorkerLostError if there is no target."""
-        with self._least_busy("target") as channel:
-            call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream()  # type: ignore[no-untyped-call]
-            async with aclosing(TargetStream(call, rounds_pb2.TargetRequest, sequence)) as stream:
-                yield stream
+        link = self._choose("target", sequence)
+        call = rounds_pb2_grpc.TargetWorkerStub(link.channel).Stream()  # type: ignore[no-untyped-call]
+        return TargetStream(link, call, rounds_pb2.TargetRequest, sequence)
 
-    @asynccontextmanager
-    async def open_draft(self, sequence: Sequence) -> AsyncIterator[DraftStream]:
+    def open_draft(self, sequence: Sequence) -> DraftStream:
         """Raises WorkerLostError if there is no draft worker."""
-        with self._least_busy("draft") as channel:
-            call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream()  # type: ignore[no-untyped-call]
-            async with aclosing(DraftStream(call, rounds_pb2.DraftRequest, sequence)) as stream:
-                yield stream
+        link = self._choose("draft", sequence)
+        call = rounds_pb2_grpc.DraftWorkerStub(link.channel).Stream()  # type: ignore[no-untyped-call]
+        return DraftStream(link, call, rounds_pb2.DraftRequest, sequence)
 
-    @contextmanager
-    def _least_busy(self, role: Role) -> Iterator[grpc.aio.Channel]:
-        addresses = [worker.address for worker in self.workers(role)]
-        if not addresses:
+    def _choose(self, role: Role, sequence: Sequence) -> Link:
+        """Where the prompt's beginning is cached, unless that worker is much busier than another."""
+        links = [link for link in self.links() if link.worker.role == role]
+        if not links:
             raise WorkerLostError(f"no {role} worker is ready")
-        address = min(addresses, key=lambda address: self._streams[address])
-        if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._streams[address] += 1
-        try:
-            yield self._channels[address]
-        finally:
-            self._streams[address] -= 1
+        now = asyncio.get_running_loop().time()
+        trusted = [link for link in links if link.suspect_until <= now]
+        chosen = min(trusted or links, key=lambda link: link.busy(now))
+        if len(trusted) > 1:
+            holder = self._prefixes[role].holder(sequence.prompt)
+            holding = next((link for link in trusted if link.worker.address == holder), chosen)
+            if holding.busy(now) <= chosen.busy(now) + IMBALANCE:
+                chosen = holding
+        self._prefixes[role].note(sequence.prompt, chosen.worker.address)
+        return chosen
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(grace=None)
+        for link in self._links.values():
+            await link.channel.close(grace=None)

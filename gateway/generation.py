@@ -1,19 +1,22 @@
-"""The one entry that both APIs call: a request in, its answer out piece by piece."""
+"""The one entry that both APIs call: a request in, its answers out piece by piece."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
 from decoding.noise_key import noise_key
 from decoding.settings import Sampling
+from gateway.admission import Admission
 from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.fleet import Fleet
+from gateway.merge import merged
 from gateway.rounds import Record, Rounds
-from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings, Speculation
+from gateway.sequence import Sequence, Token
+from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.text import AnswerText
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
@@ -27,10 +30,15 @@ class Request:
     stop: tuple[str, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
+    n: int = 1  # answers
+    task: str | None = None  # label under which acceptance is counted
+    priority: Priority = "interactive"
 
 
 @dataclass(frozen=True)
 class Usage:
+    """Of all answers together."""
+
     prompt_tokens: int
     completion_tokens: int
     speculation: Speculation  # as resolved from request and settings
@@ -39,31 +47,39 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    token_ids: tuple[int, ...]
-    text: str  # whole characters only, so it may lag behind token_ids
-    finish_reason: str | None = None  # "stop" or "length", on the last chunk
-    usage: Usage | None = None  # on the last chunk
+    choice: int  # index of the answer
+    tokens: tuple[Token, ...]
+    pieces: tuple[str, ...]  # per token the text that is certain with it, whole characters only
+    finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
+    usage: Usage | None = None  # on the last chunk of all
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A request that nothing is wrong with."""
 
-    sequence: Sequence
+    sequences: tuple[Sequence, ...]  # one per answer
     stop: tuple[str, ...]
     speculation: Speculation
+    deadline: float  # in the event loop's time
 
     @property
     def seed(self) -> int:
-        assert self.sequence.sampling.seed is not None
-        return self.sequence.sampling.seed
+        seed = self.sequences[0].sampling.seed
+        assert seed is not None
+        return seed
 
 
 class Generation:
     def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, fleet: Fleet) -> None:
         self.settings = settings
         self.fleet = fleet
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def prepare(self, request: Request) -> Prepared:
@@ -73,48 +89,69 @@ class Generation:
             InvalidRequestError: naming the field.
             WorkerLostError: there is no target.
         """
-        if request.model not in (None, self.settings.model):
-            raise UnknownModelError("model", f"{request.model!r} is not served, {self.settings.model!r} is")
+        settings = self.settings
+        if request.model not in (None, settings.model):
+            raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
+        if not 1 <= request.n <= settings.max_choices:
+            raise InvalidRequestError("n", f"{request.n} answers, 1 to {settings.max_choices} are accepted")
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
-        if request.sampling.logprobs is not None:
-            raise InvalidRequestError("logprobs", "not served yet, leave it out")
         prompt = self._token_ids(request.prompt)
         sampling = request.sampling
         for name in TOKEN_ID_FIELDS:
             self._check_ids(name, getattr(sampling, name) or ())
-        if len(prompt) + sampling.max_tokens > self.max_length():
-            raise InvalidRequestError(
-                "max_tokens",
-                f"{sampling.max_tokens} after a prompt of {len(prompt)} tokens exceeds the context of "
-                f"{self.max_length()} tokens",
-            )
+        self._check_lengths(len(prompt), sampling.max_tokens)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
+        rule = request.speculation.verification
+        sampling = sampling.model_copy(update={"seed": seed, "verification": rule})
         return Prepared(
-            Sequence(prompt, sampling.model_copy(update={"seed": seed}), noise_key(seed, 0, prompt)),
+            tuple(Sequence(prompt, sampling, noise_key(seed, choice, prompt)) for choice in range(request.n)),
             request.stop,
-            request.speculation.resolved(self.settings),
+            request.speculation.resolved(settings),
+            asyncio.get_running_loop().time() + settings.request_deadline_s,
         )
 
     async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
-        """The answer, one chunk per Verdict. Raises WorkerLostError if the target is lost on the way."""
-        sequence = prepared.sequence
-        rounds = Rounds(sequence, self.fleet, prepared.speculation, self.settings)
-        text = AnswerText(self._tokenizer, prepared.stop)
-        completion_tokens = 0
-        async with aclosing(rounds.replies()) as replies:
-            async for reply in replies:
-                ends = bool(reply.finish_reason)
-                kept, piece = text.add(reply.tokens, ends=ends)
-                completion_tokens += kept
+        """The answers, one chunk per Verdict; those of several choices come as they are ready.
+
+        Raises:
+            OverloadedError: the queue is full.
+            DeadlineError: the answer was not finished in time.
+            InvalidRequestError: no worker can serve such a sequence.
+        """
+        sequences = prepared.sequences
+        completion_tokens, unfinished, record = 0, len(sequences), Record()
+        choices = [self._choice(prepared, choice, record) for choice in range(len(sequences))]
+        async with (
+            self.admission.place(prepared.deadline),
+            aclosing(choices[0] if len(choices) == 1 else merged(choices)) as chunks,
+        ):
+            async for chunk in chunks:
+                completion_tokens += len(chunk.tokens)
+                unfinished -= chunk.finish_reason is not None
+                if unfinished:
+                    yield chunk
+                    continue
+                usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
+                yield replace(chunk, usage=usage)
+                return
+
+    async def _choice(self, prepared: Prepared, choice: int, total: Record) -> AsyncGenerator[Chunk, None]:
+        """One answer; what speculation did for it is added to ``total`` before its last chunk."""
+        sequence = prepared.sequences[choice]
+        text = AnswerText(self.tokenizer, prepared.stop)
+        rounds = Rounds(sequence, self.fleet, prepared.speculation, self.settings, prepared.deadline)
+        async with aclosing(rounds.steps()) as steps:
+            async for step in steps:
+                ids = [token.id for token in step.tokens]
+                pieces = text.add(ids, ends=step.finish_reason is not None)
                 if text.stopped:
                     sequence.finish_reason = "stop"
-                if sequence.finish_reason is None:
-                    yield Chunk(tuple(reply.tokens), piece)
-                    continue
-                usage = Usage(len(sequence.prompt), completion_tokens, prepared.speculation, rounds.record)
-                yield Chunk(tuple(reply.tokens[:kept]), piece, sequence.finish_reason, usage)
-                return
+                if sequence.finish_reason is not None:
+                    total.add(rounds.record)
+                yield Chunk(choice, step.tokens[: len(pieces)], tuple(pieces), sequence.finish_reason)
+                if sequence.finish_reason is not None:
+                    return
 
     def max_length(self) -> int:
         """Tokens of context that every target has. Raises WorkerLostError if there is no target."""
@@ -123,8 +160,22 @@ class Generation:
             raise WorkerLostError("no target worker is ready")
         return min(lengths)
 
+    def _check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
+        settings, context = self.settings, self.max_length()
+        longest_prompt = min(settings.max_prompt_tokens or context, context)
+        if prompt_tokens > longest_prompt:
+            raise InvalidRequestError(
+                "prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted"
+            )
+        longest_output = min(settings.max_output_tokens or context, context - prompt_tokens)
+        if max_tokens > longest_output:
+            raise InvalidRequestError(
+                "max_tokens",
+                f"{max_tokens} after {prompt_tokens} tokens of prompt, at most {longest_output} are accepted",
+            )
+
     def _token_ids(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        token_ids = tuple(self._tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
+        token_ids = tuple(self.tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
         if not token_ids:
             raise InvalidRequestError("prompt", "must hold at least one token")
         self._check_ids("prompt", token_ids)

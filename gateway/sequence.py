@@ -1,8 +1,27 @@
 """The Sequence: the gateway's copy is the truth, workers hold caches of it."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from decoding.settings import Sampling
+from protos.generation_pb2 import TokenLogprobs
+
+
+class Origin(Enum):
+    """Where a token comes from."""
+
+    ACCEPTED = "accepted"  # drafted, and confirmed by the target
+    TARGET = "target"  # the target's own, after a Draft
+    PLAIN = "plain"  # the target's own, without a Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One committed token."""
+
+    id: int
+    origin: Origin
+    logprobs: TokenLogprobs | None = None  # where the request asked for them
 
 
 @dataclass

@@ -4,9 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from decoding.settings import Verification
+
 MAX_DEPTH = 16
 
 Drafter = Literal["model", "ngram"]
+Priority = Literal["interactive", "batch"]
 
 
 class GatewaySettings(BaseModel):
@@ -19,6 +22,15 @@ class GatewaySettings(BaseModel):
     draft_deadline_ms: float = Field(
         default=1000.0, gt=0.0, description="wait for a Draft, milliseconds; after it the round goes without"
     )
+    request_deadline_s: float = Field(
+        default=600.0, gt=0.0, description="from arrival to the last token, seconds; lost targets included"
+    )
+    max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
+    max_output_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
+    max_choices: int = Field(default=16, ge=1, description="answers to one request")
+    max_running: int = Field(default=256, ge=1, description="requests at a time per gateway")
+    max_waiting: int = Field(default=256, ge=0, description="requests in the queue before others are refused")
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1, description="of one HTTP request")
 
 
 class Speculation(BaseModel):
@@ -31,11 +43,12 @@ class Speculation(BaseModel):
         default=None, description="for mode fixed"
     )
     drafter: Drafter | None = Field(default=None, description="None: the gateway's setting")
+    verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
 
     def resolved(self, settings: GatewaySettings) -> "Speculation":
         """With nothing left open: mode fixed and a depth, or mode off."""
         drafter = self.drafter or settings.drafter
         depth = settings.depth if self.mode == "auto" or self.depth is None else self.depth
         if self.mode == "off" or depth == 0:
-            return Speculation(mode="off", drafter=drafter)
-        return Speculation(mode="fixed", depth=depth, drafter=drafter)
+            return self.model_copy(update={"mode": "off", "depth": None, "drafter": drafter})
+        return self.model_copy(update={"mode": "fixed", "depth": depth, "drafter": drafter})

@@ -2,36 +2,79 @@
 
 import asyncio
 import contextlib
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from gateway.errors import WorkerLostError
+from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import Sequence
 from protos import rounds_pb2
 from protos.convert import sampling_to_message
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
+Role = Literal["target", "draft"]
 
-SEND_TIMEOUT_S = 2.0  # for a worker to take a message off our hands
+SEND_TIMEOUT_S = 2.0
 CLOSE_GRACE_S = 0.2  # for the worker to confirm a normal end before the call is cancelled
+LOAD_AGE_S = 2.0  # for which a reported load is believed
+SUSPECT_S = 5.0  # for which a worker that was lost comes last when one is chosen
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError)  # what a finished call raises
+_REFUSED = {grpc.StatusCode.INVALID_ARGUMENT: "prompt", grpc.StatusCode.RESOURCE_EXHAUSTED: "max_tokens"}
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a worker publishes about itself when it is ready."""
+
+    role: Role
+    model: str  # folder or hub id
+    address: str  # host:port of its gRPC server
+    pid: int
+    node: str
+    vocab_size: int
+    max_length: int  # tokens of context
+
+
+@dataclass
+class Link:
+    """This gateway's connection to one worker, and what it last heard over it."""
+
+    worker: Worker
+    channel: grpc.aio.Channel
+    streams: int = 0  # open ones of this gateway
+    load: rounds_pb2.Load | None = None  # from the newest reply
+    heard_at: float = 0.0  # when that was, in the event loop's time
+    suspect_until: float = 0.0  # the same clock
+
+    def busy(self, now: float) -> int:
+        """Sequences there: those that we know of, or more if other gateways had some just now."""
+        if self.load is None or now - self.heard_at > LOAD_AGE_S:
+            return self.streams
+        return max(self.streams, self.load.running + self.load.waiting)
 
 
 class WorkerStream(Generic[RequestT, ReplyT]):
     """``send`` and ``receive`` raise WorkerLostError once the stream is broken."""
 
-    def __init__(self, call: Any, request: type[RequestT], sequence: Sequence) -> None:
+    def __init__(self, link: Link, call: Any, request: type[RequestT], sequence: Sequence) -> None:
+        self._link = link
         self._call = call
         self._request: type[RequestT] = request
         self._sequence = sequence
         self._opened = False
         self._known = 0  # tokens of the sequence that the worker was told
         self._read: asyncio.Task[ReplyT] | None = None
+        link.streams += 1
         sequence.epoch += 1
         self._epoch = sequence.epoch
+
+    @property
+    def lag(self) -> int:
+        """Committed tokens that the worker was not told yet."""
+        return len(self._sequence) - self._known
 
     def turn(self) -> rounds_pb2.Turn:
         """The newest turn: what the worker was told before, and the tokens since then."""
@@ -40,16 +83,24 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             epoch=self._epoch, round=self._sequence.round, base=base, tokens=self._sequence.since(base)
         )
 
-    async def send(self, request: RequestT) -> None:
-        """The first request opens the sequence at the worker."""
+    async def send(self, request: RequestT, timeout: float = SEND_TIMEOUT_S) -> None:
+        """The first request opens the sequence at the worker.
+
+        Args:
+            timeout: seconds in which the worker has to take the message off our hands.
+
+        Raises:
+            WorkerLostError: the stream is broken.
+            InvalidRequestError: the worker cannot serve such a sequence.
+        """
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
+            async with asyncio.timeout(timeout):
                 if not self._opened:
                     self._opened = True
                     await self._call.write(self._request(open=self._opening()))
                 await self._call.write(request)
         except (*_BROKEN, TimeoutError) as error:
-            raise WorkerLostError(_reason(error)) from error
+            raise await self._lost(error) from error
 
     def _opening(self) -> rounds_pb2.Open:
         return rounds_pb2.Open(
@@ -62,7 +113,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     async def receive(self, round_number: int, timeout: float | None = None) -> ReplyT | None:
         """The next reply to that round, None if it is not there within ``timeout`` seconds.
 
-        Replies to older rounds are dropped on the way.
+        Replies to older rounds are dropped on the way. Raises as ``send`` does.
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
@@ -73,12 +124,32 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             if not self._read.done():
                 return None
             read, self._read = self._read, None
-            reply = _result(read)
+            reply = await self._result(read)
+            self._link.load, self._link.heard_at = reply.load, loop.time()
             if reply.round == round_number:
                 return reply
 
+    async def _result(self, read: asyncio.Task[ReplyT]) -> ReplyT:
+        try:
+            reply = read.result()
+        except (*_BROKEN, asyncio.CancelledError) as error:
+            raise await self._lost(error) from error
+        if not isinstance(reply, Message):  # grpc.aio.EOF
+            raise await self._lost(None)
+        return reply
+
+    async def _lost(self, error: BaseException | None) -> WorkerLostError | InvalidRequestError:
+        """What to raise, and a note that this worker is not to be trusted for a while."""
+        code = await self._call.code() if self._call.done() else None
+        if code in _REFUSED:
+            return InvalidRequestError(_REFUSED[code], await self._call.details())
+        self._link.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
+        worker = self._link.worker
+        return WorkerLostError(f"{worker.role} worker {worker.address}: {_reason(error)}")
+
     async def aclose(self) -> None:
         """Ends the stream, saying so where it is a normal end; the worker frees the sequence either way."""
+        self._link.streams -= 1
         if self._sequence.finish_reason is not None:
             with contextlib.suppress(*_BROKEN):
                 await self._call.write(self._request(close=rounds_pb2.Close()))
@@ -89,17 +160,9 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             await asyncio.gather(self._read, return_exceptions=True)
 
 
-def _result(read: asyncio.Task[ReplyT]) -> ReplyT:
-    try:
-        reply = read.result()
-    except (*_BROKEN, asyncio.CancelledError) as error:
-        raise WorkerLostError(_reason(error)) from error
-    if not isinstance(reply, Message):  # grpc.aio.EOF
-        raise WorkerLostError("the worker ended the stream")
-    return reply
-
-
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException | None) -> str:
+    if error is None:
+        return "the worker ended the stream"
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error) or type(error).__name__

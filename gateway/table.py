@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.fleet import Worker
+from gateway.streams import Worker
 
 _BY_DEPLOYMENT: dict[str, tuple[Worker, ...]] = {}
 

@@ -103,16 +103,16 @@ class AnswerText:
         """A stop string was found: the answer ends."""
         return self._stops.found
 
-    def add(self, token_ids: Sequence[int], *, ends: bool) -> tuple[int, str]:
-        """How many of the tokens belong to the answer, and the text that is certain now.
+    def add(self, token_ids: Sequence[int], *, ends: bool) -> list[str]:
+        """For each token that belongs to the answer the text that is certain with it.
 
         ``ends`` says that nothing follows these tokens.
         """
         pieces: list[str] = []
-        for kept, token_id in enumerate(token_ids, start=1):
+        for token_id in token_ids:
             pieces.append(self._stops.add(self._detokenizer.add(token_id)))
             if self.stopped:
-                return kept, "".join(pieces)
+                return pieces
         if ends:
-            pieces += [self._stops.add(self._detokenizer.end()), self._stops.end()]
-        return len(token_ids), "".join(pieces)
+            pieces[-1] += self._stops.add(self._detokenizer.end()) + self._stops.end()
+        return pieces

@@ -39,10 +39,30 @@ class GenerationStub:
                 request_serializer=protos_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_generation__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Complete = channel.unary_unary(
+                '/outrider.v1.Generation/Complete',
+                request_serializer=protos_dot_generation__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.Completion.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/outrider.v1.Generation/Tokenize',
+                request_serializer=protos_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.Tokens.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/outrider.v1.Generation/Detokenize',
+                request_serializer=protos_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.Text.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/outrider.v1.Generation/GetModel',
                 request_serializer=protos_dot_generation__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=protos_dot_generation__pb2.Model.FromString,
+                _registered_method=True)
+        self.GetLoads = channel.unary_unary(
+                '/outrider.v1.Generation/GetLoads',
+                request_serializer=protos_dot_generation__pb2.GetLoadsRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.Loads.FromString,
                 _registered_method=True)
 
 
@@ -50,14 +70,41 @@ class GenerationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams the answer as it is generated; the last chunk carries finish_reason and usage.
+        """Streams the answer as it is generated; the last chunk carries usage.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Complete(self, request, context):
+        """The same answer in one message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Text to the target's token ids, without those that a prompt gets besides.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
         """What is served, and by which processes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoads(self, request, context):
+        """How busy the gateway that answers is, and the workers as it last heard of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,10 +118,30 @@ def add_GenerationServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_generation__pb2.GenerateChunk.SerializeToString,
             ),
+            'Complete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Complete,
+                    request_deserializer=protos_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.Completion.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=protos_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.Tokens.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=protos_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.Text.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=protos_dot_generation__pb2.GetModelRequest.FromString,
                     response_serializer=protos_dot_generation__pb2.Model.SerializeToString,
+            ),
+            'GetLoads': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoads,
+                    request_deserializer=protos_dot_generation__pb2.GetLoadsRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.Loads.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -115,6 +182,87 @@ class Generation:
             _registered_method=True)
 
     @staticmethod
+    def Complete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Complete',
+            protos_dot_generation__pb2.GenerateRequest.SerializeToString,
+            protos_dot_generation__pb2.Completion.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Tokenize',
+            protos_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            protos_dot_generation__pb2.Tokens.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Detokenize',
+            protos_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            protos_dot_generation__pb2.Text.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetModel(request,
             target,
             options=(),
@@ -131,6 +279,33 @@ class Generation:
             '/outrider.v1.Generation/GetModel',
             protos_dot_generation__pb2.GetModelRequest.SerializeToString,
             protos_dot_generation__pb2.Model.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/GetLoads',
+            protos_dot_generation__pb2.GetLoadsRequest.SerializeToString,
+            protos_dot_generation__pb2.Loads.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,58 @@
+"""How many requests are worked on at a time, and how many may wait for their turn."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.errors import DeadlineError, OverloadedError
+
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+FORGETTING = 0.1  # weight of the newest request in the mean duration
+
+
+class Admission:
+    """A bounded queue before a bounded number of places. Whoever was let in is never put out."""
+
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self._places = asyncio.Semaphore(max_running)
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._mean_duration_s = SHORTEST_RETRY_S
+        self.running = 0
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def place(self, deadline: float) -> AsyncIterator[None]:
+        """A place for one request, in order of arrival.
+
+        Raises:
+            OverloadedError: the queue is full.
+            DeadlineError: no place was free before ``deadline``, a time of the running event loop.
+        """
+        if self._places.locked() and self.waiting >= self._max_waiting:
+            raise OverloadedError(
+                f"{self.running} requests run and {self.waiting} wait, more are not accepted",
+                self.retry_after_s(),
+            )
+        self.waiting += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise DeadlineError("the request waited in the queue until its deadline") from error
+        finally:
+            self.waiting -= 1
+        began = asyncio.get_running_loop().time()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._places.release()
+            duration = asyncio.get_running_loop().time() - began
+            self._mean_duration_s += FORGETTING * (duration - self._mean_duration_s)
+
+    def retry_after_s(self) -> float:
+        """Until about when the queue as it stands has been served."""
+        estimate = self._mean_duration_s * (self.waiting + 1) / self._max_running
+        return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)
