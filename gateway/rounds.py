@@ -85,8 +85,8 @@ class Rounds:
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Each Verdict once its tokens are committed.
 
-        Losing the draft only ends drafting until there is another. A lost target is replaced by another, which
-        goes on from the committed tokens: by the same noise to the same text.
+        Losing the draft only ends drafting until there is another. When the target is lost another goes on
+        from the committed tokens: by the same noise to the same text.
 
         Raises:
             DeadlineError: the deadline passed first.
@@ -188,7 +188,10 @@ class Rounds:
         return self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
 
     async def _plain(self, target: TargetStream, drafter: Drafter | None) -> AsyncGenerator[Step, None]:
-        """Plain decoding without a turn per token, until the drafter is back. A slow client stops the grants."""
+        """Plain decoding until the drafter is back, without a turn per token.
+
+        A client that does not read stops the grants.
+        """
         recovery = asyncio.create_task(_never() if drafter is None else drafter.recover())
         until = 0
         try:

@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-from gateway.fleet import Fleet, Role, Worker
+from gateway.fleet import Fleet
+from gateway.streams import Role, Worker
 from protos import rounds_pb2, rounds_pb2_grpc
 
 VOCAB_SIZE = 256
@@ -20,7 +21,8 @@ class Script:
     """What target and draft have in common: what they were told, and how they fail."""
 
     answer: Sequence[int]  # token ids after the prompt
-    lost_after: int | None = None  # requests after which the stream breaks
+    lost_at: Collection[int] = ()  # the stream breaks at these requests, counted over all streams
+    lost_with: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     requests: list[Any] = field(default_factory=list)  # in order, the opening first
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # no stream is open any more
 
@@ -40,8 +42,8 @@ class Script:
                 assert turn.epoch == opening.epoch
                 assert turn.base <= len(told), f"base={turn.base}, told were {len(told)} tokens"
                 told = told[: turn.base] + list(turn.tokens)
-                if self.lost_after is not None and len(self.requests) > self.lost_after:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "lost by the script")
+                if len(self.requests) in self.lost_at:
+                    await context.abort(self.lost_with, "lost by the script")
                 yield request, len(told) - opening.prompt_length
 
     def kinds(self) -> list[str]:
@@ -115,22 +117,26 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
 
 
 @asynccontextmanager
-async def fleet_of(target: ScriptedTarget | None, draft: ScriptedDraft | None = None) -> AsyncIterator[Fleet]:
-    """A Fleet that finds them on loopback."""
-    server = grpc.aio.server()
-    roles: list[Role] = []
-    if target is not None:
-        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(target, server)
-        roles.append("target")
-    if draft is not None:
-        rounds_pb2_grpc.add_DraftWorkerServicer_to_server(draft, server)
-        roles.append("draft")
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    workers = [Worker(role, f"a {role}", address, 1, "node", VOCAB_SIZE, MAX_LENGTH) for role in roles]
-    fleet = Fleet(lambda: workers)
+async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIterator[Fleet]:
+    """A Fleet that finds them on loopback, each behind a server of its own."""
+    servers, found = [], []
+    for worker in workers:
+        if worker is None:
+            continue
+        server = grpc.aio.server()
+        role: Role = "target" if isinstance(worker, ScriptedTarget) else "draft"
+        if isinstance(worker, ScriptedTarget):
+            rounds_pb2_grpc.add_TargetWorkerServicer_to_server(worker, server)
+        else:
+            rounds_pb2_grpc.add_DraftWorkerServicer_to_server(worker, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        servers.append(server)
+        found.append(Worker(role, f"a {role}", address, 1, "node", VOCAB_SIZE, MAX_LENGTH))
+    fleet = Fleet(lambda: found)
     try:
         yield fleet
     finally:
         await fleet.close()
-        await server.stop(grace=None)
+        for server in servers:
+            await server.stop(grace=None)

@@ -1,62 +1,111 @@
 """What makes a Draft, seen from the gateway."""
 
+import asyncio
+
+import pytest
+
 from decoding.settings import Sampling
-from gateway.drafters import ModelDrafter, NgramDrafter
+from gateway import drafters
+from gateway.drafters import SMALL_LAG, ModelDrafter, NgramDrafter
+from gateway.errors import WorkerLostError
 from gateway.sequence import Sequence
-from protos import rounds_pb2
+from gateway.settings import GatewaySettings
+from tests.fakes.scripted import ScriptedDraft, fleet_of
+
+ANSWER = [*range(10, 200)]
+PROMPT = (1, 2, 3)
 
 
-class Stream:
-    """A draft worker that has answered the rounds in ``answered``; no time passes."""
-
-    def __init__(self):
-        self.answered = set()
-        self.asked = []  # (round, depth)
-        self.waits = []  # seconds
-
-    def turn(self):
-        return rounds_pb2.Turn()
-
-    async def send(self, request):
-        self.asked.append(request.propose.depth)
-
-    async def receive(self, round_number, timeout):
-        self.waits.append(timeout)
-        return rounds_pb2.DraftReply(round=round_number) if round_number in self.answered else None
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
 
 
-def sequence_at(round_number, *generated):
-    return Sequence((1, 2, 3), Sampling(), noise_key=0, round=round_number, generated=list(generated))
+def drafter_of(fleet, deadline_ms=5000.0):
+    settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
+    sequence = Sequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0, round=1)
+    return sequence, ModelDrafter(fleet, sequence, settings)
 
 
-async def test_an_overdue_draft_is_not_waited_for_again_and_nothing_more_is_asked():
-    stream = Stream()
-    drafter = ModelDrafter(stream, deadline_s=0.5)
-    assert await drafter.propose(sequence_at(2), 4) is None
-    assert await drafter.propose(sequence_at(3), 5) is None
-    assert stream.asked == [4]
-    assert stream.waits == [0.5, 0.0]
-
-
-async def test_drafts_are_asked_for_again_once_the_overdue_one_is_there():
-    stream = Stream()
-    drafter = ModelDrafter(stream, deadline_s=0.5)
-    await drafter.propose(sequence_at(2), 4)
-    stream.answered = {2, 3}
-    assert await drafter.propose(sequence_at(3), 5) is not None
-    assert stream.asked == [4, 5]
+def commit(sequence, count):
+    sequence.generated.extend(ANSWER[len(sequence.generated) :][:count])
+    sequence.round += 1
 
 
 async def test_taking_in_the_prompt_waits_for_no_answer():
-    stream = Stream()
-    assert await ModelDrafter(stream, deadline_s=0.5).propose(sequence_at(1), 0) is not None
-    assert (stream.asked, stream.waits) == ([0], [])
+    draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
+    async with fleet_of(draft) as fleet:
+        _, drafter = drafter_of(fleet)
+        await drafter.start()
+        await drafter.aclose()
+
+
+async def test_a_draft_follows_the_committed_tokens():
+    async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
+        sequence, drafter = drafter_of(fleet)
+        await drafter.start()
+        commit(sequence, 2)
+        draft = await drafter.propose(3)
+        await drafter.aclose()
+    assert draft is not None
+    assert list(draft.tokens) == ANSWER[2:5]
+
+
+async def test_a_late_draft_is_none_and_recovery_waits_for_it():
+    silent = asyncio.Event()
+    async with fleet_of(ScriptedDraft(ANSWER, silent=silent)) as fleet:
+        sequence, drafter = drafter_of(fleet, deadline_ms=20.0)
+        await drafter.start()
+        commit(sequence, 1)
+        assert await drafter.propose(3) is None
+        recovery = asyncio.create_task(drafter.recover())
+        assert not (await asyncio.wait({recovery}, timeout=0.05))[0]
+        silent.set()
+        await recovery
+        commit(sequence, 1)
+        draft = await drafter.propose(3)
+        await drafter.aclose()
+    assert draft is not None
+    assert list(draft.tokens) == ANSWER[2:5]
+
+
+async def test_recovery_catches_up_with_what_was_decoded_meanwhile():
+    draft = ScriptedDraft(ANSWER, lost_at=(3,))
+    async with fleet_of(draft) as fleet:
+        sequence, drafter = drafter_of(fleet)
+        await drafter.start()
+        commit(sequence, 1)
+        with pytest.raises(WorkerLostError, match="lost by the script"):
+            await drafter.propose(3)
+        commit(sequence, 2 * SMALL_LAG)
+        await drafter.recover()
+        opened = [request for request in draft.requests if request.HasField("open")]
+        newest = draft.requests[-1].propose
+        await drafter.aclose()
+    assert [request.open.epoch for request in opened] == [1, 2]
+    assert (newest.depth, newest.turn.base, len(newest.turn.tokens)) == (0, 0, len(sequence))
+
+
+async def test_recovery_outlasts_a_worker_that_is_lost_again():
+    async with fleet_of(ScriptedDraft(ANSWER, lost_at=(3, 5, 7))) as fleet:
+        sequence, drafter = drafter_of(fleet)
+        await drafter.start()
+        commit(sequence, 1)
+        with pytest.raises(WorkerLostError):
+            await drafter.propose(3)
+        await drafter.recover()
+        commit(sequence, 1)
+        assert (await drafter.propose(2)).tokens == ANSWER[2:4]
+        await drafter.aclose()
 
 
 async def test_ngrams_are_looked_up_in_prompt_and_output():
-    drafter = NgramDrafter()
-    await drafter.propose(sequence_at(1), 0)
-    draft = await drafter.propose(sequence_at(2, 9, 1), 3)
-    assert list(draft.tokens) == [2, 3, 9]
-    draft = await drafter.propose(sequence_at(3, 9, 1, 7, 9), 2)
-    assert list(draft.tokens) == [1, 7]
+    settings = GatewaySettings(model="m", tokenizer="t")
+    async with fleet_of() as fleet:
+        sequence = Sequence(PROMPT, Sampling(), noise_key=0)
+        drafter = NgramDrafter(fleet, sequence, settings)
+        await drafter.start()
+        sequence.generated += [9, 1]
+        assert list((await drafter.propose(3)).tokens) == [2, 3, 9]
+        sequence.generated += [7, 9]
+        assert list((await drafter.propose(2)).tokens) == [1, 7]

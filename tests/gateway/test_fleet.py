@@ -1,32 +1,98 @@
-"""A stream goes to the least busy worker of its role."""
+"""A stream goes to a worker of its role: one that holds the prefix, else the least busy one."""
+
+import asyncio
+from contextlib import aclosing
 
 import pytest
 
 from decoding.settings import Sampling
 from gateway import table
-from gateway.errors import InvalidRequestError
-from gateway.fleet import Fleet, Worker
+from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.fleet import IMBALANCE, Fleet
 from gateway.sequence import Sequence
+from gateway.streams import LOAD_AGE_S, Worker
+from protos import rounds_pb2
 
 
 def worker(address, role="target"):
     return Worker(role, "model", address, pid=1, node="n", vocab_size=256, max_length=2048)
 
 
-async def test_streams_spread_over_the_replicas_and_come_back(monkeypatch):
+def sequence(*prompt):
+    return Sequence(prompt or (1,), Sampling(), noise_key=0)
+
+
+@pytest.fixture
+async def fleet():
     fleet = Fleet(lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2"), worker("127.0.0.1:3", "draft")])
-    sequence = Sequence((1,), Sampling(), noise_key=0)
-    async with fleet.open_target(sequence), fleet.open_target(sequence), fleet.open_draft(sequence):
-        assert dict(fleet._streams) == {"127.0.0.1:1": 1, "127.0.0.1:2": 1, "127.0.0.1:3": 1}
-    assert not any(fleet._streams.values())
+    yield fleet
     await fleet.close()
 
 
-async def test_every_stream_opens_under_an_epoch_of_its_own():
-    fleet = Fleet(lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2", "draft")])
-    sequence = Sequence((1,), Sampling(), noise_key=0)
-    async with fleet.open_target(sequence) as target, fleet.open_draft(sequence) as draft:
+def streams(fleet):
+    return {link.worker.address[-1]: link.streams for link in fleet.links()}
+
+
+async def test_streams_spread_over_the_replicas_and_come_back(fleet):
+    opened = [fleet.open_target(sequence(n)) for n in range(4)] + [fleet.open_draft(sequence())]
+    assert streams(fleet) == {"1": 2, "2": 2, "3": 1}
+    for stream in opened:
+        await stream.aclose()
+    assert streams(fleet) == {"1": 0, "2": 0, "3": 0}
+
+
+async def test_every_stream_opens_under_an_epoch_of_its_own(fleet):
+    opening = sequence()
+    async with aclosing(fleet.open_target(opening)) as target, aclosing(fleet.open_draft(opening)) as draft:
         assert (target.turn().epoch, draft.turn().epoch) == (1, 2)
+
+
+async def test_a_prompt_goes_where_its_beginning_was_taken_in(fleet):
+    first = fleet.open_target(sequence(*range(200)))
+    second = fleet.open_target(sequence(*range(150)))
+    assert streams(fleet) == {"1": 2, "2": 0, "3": 0}
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_unless_that_worker_is_much_busier_than_another(fleet):
+    opened = [fleet.open_target(sequence(*range(200))) for _ in range(2 * IMBALANCE)]
+    counts = streams(fleet)
+    assert counts["1"] > counts["2"] > 0
+    assert counts["1"] - counts["2"] <= IMBALANCE + 1
+    for stream in opened:
+        await stream.aclose()
+
+
+async def test_a_lost_worker_comes_last(fleet):
+    lost = fleet.open_target(sequence(*range(200)))  # nobody listens there
+    with pytest.raises(WorkerLostError, match="target worker 127"):
+        await lost.receive(1)
+    await lost.aclose()
+    opened = [fleet.open_target(sequence(*range(200))) for _ in range(3)]
+    assert streams(fleet) == {"1": 0, "2": 3, "3": 0}
+    for stream in opened:
+        await stream.aclose()
+
+
+async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
+    now = asyncio.get_running_loop().time()
+    link = fleet.links()[0]
+    link.load, link.heard_at = rounds_pb2.Load(running=3, waiting=2), now
+    assert link.busy(now) == 5
+    assert link.busy(now + 2 * LOAD_AGE_S) == 0
+
+
+async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
+    workers = [worker("127.0.0.1:1")]
+    fleet = Fleet(lambda: workers)
+    stream = fleet.open_target(sequence())
+    workers[:] = [worker("127.0.0.1:2")]
+    assert streams(fleet) == {"2": 0}
+    assert len(fleet._links) == 2
+    await stream.aclose()
+    fleet.links()
+    assert [*fleet._links] == ["127.0.0.1:2"]
     await fleet.close()
 
 

@@ -2,36 +2,50 @@
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import asdict
 
+import grpc
 import pytest
 
 from decoding.settings import Sampling
-from gateway.errors import WorkerLostError
+from gateway import drafters
+from gateway.errors import DeadlineError, InvalidRequestError
 from gateway.rounds import PLAIN_STRETCH, Record, Rounds
-from gateway.sequence import Sequence
+from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 
 PROMPT = (5, 6, 7)
 ANSWER = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
 ANSWER_LENGTH = len(ANSWER)
+LONG = [*range(200)]
 OFF = Speculation(mode="off", drafter="model")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
 
 
 def fixed(depth: int, drafter: str = "model") -> Speculation:
     return Speculation.model_validate({"mode": "fixed", "depth": depth, "drafter": drafter})
 
 
-def rounds_of(fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=5000.0):
+def rounds_of(
+    fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=5000.0, deadline_s=60.0
+):
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
-    return sequence, Rounds(sequence, fleet, speculation, settings)
+    deadline = asyncio.get_running_loop().time() + deadline_s
+    return sequence, Rounds(sequence, fleet, speculation, settings, deadline)
+
+
+def ids(step) -> list[int]:
+    return [token.id for token in step.tokens]
 
 
 async def run(fleet, speculation, **settings) -> tuple[list[int], Record]:
     sequence, rounds = rounds_of(fleet, speculation, **settings)
-    emitted = [token async for reply in rounds.replies() for token in reply.tokens]
+    emitted = [token async for step in rounds.steps() for token in ids(step)]
     assert emitted == sequence.generated
     return emitted, rounds.record
 
@@ -62,15 +76,17 @@ async def test_counts_what_speculation_did():
     draft = ScriptedDraft(ANSWER, wrong=[6])
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         _, record = await run(fleet, fixed(3))
-    assert asdict(record) == {
+    assert vars(record) == {
         "rounds": 3,
         "drafted": 9,
         "verified": 3 + 2 + 3,
-        "accepted": 3 + 1 + 3,
+        "accepted_lengths": {1: 1, 3: 2},
         "target_passes": 5,
         "late_drafts": 0,
-        "draft_lost": False,
+        "lost_drafts": 0,
+        "lost_targets": 0,
     }
+    assert (record.accepted, record.mean_accepted_length, record.histogram) == (7, 7 / 3, [0, 1, 0, 2])
 
 
 async def test_the_draft_goes_on_to_the_target_as_it_came():
@@ -110,42 +126,53 @@ async def test_the_first_token_does_not_wait_for_the_draft():
     silent = asyncio.Event()
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, silent=silent)) as fleet:
         _, rounds = rounds_of(fleet, fixed(4), deadline_ms=3_600_000.0)
-        async with aclosing(rounds.replies()) as replies:
-            assert (await anext(replies)).tokens == [10]
+        async with aclosing(rounds.steps()) as steps:
+            assert ids(await anext(steps)) == [10]
             silent.set()
-            emitted = [token async for reply in replies for token in reply.tokens]
+            emitted = [token async for step in steps for token in ids(step)]
     assert emitted == ANSWER[1:]
 
 
-async def test_a_round_goes_without_a_draft_that_is_late():
+async def test_a_draft_that_is_late_is_not_waited_for_again():
     draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         emitted, record = await run(fleet, fixed(4), deadline_ms=20.0)
     assert emitted == ANSWER
-    assert (record.accepted, record.target_passes) == (0, len(ANSWER))
-    assert record.late_drafts == len(ANSWER) - 1
+    assert (record.accepted, record.late_drafts, record.target_passes) == (0, 1, len(ANSWER))
 
 
-async def test_drafting_goes_on_once_the_overdue_draft_has_come():
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("fault", ["late", "lost"])
+async def test_drafting_goes_on_once_the_draft_is_back(fault):
     silent = asyncio.Event()
-    answer = ANSWER * 20
-    async with fleet_of(ScriptedTarget(answer), ScriptedDraft(answer, silent=silent)) as fleet:
-        sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(answer), deadline_ms=20.0)
-        async for _ in rounds.replies():
-            if len(sequence.generated) == 10:
-                assert rounds.record.late_drafts > 0
+    draft = ScriptedDraft(
+        LONG, silent=silent if fault == "late" else None, lost_at=(3,) if fault == "lost" else ()
+    )
+    async with fleet_of(ScriptedTarget(LONG), draft) as fleet:
+        sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(LONG), deadline_ms=20.0)
+        async for step in rounds.steps():
+            if len(sequence.generated) > 5 and not rounds.record.rounds:
+                assert step.tokens[0].origin is Origin.PLAIN
                 silent.set()
-    assert sequence.generated == answer
+                await until(lambda: draft.kinds().count("propose") >= (2 if fault == "late" else 3))
+    assert sequence.generated == LONG
+    assert rounds.record.late_drafts + rounds.record.lost_drafts == 1
     assert rounds.record.accepted > 0
 
 
-@pytest.mark.parametrize("lost_after", [1, 2, 3, 4])
-async def test_a_lost_draft_never_fails_a_request(lost_after):
-    target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[2, 5], lost_after=lost_after)
+@pytest.mark.parametrize("lost_at", range(2, 6))
+async def test_a_lost_draft_never_fails_a_request(lost_at):
+    target = ScriptedTarget(ANSWER)
+    draft = ScriptedDraft(ANSWER, wrong=[2, 5], lost_at=range(lost_at, 100))
     async with fleet_of(target, draft) as fleet:
         emitted, record = await run(fleet, fixed(2))
     assert emitted == ANSWER
-    assert record.draft_lost
+    assert record.lost_drafts == 1
     assert "plain" in target.kinds()
 
 
@@ -153,19 +180,69 @@ async def test_no_draft_worker_is_a_lost_draft():
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         emitted, record = await run(fleet, fixed(4))
     assert emitted == ANSWER
-    assert record.draft_lost
+    assert record.lost_drafts == 1
 
 
-async def test_a_lost_target_is_said_so():
-    async with fleet_of(ScriptedTarget(ANSWER, lost_after=2), ScriptedDraft(ANSWER)) as fleet:
-        with pytest.raises(WorkerLostError, match="lost by the script"):
-            await run(fleet, fixed(4))
+@pytest.mark.parametrize("speculation", [OFF, fixed(3), fixed(3, "ngram")], ids=str)
+@pytest.mark.parametrize("lost_at", [range(2, 100), (2,), (3, 6), (4, 6, 8)], ids=str)
+async def test_another_target_goes_on_with_the_same_text(speculation, lost_at):
+    lost, kept = ScriptedTarget(LONG, lost_at=lost_at), ScriptedTarget(LONG)
+    async with fleet_of(lost, kept, ScriptedDraft(LONG, wrong=range(0, len(LONG), 5))) as fleet:
+        emitted, record = await run(fleet, speculation, max_tokens=len(LONG))
+    assert emitted == LONG
+    assert record.lost_targets == 1
+    reopened = kept.requests[0].open
+    assert (reopened.prompt_length, reopened.epoch) == (
+        len(PROMPT),
+        2 if speculation.drafter == "ngram" or speculation is OFF else 3,
+    )
+    first = kept.requests[1]
+    assert getattr(first, first.WhichOneof("request")).turn.base == 0
 
 
-async def test_no_target_is_said_so():
-    async with fleet_of(None) as fleet:
-        with pytest.raises(WorkerLostError, match="no target worker"):
+@pytest.mark.parametrize("target_lost_at", range(2, 9))
+@pytest.mark.parametrize("draft_lost_at", range(2, 7))
+async def test_rounds_and_plain_decoding_give_way_to_each_other_at_any_point(target_lost_at, draft_lost_at):
+    """The only target comes back at once, the draft after a pause: every order of the two is met."""
+    target = ScriptedTarget(LONG, lost_at=(target_lost_at, target_lost_at + 3))
+    draft = ScriptedDraft(LONG, wrong=[3, 4, 40], lost_at=(draft_lost_at, draft_lost_at + 4))
+    async with fleet_of(target, draft) as fleet:
+        emitted, record = await run(fleet, fixed(3), max_tokens=len(LONG))
+    assert emitted == LONG
+    assert record.lost_targets in (1, 2)
+    assert record.lost_drafts >= 1
+
+
+async def test_a_target_that_does_not_come_back_fails_at_the_deadline():
+    async with fleet_of(ScriptedTarget(ANSWER, lost_at=range(4, 10_000)), ScriptedDraft(ANSWER)) as fleet:
+        _, rounds = rounds_of(fleet, fixed(4), deadline_s=0.5)
+        with pytest.raises(DeadlineError, match="lost by the script"):
+            async for _ in rounds.steps():
+                pass
+
+
+async def test_a_sequence_that_no_target_can_serve_is_refused():
+    target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    async with fleet_of(target) as fleet:
+        with pytest.raises(InvalidRequestError, match="max_tokens"):
             await run(fleet, OFF)
+
+
+async def test_no_target_is_said_so_at_the_deadline():
+    async with fleet_of(None) as fleet:
+        _, rounds = rounds_of(fleet, OFF, deadline_s=0.05)
+        with pytest.raises(DeadlineError, match="no target worker"):
+            await anext(rounds.steps())
+
+
+async def test_every_token_says_where_it_comes_from():
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[6])) as fleet:
+        _, rounds = rounds_of(fleet, fixed(3))
+        origins = [
+            token.origin.value for step in [step async for step in rounds.steps()] for token in step.tokens
+        ]
+    accepted, target = "accepted", "target"
+    assert origins == ["plain", *[accepted] * 3, target, accepted, target, *[accepted] * 3, target, "plain"]
 
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(3)], ids=str)
@@ -195,9 +272,9 @@ async def test_a_client_that_does_not_read_stops_the_grants():
     target = ScriptedTarget(answer)
     async with fleet_of(target) as fleet:
         _, rounds = rounds_of(fleet, OFF, max_tokens=len(answer))
-        async with aclosing(rounds.replies()) as replies:
+        async with aclosing(rounds.steps()) as steps:
             for _ in range(31):
-                await anext(replies)
+                await anext(steps)
             assert target.kinds() == ["open", "plain"]
 
 
@@ -207,8 +284,8 @@ async def test_a_client_that_leaves_ends_both_streams(speculation):
     target, draft = ScriptedTarget(answer), ScriptedDraft(answer)
     async with fleet_of(target, draft) as fleet:
         _, rounds = rounds_of(fleet, speculation, max_tokens=len(answer))
-        async with aclosing(rounds.replies()) as replies:
-            await anext(replies)
+        async with aclosing(rounds.steps()) as steps:
+            await anext(steps)
         await target.ended.wait()
         if speculation is not OFF:
             await draft.ended.wait()
