@@ -15,6 +15,7 @@ from actors.servicers import DraftServicer, TargetServicer
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
+from protos.trust import Trust
 
 logger = logging.getLogger("ray.serve")
 
@@ -22,10 +23,11 @@ STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
 
 
 async def start_server(
-    add_servicer: Callable[[grpc.aio.Server], None], host: str
+    add_servicer: Callable[[grpc.aio.Server], None], host: str, trust: Trust
 ) -> tuple[grpc.aio.Server, str]:
-    """A server on a free port of ``host``, and its address."""
+    """A server on a free port of ``host``, and its address. Only the deployment's gateways are let in."""
     server = grpc.aio.server(
+        interceptors=[trust.guard()],
         options=[
             ("grpc.max_receive_message_length", -1),
             # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
@@ -34,10 +36,10 @@ async def start_server(
             ("grpc.keepalive_time_ms", 1000),
             ("grpc.keepalive_timeout_ms", 1000),
             ("grpc.http2.max_pings_without_data", 0),
-        ]
+        ],
     )
     add_servicer(server)
-    port = server.add_insecure_port(f"{host}:0")
+    port = trust.listen(server, f"{host}:0")
     await server.start()
     return server, f"{host}:{port}"
 
@@ -47,7 +49,8 @@ class Worker:
 
     role: ClassVar[str]
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, trust: Trust) -> None:
+        self._trust = trust
         self._engine = Engine(settings)
         self._engine_loop: EngineLoop | None = None
         self._server: grpc.aio.Server | None = None
@@ -67,7 +70,7 @@ class Worker:
         engine_loop = self._engine_loop = EngineLoop(self._engine, asyncio.get_running_loop())
         host = ray.util.get_node_ip_address()
         self._server, address = await start_server(
-            lambda server: self.add_servicer(engine_loop, server), host
+            lambda server: self.add_servicer(engine_loop, server), host, self._trust
         )
         return {
             "role": self.role,

@@ -7,11 +7,16 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
+from cluster.doors import api_keys, check_doors, shared_trust
 from cluster.settings import Settings
 from cluster.start import check_resources, start_serve
 from engine.settings import EngineSettings
 from engine.vocabulary import check_vocabulary
+from gateway.auth import digest
 from gateway.deployment import Gateway
+from protos.trust import Trust
+
+SPARE_REQUESTS = 64  # at a time beyond those that generate: health, models, refusals
 
 
 def app(settings: Settings) -> Application:
@@ -19,48 +24,59 @@ def app(settings: Settings) -> Application:
 
     Raises:
         VocabularyMismatch: draft and target do not share a vocabulary.
-        ValueError: the cluster lacks a resource that was asked for.
+        ValueError: a file cannot be read, the cluster lacks a resource that was asked for, or other machines
+            could ask without an API key.
     """
     settings = settings.resolved()
+    keys, trust = api_keys(settings), shared_trust(settings)
+    check_doors(settings, keys)
     if settings.target is not None and settings.draft is not None:
         check_vocabulary(settings.target, settings.draft)
     start_serve(settings)
     check_resources(settings)
-    workers = [_target(settings)]
+    workers = [_target(settings, trust)]
     if settings.draft is not None:
-        workers.append(_draft(settings))
+        workers.append(_draft(settings, trust))
     # Calls, not decorators: a decorated class would be pickled by value, its module's globals copied.
     gateway = serve.deployment(
         serve.ingress()(Gateway),
         name="Gateway",
         num_replicas=settings.gateways,
-        max_ongoing_requests=settings.max_requests,
+        # The gateway's own queue decides; Serve's would answer without saying when to come again.
+        max_ongoing_requests=settings.max_requests + settings.max_waiting + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": 0},
         logging_config={"enable_access_log": False},
     )
-    return gateway.bind(settings.gateway(), workers)
+    digests = tuple(digest(key) for key in keys)
+    return gateway.bind(settings.gateway().model_copy(update={"api_key_digests": digests}), trust, workers)
 
 
-def _target(settings: Settings) -> Application:
-    resources = {"num_gpus": settings.target_gpus, "resources": settings.target_resources}
-    return _worker(TargetWorker, settings.target_engine(), settings.targets, resources)
+def _target(settings: Settings, trust: Trust) -> Application:
+    options = _actor_options(settings.target_gpus, settings.target_accelerator, settings.target_resources)
+    return _worker(TargetWorker, settings.target_engine(), trust, settings.targets, options)
 
 
-def _draft(settings: Settings) -> Application:
-    resources = {"num_gpus": settings.draft_gpus, "resources": settings.draft_resources}
-    return _worker(DraftWorker, settings.draft_engine(), settings.drafts, resources)
+def _draft(settings: Settings, trust: Trust) -> Application:
+    options = _actor_options(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources)
+    return _worker(DraftWorker, settings.draft_engine(), trust, settings.drafts, options)
+
+
+def _actor_options(gpus: float, accelerator: str | None, resources: dict[str, float]) -> dict[str, Any]:
+    # Logical CPUs run out before real ones do: without them a two-core machine never waits.
+    options = {"num_cpus": 0, "num_gpus": gpus, "resources": resources}
+    return options if accelerator is None else {**options, "accelerator_type": accelerator}
 
 
 def _worker(
-    worker: type[Worker], engine: EngineSettings, replicas: int, resources: dict[str, Any]
+    worker: type[Worker], engine: EngineSettings, trust: Trust, replicas: int, options: dict[str, Any]
 ) -> Application:
     deployment = serve.deployment(
         worker,
         name=worker.__name__,
         num_replicas=replicas,
-        # Logical CPUs run out before real ones do: without them a two-core machine never waits.
-        ray_actor_options={"num_cpus": 0, **resources},
+        ray_actor_options=options,
         request_router_config=RequestRouterConfig(request_router_class="gateway.router.TableRouter"),
         health_check_period_s=2,
+        health_check_timeout_s=5,
     )
-    return deployment.bind(engine)
+    return deployment.bind(engine, trust)

@@ -2,8 +2,10 @@
 
 import os
 from importlib.resources import files
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.settings import EngineSettings
@@ -17,6 +19,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    config: str | None = Field(default=None, description="YAML file with these settings; arguments win")
     target: str | None = Field(default=None, description="local folder or hub id; None: the demo pair")
     draft: str | None = Field(default=None, description="the same for the draft; None and a target: no draft")
     name: str | None = Field(default=None, description="what clients call the target; None: as `target`")
@@ -40,6 +43,8 @@ class Settings(BaseModel):
     draft_threads: int = Field(default=1, ge=1, description="on a CPU")
     target_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
     draft_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
+    target_accelerator: str | None = Field(default=None, description="as Ray names it: H100, L4, ...")
+    draft_accelerator: str | None = Field(default=None, description="as Ray names it")
     target_resources: dict[str, float] = Field(default_factory=dict, description="of Ray, per replica")
     draft_resources: dict[str, float] = Field(default_factory=dict, description="of Ray, per replica")
 
@@ -47,9 +52,35 @@ class Settings(BaseModel):
     http_port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=9000, ge=1, le=65535)
     max_requests: int = Field(default=256, ge=1, description="requests at a time per gateway")
+    max_waiting: int = Field(default=256, ge=0, description="requests in a gateway's queue, others get 429")
+    max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the target's context")
+    max_output_tokens: int | None = Field(default=None, ge=1, description="None: the target's context")
+    max_choices: int = Field(default=16, ge=1, description="answers to one request")
+    max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="of one request")
+    request_deadline_s: float = Field(default=600.0, gt=0.0, description="from arrival to the last token")
+
+    api_keys_file: str | None = Field(
+        default=None, description="one API key a line; see OUTRIDER_API_KEYS too"
+    )
+    allow_anonymous: bool = Field(
+        default=False, description="answer callers from other machines though there are no API keys"
+    )
+    tls_certificate: str | None = Field(
+        default=None, description="PEM file, for the name outrider: between gateways and workers"
+    )
+    tls_key: str | None = Field(default=None, description="PEM file")
+    tls_authority: str | None = Field(default=None, description="PEM file that signs tls_certificate")
 
     def resolved(self) -> "Settings":
-        """With nothing left open that depends on this machine or on another field."""
+        """With nothing left open that depends on a file, on this machine or on another field.
+
+        Raises:
+            ValueError: the config file cannot be read, or holds what is not accepted.
+        """
+        if self.config is not None:
+            return _from_file(
+                self.config, self.model_dump(include=self.model_fields_set - {"config"})
+            ).resolved()
         is_demo = self.target is None
         target = self.target or _demo("target")
         draft = self.draft or (_demo("draft") if is_demo else None)
@@ -65,8 +96,10 @@ class Settings(BaseModel):
         )
 
     def gateway(self) -> GatewaySettings:
-        fields = self.model_dump(include={"depth", "drafter", "draft_deadline_ms"})
-        return GatewaySettings.model_validate({"model": self.name, "tokenizer": self.target, **fields})
+        """Without API keys, which are no setting."""
+        shared = GatewaySettings.model_fields.keys() & Settings.model_fields.keys()
+        own = {"model": self.name, "tokenizer": self.target, "max_running": self.max_requests}
+        return GatewaySettings.model_validate({**self.model_dump(include=shared), **own})
 
     def target_engine(self) -> EngineSettings:
         return self._engine(model=self.target, threads=self.target_threads)
@@ -76,6 +109,16 @@ class Settings(BaseModel):
 
     def _engine(self, **fields: str | int | None) -> EngineSettings:
         return EngineSettings.model_validate({**fields, **self.model_dump(include={"dtype", "cache_memory"})})
+
+
+def _from_file(path: str, arguments: dict[str, Any]) -> Settings:
+    try:
+        fields = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"config={path!r} cannot be read: {error}") from error
+    if not isinstance(fields, dict) or "config" in fields:
+        raise ValueError(f"config={path!r} must hold settings by name, and no other config")
+    return Settings.model_validate({**fields, **arguments})
 
 
 def _demo(role: str) -> str:

@@ -18,6 +18,7 @@ ADD_SERVICER = "protos.generation_pb2_grpc.add_GenerationServicer_to_server"
 def start_serve(settings: Settings) -> None:
     """``serve run`` itself never opens the gRPC proxy: here it is opened before anything is bound."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.max_message_bytes))
     if not ray.is_initialized():
         ray.init(namespace="serve", include_dashboard=False)
     if _serve_is_running():
@@ -38,8 +39,14 @@ def start_serve(settings: Settings) -> None:
 def check_resources(settings: Settings) -> None:
     """Raises ValueError naming a resource that the cluster has too little of, rather than wait for it."""
     asked = [
-        (settings.targets, {"GPU": settings.target_gpus, **settings.target_resources}),
-        (settings.drafts if settings.draft else 0, {"GPU": settings.draft_gpus, **settings.draft_resources}),
+        (
+            settings.targets,
+            _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources),
+        ),
+        (
+            settings.drafts if settings.draft else 0,
+            _resources(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources),
+        ),
     ]
     there = ray.cluster_resources()
     for name in {name for _, resources in asked for name in resources}:
@@ -48,6 +55,12 @@ def check_resources(settings: Settings) -> None:
             raise ValueError(
                 f"the replicas need {needed:g} of resource {name!r}, the cluster has {there.get(name, 0.0):g}"
             )
+
+
+def _resources(gpus: float, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:
+    # Ray turns an accelerator type into a sliver of a resource that nodes with it have.
+    of_type = {} if accelerator is None else {f"accelerator_type:{accelerator}": 0.001}
+    return {"GPU": gpus, **of_type, **resources}
 
 
 def _serve_is_running() -> bool:

@@ -10,13 +10,15 @@ from gateway.generation import Generation
 from gateway.grpc_api import GenerationServicer
 from gateway.settings import GatewaySettings
 from gateway.text import load_tokenizer
+from protos.trust import Trust
 
 
 class Gateway(GenerationServicer):
-    def __init__(self, settings: GatewaySettings, worker_handles: list[Any]) -> None:
+    def __init__(self, settings: GatewaySettings, trust: Trust, worker_handles: list[Any]) -> None:
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
-        self.generation = Generation(settings, load_tokenizer(settings.tokenizer), Fleet(table.workers))
+        fleet = Fleet(table.workers, trust)
+        self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_api.build(self.generation)

@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-import grpc
-
 from gateway.errors import WorkerLostError
 from gateway.prefixes import Prefixes
 from gateway.sequence import Sequence
 from gateway.streams import Link, Role, Worker, WorkerStream
 from protos import rounds_pb2, rounds_pb2_grpc
+from protos.trust import Trust
 
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
@@ -25,20 +24,12 @@ CHANNEL_OPTIONS = (
 )
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
 class Fleet:
-    """``workers`` gives those that exist at the moment of asking, ``connect`` a channel to an address."""
+    """``workers`` gives those that exist at the moment of asking."""
 
-    def __init__(
-        self,
-        workers: Callable[[], Iterable[Worker]],
-        connect: Callable[[str], grpc.aio.Channel] = connect,
-    ) -> None:
+    def __init__(self, workers: Callable[[], Iterable[Worker]], trust: Trust) -> None:
         self._workers = workers
-        self._connect = connect
+        self._trust = trust
         self._links: dict[str, Link] = {}  # by address
         self._prefixes: dict[Role, Prefixes] = {"target": Prefixes(), "draft": Prefixes()}
         self._closing: set[asyncio.Task[None]] = set()
@@ -55,19 +46,21 @@ class Fleet:
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
         for address in workers.keys() - self._links.keys():
-            self._links[address] = Link(workers[address], self._connect(address))
+            self._links[address] = Link(workers[address], self._trust.connect(address, CHANNEL_OPTIONS))
         return [self._links[address] for address in workers]
 
     def open_target(self, sequence: Sequence) -> TargetStream:
         """Raises WorkerLostError if there is no target."""
         link = self._choose("target", sequence)
-        call = rounds_pb2_grpc.TargetWorkerStub(link.channel).Stream()  # type: ignore[no-untyped-call]
+        stub = rounds_pb2_grpc.TargetWorkerStub(link.channel)  # type: ignore[no-untyped-call]
+        call = stub.Stream(metadata=self._trust.metadata)
         return TargetStream(link, call, rounds_pb2.TargetRequest, sequence)
 
     def open_draft(self, sequence: Sequence) -> DraftStream:
         """Raises WorkerLostError if there is no draft worker."""
         link = self._choose("draft", sequence)
-        call = rounds_pb2_grpc.DraftWorkerStub(link.channel).Stream()  # type: ignore[no-untyped-call]
+        stub = rounds_pb2_grpc.DraftWorkerStub(link.channel)  # type: ignore[no-untyped-call]
+        call = stub.Stream(metadata=self._trust.metadata)
         return DraftStream(link, call, rounds_pb2.DraftRequest, sequence)
 
     def _choose(self, role: Role, sequence: Sequence) -> Link:

@@ -30,7 +30,11 @@ class GatewaySettings(BaseModel):
     max_choices: int = Field(default=16, ge=1, description="answers to one request")
     max_running: int = Field(default=256, ge=1, description="requests at a time per gateway")
     max_waiting: int = Field(default=256, ge=0, description="requests in the queue before others are refused")
-    max_body_bytes: int = Field(default=4 * 2**20, ge=1, description="of one HTTP request")
+    max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="of one request")
+    api_key_digests: tuple[str, ...] = Field(
+        default=(), repr=False, description="SHA-256 of accepted API keys"
+    )
+    allow_anonymous: bool = Field(default=False, description="answer anyone where there are no API keys")
 
 
 class Speculation(BaseModel):

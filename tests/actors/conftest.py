@@ -12,7 +12,10 @@ from actors.worker import start_server
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
+from protos.trust import Trust
 from tests.engine.checkpoints import write_checkpoint
+
+TRUST = Trust(token="a token of this test")
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +33,8 @@ async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(TargetServicer(engine_loop), server)
         rounds_pb2_grpc.add_DraftWorkerServicer_to_server(DraftServicer(engine_loop), server)
 
-    server, address = await start_server(add_servicers, "127.0.0.1")
-    async with grpc.aio.insecure_channel(address) as channel:
+    server, address = await start_server(add_servicers, "127.0.0.1", TRUST)
+    async with TRUST.connect(address, ()) as channel:
         yield channel
     await server.stop(None)
     engine_loop.stop()

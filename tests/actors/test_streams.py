@@ -7,6 +7,7 @@ import pytest
 
 from engine.engine import Engine
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
+from tests.actors.conftest import TRUST
 
 PROMPT = [5, 9, 17, 33, 65, 129]
 KEY = 99
@@ -31,7 +32,7 @@ def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
 
 
 async def target_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open):
-    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream()
+    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(metadata=TRUST.metadata)
     await call.write(rounds_pb2.TargetRequest(open=opened))
     return call
 
@@ -101,7 +102,7 @@ async def test_a_sequence_reopened_from_its_tokens_goes_on_with_the_same_text(ch
 
 async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(channel) -> None:
     text = await plain_text(channel)
-    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream()
+    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream(metadata=TRUST.metadata)
     await call.write(rounds_pb2.DraftRequest(open=opening()))
     for round_number, start in ((1, 0), (2, 5)):
         base = 0 if round_number == 1 else len(PROMPT)
@@ -144,7 +145,7 @@ async def test_a_wrong_message_ends_its_own_stream_only(channel, opened, request
 
 
 async def test_the_first_message_must_open(channel) -> None:
-    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream()
+    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(metadata=TRUST.metadata)
     await call.write(verify(turn(1, 0, PROMPT)))
     assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "Open" in await call.details()

@@ -32,3 +32,41 @@ def test_what_is_named_is_kept():
 def test_a_wrong_argument_is_named(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         Settings.model_validate(wrong)
+
+
+def test_a_file_gives_settings_and_arguments_win(tmp_path):
+    file = tmp_path / "outrider.yaml"
+    file.write_text("target: t\ndepth: 6\ntarget_resources: {big: 1}\n")
+    settings = Settings(config=str(file), depth=2).resolved()
+    assert (settings.target, settings.depth, settings.target_resources) == ("t", 2, {"big": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("dept: 4", "dept"),
+        ("depth: 99", "depth"),
+        ("- depth", "settings by name"),
+        ("config: x", "no other config"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, text, named):
+    file = tmp_path / "outrider.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=named):
+        Settings(config=str(file)).resolved()
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ValueError, match="config='nowhere"):
+        Settings(config="nowhere.yaml").resolved()
+
+
+def test_the_gateway_gets_its_limits():
+    gateway = (
+        Settings(max_requests=3, max_waiting=2, max_prompt_tokens=10, request_deadline_s=9)
+        .resolved()
+        .gateway()
+    )
+    assert (gateway.max_running, gateway.max_waiting) == (3, 2)
+    assert (gateway.max_prompt_tokens, gateway.request_deadline_s) == (10, 9.0)

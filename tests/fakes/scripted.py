@@ -11,7 +11,9 @@ import grpc
 from gateway.fleet import Fleet
 from gateway.streams import Role, Worker
 from protos import rounds_pb2, rounds_pb2_grpc
+from protos.trust import Trust
 
+TRUST = Trust(token="a token of this test")
 VOCAB_SIZE = 256
 MAX_LENGTH = 2048
 
@@ -133,7 +135,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
         await server.start()
         servers.append(server)
         found.append(Worker(role, f"a {role}", address, 1, "node", VOCAB_SIZE, MAX_LENGTH))
-    fleet = Fleet(lambda: found)
+    fleet = Fleet(lambda: found, TRUST)
     try:
         yield fleet
     finally:

@@ -12,6 +12,7 @@ from gateway.fleet import IMBALANCE, Fleet
 from gateway.sequence import Sequence
 from gateway.streams import LOAD_AGE_S, Worker
 from protos import rounds_pb2
+from tests.fakes.scripted import TRUST
 
 
 def worker(address, role="target"):
@@ -24,7 +25,7 @@ def sequence(*prompt):
 
 @pytest.fixture
 async def fleet():
-    fleet = Fleet(lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2"), worker("127.0.0.1:3", "draft")])
+    fleet = Fleet(lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2"), worker("127.0.0.1:3", "draft")], TRUST)
     yield fleet
     await fleet.close()
 
@@ -85,7 +86,7 @@ async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
 
 async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
     workers = [worker("127.0.0.1:1")]
-    fleet = Fleet(lambda: workers)
+    fleet = Fleet(lambda: workers, TRUST)
     stream = fleet.open_target(sequence())
     workers[:] = [worker("127.0.0.1:2")]
     assert streams(fleet) == {"2": 0}

@@ -1,0 +1,58 @@
+"""Who gets in: API keys of callers, the secrets that gateways and workers share. Reads their environment."""
+
+import os
+import secrets
+from ipaddress import ip_address
+from pathlib import Path
+
+from cluster.settings import Settings
+from protos.trust import Trust
+
+API_KEYS = "OUTRIDER_API_KEYS"  # separated by commas
+TOKEN = "OUTRIDER_TOKEN"  # the same for every start of a deployment; without it each start draws one
+
+
+def api_keys(settings: Settings) -> list[str]:
+    """Those of the environment and of the file. Raises ValueError if the file cannot be read or is empty."""
+    keys = os.environ.get(API_KEYS, "").split(",")
+    if settings.api_keys_file is not None:
+        lines = _read("api_keys_file", settings.api_keys_file).decode().splitlines()
+        if not any(line.strip() for line in lines):
+            raise ValueError(f"api_keys_file={settings.api_keys_file!r} holds no key: write one a line")
+        keys += lines
+    return [key.strip() for key in keys if key.strip()]
+
+
+def shared_trust(settings: Settings) -> Trust:
+    """Raises ValueError if a certificate cannot be read, or if only some of the three are given."""
+    files = {
+        "certificate": settings.tls_certificate,
+        "key": settings.tls_key,
+        "authority": settings.tls_authority,
+    }
+    # Their contents travel, not their paths: workers may run where there are no such files.
+    contents = {name: _read(f"tls_{name}", path) for name, path in files.items() if path is not None}
+    return Trust.model_validate({"token": os.environ.get(TOKEN) or secrets.token_urlsafe(), **contents})
+
+
+def check_doors(settings: Settings, keys: list[str]) -> None:
+    """Raises ValueError if callers from other machines are invited and none of them would need a key."""
+    if not keys and not settings.allow_anonymous and not _is_loopback(settings.http_host):
+        raise ValueError(
+            f"http_host={settings.http_host!r} lets other machines ask, without API keys: give api_keys_file "
+            f"or {API_KEYS}, or http_host=127.0.0.1, or waive them by allow_anonymous=true"
+        )
+
+
+def _read(field: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{field}={path!r} cannot be read: {error.strerror}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

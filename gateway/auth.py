@@ -1,0 +1,61 @@
+"""Who may ask: API keys, compared in constant time; without keys only callers on this machine."""
+
+import hashlib
+import hmac
+from ipaddress import ip_address
+from urllib.parse import unquote
+
+from gateway.errors import UnauthenticatedError
+
+NEEDED = "an API key is needed: send it as 'Authorization: Bearer <key>'"
+
+
+def digest(key: str) -> str:
+    """What a gateway keeps of an API key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Authentication:
+    """Decides by the key presented, or by the caller's address where no keys are configured."""
+
+    def __init__(self, key_digests: tuple[str, ...], *, anonymous: bool) -> None:
+        """anonymous: whether anyone may ask without a key, from anywhere."""
+        self._key_digests = key_digests
+        self._anonymous = anonymous
+
+    def check(self, authorization: str | None, host: str | None) -> None:
+        """
+        Args:
+            authorization: the header's or metadata's value.
+            host: address of the caller, None where it is not known.
+
+        Raises:
+            UnauthenticatedError: the caller may not ask; the message says what would be accepted.
+        """
+        if not self._key_digests:
+            if not self._anonymous and not _is_loopback(host):
+                raise UnauthenticatedError("without API keys only callers on this machine are answered")
+            return
+        scheme, _, key = (authorization or "").partition(" ")
+        presented = digest(key.strip())
+        # Every key is compared, so that the time taken tells nothing about which one came close.
+        matches = [hmac.compare_digest(presented, known) for known in self._key_digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise UnauthenticatedError(NEEDED)
+
+
+def peer_host(peer: str) -> str | None:
+    """The address in gRPC's name for it: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:...``."""
+    kind, _, rest = unquote(peer).partition(":")
+    if kind == "unix":
+        return "127.0.0.1"
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else None
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        address = ip_address(host or "")
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,131 @@
+"""Gateway and workers know each other, and nobody else gets in."""
+
+import datetime
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pydantic import ValidationError
+
+from protos import rounds_pb2, rounds_pb2_grpc
+from protos.trust import NAME, Trust
+
+TOKEN = "the token of one deployment"
+
+
+class Echo(rounds_pb2_grpc.TargetWorkerServicer):
+    async def Stream(self, requests, context) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
+        async for _ in requests:
+            yield rounds_pb2.TargetReply(round=7)
+
+
+async def ask(server_trust: Trust, client_trust: Trust) -> int:
+    """The round of the reply; raises what the call raises."""
+    server = grpc.aio.server(interceptors=[server_trust.guard()])
+    rounds_pb2_grpc.add_TargetWorkerServicer_to_server(Echo(), server)
+    port = server_trust.listen(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with client_trust.connect(f"127.0.0.1:{port}", ()) as channel:
+            call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(
+                iter([rounds_pb2.TargetRequest()]), metadata=client_trust.metadata, timeout=10
+            )
+            return (await call.read()).round
+    finally:
+        await server.stop(None)
+
+
+class Authority:
+    """Signs certificates for a few minutes."""
+
+    def __init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self._sign("authority", self.key.public_key(), is_authority=True)
+
+    def trust(self, name: str = NAME, authority: bytes | None = None) -> Trust:
+        key = ec.generate_private_key(ec.SECP256R1())
+        return Trust(
+            token=TOKEN,
+            certificate=_pem(self._sign(name, key.public_key())),
+            key=key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+            authority=authority or _pem(self.certificate),
+        )
+
+    def _sign(
+        self, name: str, key: ec.EllipticCurvePublicKey, is_authority: bool = False
+    ) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(issuer)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(minutes=5))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .sign(self.key, hashes.SHA256())
+        )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+async def test_the_token_opens_the_door():
+    assert await ask(Trust(token=TOKEN), Trust(token=TOKEN)) == 7
+
+
+async def test_another_token_does_not():
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(Trust(token=TOKEN), Trust(token="x" * len(TOKEN)))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_no_token_does_not():
+    server = Trust(token=TOKEN)
+    nameless = Trust.model_construct(token="")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(server, nameless)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_with_certificates_each_side_proves_itself():
+    authority = Authority()
+    assert await ask(authority.trust(), authority.trust()) == 7
+
+
+async def test_a_gateway_without_a_certificate_is_not_let_in():
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(Authority().trust(), Trust(token=TOKEN))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_neither_is_one_whose_certificate_somebody_else_signed():
+    authority, stranger = Authority(), Authority()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(authority.trust(), stranger.trust(authority=_pem(authority.certificate)))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_worker_under_another_name_is_not_believed():
+    authority = Authority()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(authority.trust(name="somebody"), authority.trust())
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_half_a_set_of_certificates_is_refused_and_secrets_do_not_show():
+    with pytest.raises(ValidationError, match="belong together"):
+        Trust(token=TOKEN, certificate=b"c")
+    assert TOKEN not in repr(Trust(token=TOKEN))
