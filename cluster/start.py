@@ -12,7 +12,10 @@ from cluster.settings import Settings
 
 logger = logging.getLogger("ray.serve")
 
-ADD_SERVICER = "protos.generation_pb2_grpc.add_GenerationServicer_to_server"
+ADD_SERVICERS = [
+    "protos.generation_pb2_grpc.add_GenerationServicer_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+]
 
 
 def start_serve(settings: Settings) -> None:
@@ -25,13 +28,13 @@ def start_serve(settings: Settings) -> None:
         logger.warning(
             "Serve runs already: http_host, http_port and grpc_port have no effect. Without gRPC: "
             "serve start --grpc-servicer-functions %s, or grpc_options in the config file.",
-            ADD_SERVICER,
+            " --grpc-servicer-functions ".join(ADD_SERVICERS),
         )
         return
     serve.start(
         proxy_location=ProxyLocation.EveryNode,
         http_options={"host": settings.http_host, "port": settings.http_port},
-        grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": [ADD_SERVICER]},
+        grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
     )
     announce_when_ready(settings)
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 TokenId = Annotated[int, Field(ge=0)]
 Verification = Literal["coupled", "rejection", "block"]
@@ -10,14 +10,14 @@ Verification = Literal["coupled", "rejection", "block"]
 SEED_BITS = 64
 
 
-class Sampling(BaseModel):
-    """Sampling settings of one request. They apply at every position, drafted ones included.
+class RequestedSampling(BaseModel):
+    """What a caller may say of sampling. It applies at every position, drafted ones included.
 
     The order in which they change the logits is that of ``decoding.sampling``: logit bias and penalties, then
     token bans, then temperature, then top-k, top-p and min-p.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(default=1.0, ge=0.0, le=100.0, description="0 chooses the likeliest token")
     top_k: int = Field(default=0, ge=0, description="keep the k likeliest tokens; 0 keeps all")
@@ -30,7 +30,9 @@ class Sampling(BaseModel):
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, per occurrence")
     logit_bias: dict[TokenId, float] = Field(default_factory=dict, description="added to a token's logit")
     min_tokens: int = Field(default=0, ge=0, description="tokens before an end of sequence may be chosen")
-    max_tokens: int = Field(default=16, ge=1, description="tokens after which the generation ends")
+    max_tokens: int = Field(
+        default=16, ge=1, validate_default=True, description="tokens after which the generation ends"
+    )
     stop_token_ids: tuple[TokenId, ...] = Field(
         default=(), description="end the generation like an end of sequence"
     )
@@ -38,7 +40,7 @@ class Sampling(BaseModel):
     allowed_token_ids: tuple[TokenId, ...] | None = Field(
         default=None, description="nothing else may be chosen"
     )
-    bad_token_ids: tuple[TokenId, ...] = Field(default=(), description="never chosen")
+    bad_token_ids: tuple[TokenId, ...] = Field(default=(), validate_default=True, description="never chosen")
     seed: int | None = Field(
         default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported"
     )
@@ -48,15 +50,27 @@ class Sampling(BaseModel):
     logprobs_of: Literal["raw", "processed"] = Field(
         default="raw", description="log-probabilities before or after these settings"
     )
-    verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
 
-    @model_validator(mode="after")
-    def _some_token_remains(self) -> "Sampling":
-        if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.bad_token_ids):
+    @field_validator("max_tokens")
+    @classmethod
+    def _leaves_room_for_min_tokens(cls, max_tokens: int | None, info: ValidationInfo) -> int | None:
+        min_tokens = info.data.get("min_tokens", 0)
+        if max_tokens is not None and max_tokens < min_tokens:
+            raise ValueError(f"max_tokens={max_tokens} must not be below min_tokens={min_tokens}")
+        return max_tokens
+
+    @field_validator("bad_token_ids")
+    @classmethod
+    def _leaves_a_token(cls, bad: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        allowed = info.data.get("allowed_token_ids")
+        if allowed is not None and not set(allowed) - set(bad):
             raise ValueError(
-                f"allowed_token_ids={list(self.allowed_token_ids)} leaves no token to choose: "
-                "name at least one id that is not in bad_token_ids"
+                f"of allowed_token_ids={list(allowed)} no token is left: name one that is not in bad_token_ids"
             )
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}")
-        return self
+        return bad
+
+
+class Sampling(RequestedSampling):
+    """How the tokens of one sequence are chosen, and how a Draft of them is verified."""
+
+    verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")

@@ -5,6 +5,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from gateway import http_api, table
+from gateway.auth import Authentication
+from gateway.chat_template import load_chat_template
 from gateway.fleet import Fleet
 from gateway.generation import Generation
 from gateway.grpc_api import GenerationServicer
@@ -18,7 +20,9 @@ class Gateway(GenerationServicer):
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
         fleet = Fleet(table.workers, trust)
+        self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
+        self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return http_api.build(self.generation)
+        return http_api.build(self.generation, self._template, self.authentication)

@@ -17,7 +17,7 @@ from gateway.merge import merged
 from gateway.rounds import Record, Rounds
 from gateway.sequence import Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
-from gateway.text import AnswerText
+from gateway.text import AnswerText, Vocabulary
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
 DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
@@ -79,6 +79,7 @@ class Generation:
         self.settings = settings
         self.fleet = fleet
         self.tokenizer = tokenizer
+        self._vocabulary = Vocabulary(tokenizer)
         self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -99,7 +100,7 @@ class Generation:
         prompt = self._token_ids(request.prompt)
         sampling = request.sampling
         for name in TOKEN_ID_FIELDS:
-            self._check_ids(name, getattr(sampling, name) or ())
+            self.check_ids(name, getattr(sampling, name) or ())
         self._check_lengths(len(prompt), sampling.max_tokens)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
@@ -139,7 +140,7 @@ class Generation:
     async def _choice(self, prepared: Prepared, choice: int, total: Record) -> AsyncGenerator[Chunk, None]:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
-        text = AnswerText(self.tokenizer, prepared.stop)
+        text = AnswerText(self._vocabulary, prepared.stop)
         rounds = Rounds(sequence, self.fleet, prepared.speculation, self.settings, prepared.deadline)
         async with aclosing(rounds.steps()) as steps:
             async for step in steps:
@@ -160,14 +161,19 @@ class Generation:
             raise WorkerLostError("no target worker is ready")
         return min(lengths)
 
+    def room(self, prompt_tokens: int) -> int:
+        """Tokens that an answer to such a prompt may have, at least 1. Raises WorkerLostError."""
+        context = self.max_length()
+        return max(1, min(self.settings.max_output_tokens or context, context - prompt_tokens))
+
     def _check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
         settings, context = self.settings, self.max_length()
-        longest_prompt = min(settings.max_prompt_tokens or context, context)
+        longest_prompt = min(settings.max_prompt_tokens or context, context - 1)
         if prompt_tokens > longest_prompt:
             raise InvalidRequestError(
                 "prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted"
             )
-        longest_output = min(settings.max_output_tokens or context, context - prompt_tokens)
+        longest_output = self.room(prompt_tokens)
         if max_tokens > longest_output:
             raise InvalidRequestError(
                 "max_tokens",
@@ -178,10 +184,11 @@ class Generation:
         token_ids = tuple(self.tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
         if not token_ids:
             raise InvalidRequestError("prompt", "must hold at least one token")
-        self._check_ids("prompt", token_ids)
+        self.check_ids("prompt", token_ids)
         return token_ids
 
-    def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
+    def check_ids(self, field: str, token_ids: Iterable[int]) -> None:
+        """Raises InvalidRequestError unless the tokenizer knows them all."""
         largest = max(token_ids, default=0)
         if largest >= self.vocab_size:
             raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")

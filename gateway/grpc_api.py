@@ -1,19 +1,50 @@
 """The Generation service of protos/generation.proto."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import asdict
-from typing import Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 from pydantic import ValidationError
 
-from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.auth import Authentication, peer_host
+from gateway.errors import (
+    DeadlineError,
+    GatewayError,
+    InvalidRequestError,
+    OverloadedError,
+    UnauthenticatedError,
+    UnknownModelError,
+    WorkerLostError,
+)
 from gateway.generation import Chunk, Generation, Request, Usage
-from gateway.schemas import MAX_STOPS, first_error
+from gateway.schemas import MAX_STOPS, invalid
+from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
 from protos import generation_pb2
 from protos.convert import sampling_from_message, set_fields
+
+STATUS: dict[type[GatewayError], grpc.StatusCode] = {
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    WorkerLostError: grpc.StatusCode.UNAVAILABLE,
+}
+RETRY_DELAY = "retry-after-ms"  # trailing metadata of RESOURCE_EXHAUSTED
+ORIGINS = {
+    Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
+    Origin.TARGET: generation_pb2.ORIGIN_TARGET,
+    Origin.PLAIN: generation_pb2.ORIGIN_PLAIN,
+}
+REQUEST_FIELDS = ("n", "task", "priority", "model")
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT")
 
 
 class Context(Protocol):
@@ -21,94 +52,226 @@ class Context(Protocol):
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
     def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+    def invocation_metadata(self) -> Iterable[tuple[str, str]]: ...
+    def peer(self) -> str: ...
+
+
+Method = Callable[["GenerationServicer", RequestT, Context], Awaitable[ReplyT]]
+StreamMethod = Callable[["GenerationServicer", RequestT, Context], AsyncIterator[ReplyT]]
+
+
+def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
+    """Only for those who may ask; what goes wrong is told by its status code."""
+
+    @wraps(method)
+    async def guard(self: "GenerationServicer", message: RequestT, grpc_context: Context) -> ReplyT:
+        try:
+            self.admit(message, grpc_context)
+            return await method(self, message, grpc_context)
+        except GatewayError as error:
+            _tell(grpc_context, error)
+            raise
+
+    return guard
+
+
+def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> StreamMethod[RequestT, ReplyT]:
+    """The same for a stream of replies."""
+
+    @wraps(method)
+    async def guard(
+        self: "GenerationServicer", message: RequestT, grpc_context: Context
+    ) -> AsyncIterator[ReplyT]:
+        try:
+            self.admit(message, grpc_context)
+            replies: Any = method(self, message, grpc_context)
+            async with aclosing(replies):
+                async for reply in replies:
+                    yield reply
+        except GatewayError as error:
+            _tell(grpc_context, error)
+            raise
+
+    return guard
 
 
 class GenerationServicer:
     """Named as in the proto: Serve's proxy finds methods by name."""
 
     generation: Generation
+    authentication: Authentication
 
+    def admit(self, message: Message, context: Context) -> None:
+        """Raises UnauthenticatedError, or InvalidRequestError for a message that is too long."""
+        metadata = dict(context.invocation_metadata())
+        self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
+        limit = self.generation.settings.max_message_bytes
+        if message.ByteSize() > limit:
+            raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
+
+    @guarded_stream
     async def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        try:
-            prepared = self.generation.prepare(_request(message))
-            async with aclosing(self.generation.chunks(prepared)) as chunks:
-                async for chunk in chunks:
-                    yield _chunk(chunk, prepared.seed)
-        except (InvalidRequestError, WorkerLostError) as error:
-            _tell(grpc_context, error)
-            raise
+        prepared = self.generation.prepare(_request(message))
+        seed: int | None = prepared.seed
+        async with aclosing(self.generation.chunks(prepared)) as chunks:
+            async for chunk in chunks:
+                yield _chunk(chunk, prepared.seed, seed)
+                seed = None
 
+    @guarded
+    async def Complete(  # noqa: N802
+        self, message: generation_pb2.GenerateRequest, grpc_context: Context
+    ) -> generation_pb2.Completion:
+        prepared = self.generation.prepare(_request(message))
+        choices = [generation_pb2.Choice(index=index) for index in range(len(prepared.sequences))]
+        completion = generation_pb2.Completion(choices=choices)
+        async with aclosing(self.generation.chunks(prepared)) as chunks:
+            async for chunk in chunks:
+                choice = completion.choices[chunk.choice]
+                choice.MergeFrom(
+                    generation_pb2.Choice(
+                        **_tokens(chunk.tokens),
+                        text=choice.text + chunk.text,
+                        finish_reason=chunk.finish_reason,
+                    )
+                )
+                if chunk.usage is not None:
+                    completion.usage.CopyFrom(_usage(chunk.usage, prepared.seed))
+        return completion
+
+    @guarded
+    async def Tokenize(  # noqa: N802
+        self, message: generation_pb2.TokenizeRequest, grpc_context: Context
+    ) -> generation_pb2.Tokens:
+        encoding = self.generation.tokenizer.encode(message.text, add_special_tokens=False)
+        return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
+
+    @guarded
+    async def Detokenize(  # noqa: N802
+        self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
+    ) -> generation_pb2.Text:
+        self.generation.check_ids("ids", message.ids)
+        text = self.generation.tokenizer.decode(list(message.ids), skip_special_tokens=False)
+        return generation_pb2.Text(text=text)
+
+    @guarded
     async def GetModel(  # noqa: N802
         self, message: generation_pb2.GetModelRequest, grpc_context: Context
     ) -> generation_pb2.Model:
-        try:
-            max_length = self.generation.max_length()
-        except WorkerLostError as error:
-            _tell(grpc_context, error)
-            raise
+        generation = self.generation
+        workers = [
+            generation_pb2.Worker(
+                role=worker.role,
+                model=worker.model,
+                address=worker.address,
+                pid=worker.pid,
+                node=worker.node,
+            )
+            for worker in generation.fleet.workers()
+        ]
         return generation_pb2.Model(
-            id=self.generation.settings.model,
-            vocab_size=self.generation.vocab_size,
-            max_length=max_length,
-            workers=[
-                generation_pb2.Worker(
-                    role=worker.role,
-                    model=worker.model,
-                    address=worker.address,
-                    pid=worker.pid,
-                    node=worker.node,
-                )
-                for worker in self.generation.fleet.workers()
-            ],
+            id=generation.settings.model,
+            vocab_size=generation.vocab_size,
+            max_length=generation.max_length(),
+            workers=workers,
         )
 
+    @guarded
+    async def GetLoads(  # noqa: N802
+        self, message: generation_pb2.GetLoadsRequest, grpc_context: Context
+    ) -> generation_pb2.Loads:
+        workers = []
+        for link in self.generation.fleet.links():
+            heard = link.load
+            load = generation_pb2.WorkerLoad(
+                role=link.worker.role, address=link.worker.address, streams=link.streams
+            )
+            if heard is not None:
+                load.running, load.waiting, load.free_blocks = heard.running, heard.waiting, heard.free_blocks
+            workers.append(load)
+        admission = self.generation.admission
+        return generation_pb2.Loads(running=admission.running, waiting=admission.waiting, workers=workers)
 
-def _tell(context: Context, error: InvalidRequestError | WorkerLostError) -> None:
+    async def Check(  # noqa: N802
+        self, message: health_pb2.HealthCheckRequest, grpc_context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """grpc.health.v1, open to probes, which have no key."""
+        ready = bool(self.generation.fleet.workers("target"))
+        response = health_pb2.HealthCheckResponse
+        return response(status=response.SERVING if ready else response.NOT_SERVING)
+
+
+def _tell(context: Context, error: GatewayError) -> None:
     """Without this the client would be sent the traceback as INTERNAL."""
-    context.set_code(_code(error))
+    context.set_code(STATUS[type(error)])
     context.set_details(str(error))
-
-
-def _code(error: InvalidRequestError | WorkerLostError) -> grpc.StatusCode:
-    if isinstance(error, UnknownModelError):
-        return grpc.StatusCode.NOT_FOUND
-    if isinstance(error, InvalidRequestError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, OverloadedError):
+        context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
 
 
 def _request(message: generation_pb2.GenerateRequest) -> Request:
     """Raises InvalidRequestError naming the field."""
     if len(message.stop) > MAX_STOPS:
         raise InvalidRequestError("stop", f"{len(message.stop)} strings, at most {MAX_STOPS} are accepted")
+    if message.sampling.HasField("verification"):
+        raise InvalidRequestError("sampling.verification", "is not a caller's: set speculation.verification")
+    if message.priority not in ("", "interactive", "batch"):
+        raise InvalidRequestError("priority", "'interactive' and 'batch' are accepted")
     tokens = message.WhichOneof("prompt") == "tokens"
+    own = {name: getattr(message, name) for name in REQUEST_FIELDS if message.HasField(name)}
     try:
         return Request(
             prompt=tuple(message.tokens.ids) if tokens else message.text,
             sampling=sampling_from_message(message.sampling),
             stop=tuple(message.stop),
             speculation=Speculation.model_validate(set_fields(message.speculation)),
+            **own,
         )
     except ValidationError as error:
-        raise InvalidRequestError(*first_error(error.errors())) from error
+        raise invalid(error) from error
 
 
-def _chunk(chunk: Chunk, seed: int) -> generation_pb2.GenerateChunk:
+def _chunk(chunk: Chunk, seed: int, told_seed: int | None) -> generation_pb2.GenerateChunk:
     return generation_pb2.GenerateChunk(
-        token_ids=chunk.token_ids,
+        choice=chunk.choice,
+        **_tokens(chunk.tokens),
         text=chunk.text,
+        text_lengths=map(len, chunk.pieces),
         finish_reason=chunk.finish_reason,
         usage=None if chunk.usage is None else _usage(chunk.usage, seed),
+        seed=told_seed,
     )
 
 
+def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
+    return {
+        "token_ids": [token.id for token in tokens],
+        "origins": [ORIGINS[token.origin] for token in tokens],
+        "logprobs": [token.logprobs for token in tokens if token.logprobs is not None],
+    }
+
+
 def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
+    record = usage.record
     return generation_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         speculation=generation_pb2.Speculation(
-            mode=usage.speculation.mode, drafter=usage.speculation.drafter, seed=seed, **asdict(usage.record)
+            mode=usage.speculation.mode,
+            drafter=usage.speculation.drafter,
+            rounds=record.rounds,
+            drafted=record.drafted,
+            verified=record.verified,
+            accepted=record.accepted,
+            accepted_lengths=record.histogram,
+            mean_accepted_length=record.mean_accepted_length,
+            target_passes=record.target_passes,
+            late_drafts=record.late_drafts,
+            lost_drafts=record.lost_drafts,
+            lost_targets=record.lost_targets,
+            seed=seed,
         ),
     )

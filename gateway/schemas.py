@@ -1,18 +1,19 @@
-"""OpenAI's request and response bodies, as far as they are served, with our fields beside them."""
+"""What the endpoints of the OpenAI API have in common, and our fields beside theirs."""
 
-import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from decoding.settings import Sampling, TokenId
-from gateway.generation import Chunk, Request, Usage
-from gateway.settings import Speculation
+from decoding.settings import RequestedSampling, Sampling
+from gateway.errors import InvalidRequestError
+from gateway.generation import Request, Usage
+from gateway.settings import Priority, Speculation
 
 MAX_STOPS = 16
+LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+Stop = Annotated[str, Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -22,21 +23,18 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False  # accepted, never done
 
 
-class CompletionRequest(Sampling):
+class GenerationRequest(RequestedSampling):
     """Every sampling setting is a field of the request. OpenAI's null means "left out"."""
 
     model: str | None = None
-    prompt: str | Annotated[list[TokenId], Field(min_length=1)]
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    n: int = Field(default=1, ge=1)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     speculation: Speculation = Speculation()
+    task: str | None = Field(default=None, max_length=64)
+    priority: Priority = "interactive"
     user: str | None = None  # accepted, not used
-    # Fields of OpenAI's that have one accepted value so far.
-    n: Literal[1] = 1
-    best_of: Literal[1] = 1
-    echo: Literal[False] = False
-    suffix: None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -45,55 +43,49 @@ class CompletionRequest(Sampling):
             return {name: value for name, value in fields.items() if value is not None}
         return fields
 
-    def request(self) -> Request:
+    def request(self, prompt: str | tuple[int, ...], **sampling: Any) -> Request:
+        """``sampling`` holds what the endpoint says in its own words."""
+        asked = self.model_dump(
+            include=set(RequestedSampling.model_fields) - sampling.keys(), exclude_unset=True
+        )
         return Request(
-            prompt=self.prompt if isinstance(self.prompt, str) else tuple(self.prompt),
-            sampling=Sampling(**self.model_dump(include=set(Sampling.model_fields), exclude_defaults=True)),
+            prompt=prompt,
+            sampling=Sampling(**asked, **sampling),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             speculation=self.speculation,
             model=self.model,
+            n=self.n,
+            task=self.task,
+            priority=self.priority,
         )
 
 
-class Completion:
-    """The bodies of one answer; ``id``, time and model are the same in all of them."""
-
-    def __init__(self, model: str, seed: int) -> None:
-        self._frame = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._seed = seed
-
-    def body(self, chunk: Chunk) -> dict[str, Any]:
-        """One choice, finished or not."""
-        choice = {"index": 0, "text": chunk.text, "logprobs": None, "finish_reason": chunk.finish_reason}
-        return {**self._frame, "choices": [choice]}
-
-    def whole(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        last = chunks[-1]
-        assert last.usage is not None
-        text = "".join(chunk.text for chunk in chunks)
-        return {**self.body(replace(last, text=text)), "usage": self.usage(last.usage)}
-
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        record = usage.record
-        return {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": record.accepted,
-                "rejected_prediction_tokens": record.drafted - record.accepted,
-            },
-            "speculation": {**usage.speculation.model_dump(), **asdict(record), "seed": self._seed},
-        }
-
-    def usage_body(self, usage: Usage) -> dict[str, Any]:
-        """The extra last chunk of a stream that asked for it: no choice, only usage."""
-        return {**self._frame, "choices": [], "usage": self.usage(usage)}
+def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
+    record = usage.record
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": record.accepted,
+            "rejected_prediction_tokens": record.drafted - record.accepted,
+        },
+        "speculation": {
+            **usage.speculation.model_dump(),
+            "rounds": record.rounds,
+            "drafted": record.drafted,
+            "verified": record.verified,
+            "accepted": record.accepted,
+            "mean_accepted_length": round(record.mean_accepted_length, 3),
+            "accepted_lengths": record.histogram,
+            "target_passes": record.target_passes,
+            "fallbacks": record.late_drafts + record.lost_drafts,
+            "late_drafts": record.late_drafts,
+            "lost_drafts": record.lost_drafts,
+            "lost_targets": record.lost_targets,
+            "seed": seed,
+        },
+    }
 
 
 def error_body(
@@ -102,13 +94,22 @@ def error_body(
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
+def invalid(error: ValidationError) -> InvalidRequestError:
+    """The first thing that is wrong, by the request's own name for it."""
+    return InvalidRequestError(*first_error(error.errors()))
+
+
 def first_error(errors: Sequence[Any]) -> tuple[str, str]:
-    """Field and message of pydantic's first error, the field as the client wrote it: speculation.depth."""
+    """Field and message of pydantic's first error, the field as the client wrote it: speculation.depth.
+
+    Text is not repeated: it may be a prompt.
+    """
     first = errors[0]
     field = ".".join(str(name) for name in first["loc"] if name != "body") or "body"
-    return field, f"{first['msg']}, got {_shortened(first['input'])}"
+    value = first["input"]
+    got = f", got {value!r}" if isinstance(value, bool | int | float) and len(repr(value)) < 80 else ""
+    return field, f"{first['msg']}{got}"
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

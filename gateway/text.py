@@ -27,25 +27,44 @@ def load_tokenizer(source: str) -> Tokenizer:
         ) from error
 
 
+class Vocabulary:
+    """A tokenizer, and what has to be known of its tokens to decode them one at a time."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        # Such a vocabulary spells what it has no token for in single bytes, and a run of them is decoded at
+        # once: a byte that does not fit turns all of the run into replacement characters.
+        falls_back = b'"ByteFallback"' in tokenizer.decoder.__getstate__()
+        ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)) if falls_back else ()
+        self.run_ids = frozenset(id_ for id_ in ids if id_ is not None)
+
+
 class Detokenizer:
     """Token ids to text as they come. Joined, the pieces are what decoding all ids at once gives."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         # Decoding depends on what comes before: the last piece is decoded again with what is new.
         self._context: list[int] = []
         self._context_text = ""
         self._new: list[int] = []
+        self._in_run = False  # whether what comes next may still change how the newest tokens are decoded
 
     def add(self, token_id: int) -> str:
         """Text that is certain now; "" while a character is incomplete."""
         self._new.append(token_id)
+        if token_id not in self._vocabulary.special_ids:  # they are left out before runs are formed
+            self._in_run = token_id in self._vocabulary.run_ids
+        if self._in_run:
+            return ""
         text = self._decode()
         if len(text) <= len(self._context_text) or text.endswith(REPLACEMENT):
             return ""
         piece = text[len(self._context_text) :]
         self._context, self._new = self._new, []
-        self._context_text = self._tokenizer.decode(self._context)
+        self._context_text = self._vocabulary.tokenizer.decode(self._context)
         return piece
 
     def end(self) -> str:
@@ -56,7 +75,7 @@ class Detokenizer:
         return piece
 
     def _decode(self) -> str:
-        return self._tokenizer.decode([*self._context, *self._new])
+        return self._vocabulary.tokenizer.decode([*self._context, *self._new])
 
 
 class StopStrings:
@@ -94,8 +113,8 @@ def _overlap(text: str, stop: str) -> int:
 class AnswerText:
     """Committed tokens in, the text of the answer out; the same whatever number of tokens comes at a time."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(vocabulary)
         self._stops = StopStrings(stops)
 
     @property

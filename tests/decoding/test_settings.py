@@ -35,14 +35,14 @@ def test_a_value_out_of_range_is_refused_by_name(chosen: dict[str, Any]) -> None
 
 
 def test_settings_that_leave_no_token_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"allowed_token_ids=\[1, 2\] leaves no token"):
+    with pytest.raises(ValidationError, match=r"allowed_token_ids=\[1, 2\] no token is left"):
         Sampling(allowed_token_ids=(1, 2), bad_token_ids=(2, 1, 0))
     with pytest.raises(ValidationError, match="allowed_token_ids"):
         Sampling(allowed_token_ids=())
 
 
 def test_min_tokens_must_not_exceed_max_tokens() -> None:
-    with pytest.raises(ValidationError, match="min_tokens=5 must not exceed max_tokens=4"):
+    with pytest.raises(ValidationError, match="max_tokens=4 must not be below min_tokens=5"):
         Sampling(min_tokens=5, max_tokens=4)
 
 

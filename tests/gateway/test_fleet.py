@@ -25,7 +25,9 @@ def sequence(*prompt):
 
 @pytest.fixture
 async def fleet():
-    fleet = Fleet(lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2"), worker("127.0.0.1:3", "draft")], TRUST)
+    fleet = Fleet(
+        lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2"), worker("127.0.0.1:3", "draft")], TRUST
+    )
     yield fleet
     await fleet.close()
 

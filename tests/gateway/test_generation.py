@@ -1,9 +1,11 @@
 """A request in, its answer out in pieces: the same in every mode, and refused before a worker sees it."""
 
+from contextlib import aclosing
+
 import pytest
 
 from decoding.settings import Sampling
-from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.errors import InvalidRequestError, OverloadedError, UnknownModelError, WorkerLostError
 from gateway.generation import Generation, Request
 from gateway.settings import GatewaySettings, Speculation
 from tests.fakes.scripted import MAX_LENGTH, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
@@ -19,13 +21,13 @@ MODES = {
 }
 
 
-def request(prompt="x", stop=(), mode="auto", model=None, **sampling):
+def request(prompt="x", stop=(), mode="auto", model=None, n=1, **sampling):
     sampling = Sampling(**{"max_tokens": len(ANSWER), **sampling})
-    return Request(prompt=prompt, sampling=sampling, stop=stop, speculation=MODES[mode], model=model)
+    return Request(prompt, sampling, stop, MODES[mode], model, n)
 
 
-async def answer(fleet, tokenizer, request):
-    generation = Generation(SETTINGS, tokenizer, fleet)
+async def answer(fleet, tokenizer, request, **limits):
+    generation = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet)
     return [chunk async for chunk in generation.chunks(generation.prepare(request))]
 
 
@@ -40,7 +42,7 @@ async def test_text_count_and_finish_are_the_same_in_every_mode(tokenizer, mode,
         chunks = await answer(fleet, tokenizer, request(stop=stop, mode=mode))
     last = chunks[-1]
     assert "".join(chunk.text for chunk in chunks) == text
-    assert sum(len(chunk.token_ids) for chunk in chunks) == last.usage.completion_tokens == tokens
+    assert sum(len(chunk.tokens) for chunk in chunks) == last.usage.completion_tokens == tokens
     assert last.finish_reason == ("stop" if stop else "length")
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
 
@@ -60,13 +62,13 @@ async def test_a_request_without_a_seed_is_given_one(tokenizer):
         drawn = [generation.prepare(request()) for _ in range(2)]
         again = generation.prepare(request(seed=drawn[0].seed))
     assert drawn[0].seed != drawn[1].seed
-    assert again.sequence.noise_key == drawn[0].sequence.noise_key
+    assert again.sequences[0].noise_key == drawn[0].sequences[0].noise_key
 
 
 async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
-        keys = {generation.prepare(request(prompt, seed=1)).sequence.noise_key for prompt in ("a", "b")}
+        keys = {generation.prepare(request(prompt, seed=1)).sequences[0].noise_key for prompt in ("a", "b")}
     assert len(keys) == 2
 
 
@@ -79,7 +81,8 @@ async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
         ({"stop": ("a", "")}, "stop"),
         ({"logit_bias": {9999: 1.0}}, "logit_bias"),
         ({"bad_token_ids": (9999,)}, "bad_token_ids"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
     ],
     ids=str,
 )
@@ -111,3 +114,69 @@ async def test_the_workers_get_the_settings_of_the_request(tokenizer):
     for opening in (target.requests[0].open, draft.requests[0].open):
         assert (opening.sampling.temperature, opening.sampling.top_k, opening.sampling.seed) == (0.5, 7, 3)
         assert opening.prompt_length == 1
+
+
+async def test_choices_differ_in_noise_and_the_first_is_that_of_one(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation = Generation(SETTINGS, tokenizer, fleet)
+        several = generation.prepare(request(seed=5, n=4)).sequences
+        alone = generation.prepare(request(seed=5)).sequences
+    assert len({sequence.noise_key for sequence in several}) == 4
+    assert several[0].noise_key == alone[0].noise_key
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_every_choice_is_a_whole_answer_and_usage_comes_last(tokenizer, mode):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3])) as fleet:
+        chunks = await answer(fleet, tokenizer, request(n=3, mode=mode))
+    for choice in range(3):
+        own = [chunk for chunk in chunks if chunk.choice == choice]
+        assert "".join(chunk.text for chunk in own) == TEXT
+        assert [chunk.finish_reason for chunk in own].count("length") == 1
+    assert [chunk.usage is not None for chunk in chunks].index(True) == len(chunks) - 1
+    usage = chunks[-1].usage
+    assert usage.completion_tokens == 3 * len(ANSWER)
+    assert usage.record.target_passes + usage.record.accepted == 3 * len(ANSWER)
+
+
+async def test_every_token_has_a_piece_of_text(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        chunks = await answer(fleet, tokenizer, request())
+    assert all(len(chunk.pieces) == len(chunk.tokens) for chunk in chunks)
+    assert "".join(piece for chunk in chunks for piece in chunk.pieces) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"max_prompt_tokens": 4}, "prompt"),
+        ({"max_output_tokens": 8}, "max_tokens"),
+        ({"max_choices": 1}, "n"),
+    ],
+    ids=str,
+)
+async def test_limits_of_the_deployment_are_kept(tokenizer, limits, field):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        with pytest.raises(InvalidRequestError) as refused:
+            await answer(fleet, tokenizer, request(prompt="12345", n=2), **limits)
+    assert refused.value.field == field
+
+
+async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation = Generation(
+            SETTINGS.model_copy(update={"max_running": 1, "max_waiting": 0}), tokenizer, fleet
+        )
+        async with aclosing(generation.chunks(generation.prepare(request()))) as running:
+            await anext(running)
+            with pytest.raises(OverloadedError):
+                await anext(generation.chunks(generation.prepare(request())))
+        assert len([chunk async for chunk in generation.chunks(generation.prepare(request()))]) > 0
+
+
+async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
+    target = ScriptedTarget(ANSWER)
+    async with fleet_of(target) as fleet:
+        block = Speculation(mode="off", verification="block")
+        await answer(fleet, tokenizer, Request("x", Sampling(max_tokens=len(ANSWER)), speculation=block))
+    assert target.requests[0].open.sampling.verification == "block"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text import REPLACEMENT, AnswerText, Detokenizer, StopStrings, load_tokenizer
+from gateway.text import REPLACEMENT, AnswerText, Detokenizer, StopStrings, Vocabulary, load_tokenizer
 from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
 
 BYTES, WORDS = byte_tokenizer(), word_tokenizer()
@@ -14,7 +14,7 @@ texts = st.text(alphabet="the cats,é€😀\u0301\ufffd\n", max_size=30)
 
 
 def pieces_of(tokenizer, ids):
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(Vocabulary(tokenizer))
     return [*(detokenizer.add(token_id) for token_id in ids), detokenizer.end()]
 
 
@@ -28,6 +28,24 @@ def test_pieces_joined_are_the_whole_text(tokenizer, text):
 @given(st.lists(st.integers(0, END), max_size=40))
 def test_pieces_joined_are_the_whole_text_for_any_bytes(ids):
     assert "".join(pieces_of(BYTES, ids)) == BYTES.decode(ids)
+
+
+BYTE_TOKENS = [
+    WORDS.token_to_id(f"<0x{byte:02X}>") for byte in (0x41, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0xFF)
+]
+WORD_TOKENS = [WORDS.token_to_id(word) for word in ("</s>", "▁", "▁the", "▁cat", "s", "é", "<unk>")]
+
+
+@given(st.lists(st.sampled_from([*BYTE_TOKENS, *WORD_TOKENS]), max_size=40))
+def test_pieces_joined_are_the_whole_text_for_any_run_of_single_bytes(ids):
+    pieces = pieces_of(WORDS, ids)
+    assert "".join(pieces) == WORDS.decode(ids)
+    assert len(pieces) == len(ids) + 1
+
+
+@given(st.text(alphabet="the cats€😀", max_size=20))
+def test_no_piece_breaks_a_character_spelled_in_single_bytes(text):
+    assert all(REPLACEMENT not in piece for piece in pieces_of(WORDS, WORDS.encode(text).ids))
 
 
 @given(st.text(alphabet="a€😀", max_size=20))
@@ -87,13 +105,13 @@ def test_answer_and_count_do_not_depend_on_how_many_tokens_come_at_a_time(text, 
     stops = [stop] if stop else []
 
     def answer(sizes):
-        out, kept, rest = AnswerText(BYTES, stops), 0, list(ids)
+        out, kept, rest = AnswerText(Vocabulary(BYTES), stops), 0, list(ids)
         pieces = []
         while rest and not out.stopped:
             size = next(sizes)
-            count, piece = out.add(rest[:size], ends=len(rest) <= size)
-            kept, rest = kept + count, rest[size:]
-            pieces.append(piece)
+            added = out.add(rest[:size], ends=len(rest) <= size)
+            kept, rest = kept + len(added), rest[size:]
+            pieces += added
         return kept, "".join(pieces), out.stopped
 
     assert answer(iter(sizes)) == answer(iter([1] * 100))

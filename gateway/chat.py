@@ -1,0 +1,146 @@
+"""Bodies of /v1/chat/completions."""
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.chat_template import ChatTemplate
+from gateway.errors import InvalidRequestError
+from gateway.generation import Chunk, Generation, Prepared, Request, Usage
+from gateway.schemas import GenerationRequest, finite, usage_body
+from gateway.sequence import Token
+from gateway.token_bytes import TokenBytes
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text"] = "text"
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    # Fields of OpenAI's that have one accepted value.
+    response_format: ResponseFormat = ResponseFormat()
+    tools: list[None] = Field(default_factory=list, max_length=0)
+    tool_choice: Literal["none", "auto"] = "none"
+
+    def prepared(self, generation: Generation, template: ChatTemplate) -> Request:
+        """Raises InvalidRequestError for messages that the template refuses, or fields that contradict."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise InvalidRequestError("max_tokens", "give it or max_completion_tokens, not both")
+        text = template.render([message.plain() for message in self.messages])
+        prompt = tuple(generation.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.request(
+            prompt,
+            logprobs=self.top_logprobs if self.logprobs else None,
+            max_tokens=self.max_tokens or self.max_completion_tokens or generation.room(len(prompt)),
+        )
+
+
+class ChatAnswer:
+    """The bodies of one answer; ``id``, time and model are the same in all of them."""
+
+    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes) -> None:
+        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._choices = len(prepared.sequences)
+        self._seed = prepared.seed
+        self._tokens = tokens
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Before the first chunk: whose turn it is, and the seed to repeat a broken stream with."""
+        delta = {"role": "assistant", "content": ""}
+        said = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
+        return [{**said[0], "outrider": {"seed": self._seed}}, *said[1:]]
+
+    def chunk(self, chunk: Chunk) -> dict[str, Any] | None:
+        """One event of a stream; None where there is nothing to say yet."""
+        logprobs = self._logprobs(chunk.tokens)
+        if not chunk.text and logprobs is None and chunk.finish_reason is None:
+            return None
+        delta = {"content": chunk.text} if chunk.text else {}
+        return self._event(_choice(chunk.choice, delta, logprobs, chunk.finish_reason))
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The extra last event of a stream that asked for it: no choice, only usage."""
+        return {**self._event(), "usage": usage_body(usage, self._seed)}
+
+    def whole(self, chunks: Iterable[Chunk], count: int) -> dict[str, Any]:
+        """The body of an answer that is not streamed; ``count`` choices."""
+        chunks = list(chunks)
+        choices = []
+        for index in range(count):
+            own = [chunk for chunk in chunks if chunk.choice == index]
+            message = {"role": "assistant", "content": "".join(chunk.text for chunk in own), "refusal": None}
+            logprobs = self._logprobs([token for chunk in own for token in chunk.tokens])
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": logprobs,
+                    "finish_reason": own[-1].finish_reason,
+                }
+            )
+        usage = chunks[-1].usage
+        assert usage is not None
+        return {
+            **self._frame,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage_body(usage, self._seed),
+        }
+
+    def _event(self, *choices: dict[str, Any]) -> dict[str, Any]:
+        return {**self._frame, "object": "chat.completion.chunk", "choices": list(choices)}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        content = []
+        for token in tokens:
+            if token.logprobs is None:
+                return None
+            pairs = zip(token.logprobs.token_ids, token.logprobs.logprobs, strict=True)
+            top = [self._token(other, logprob) for other, logprob in pairs]
+            content.append({**self._token(token.id, token.logprobs.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None} if content else None
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._tokens.text(token_id),
+            "logprob": finite(logprob),
+            "bytes": list(self._tokens.of(token_id)),
+        }
+
+
+def _choice(
+    index: int, delta: dict[str, str], logprobs: dict[str, Any] | None, finish_reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -1,0 +1,106 @@
+"""Bodies of /v1/completions."""
+
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from decoding.settings import TokenId
+from gateway.errors import InvalidRequestError
+from gateway.generation import Chunk, Prepared, Request, Usage
+from gateway.schemas import GenerationRequest, finite, usage_body
+from gateway.sequence import Token
+from gateway.token_bytes import TokenBytes
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+One = Field(min_length=1, max_length=1)
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: str | TokenIds | Annotated[list[str], One] | Annotated[list[TokenIds], One]
+    echo: bool = False
+    # Fields of OpenAI's that have one accepted value.
+    best_of: Literal[1] = 1
+    suffix: None = None
+
+    def prepared(self) -> Request:
+        """Raises InvalidRequestError for what the fields say together."""
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequestError("echo", "cannot be combined with logprobs: a prompt's are not computed")
+        prompt = self.prompt
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        return self.request(prompt if isinstance(prompt, str) else tuple(prompt))
+
+
+class CompletionAnswer:
+    """The bodies of one answer; ``id``, time and model are the same in all of them."""
+
+    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, echo: str) -> None:
+        """echo: text that comes before every choice."""
+        self._frame = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._seed = prepared.seed
+        self._tokens = tokens
+        self._unsaid = dict.fromkeys(range(len(prepared.sequences)), echo)
+        self._offsets = dict.fromkeys(range(len(prepared.sequences)), len(echo))
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Before the first chunk: the seed, with which a stream that broke can be asked for again."""
+        return [{**self._frame, "choices": [], "outrider": {"seed": self._seed}}]
+
+    def chunk(self, chunk: Chunk) -> dict[str, Any] | None:
+        """One event of a stream; None where there is nothing to say yet."""
+        logprobs = self._logprobs(chunk.choice, chunk.tokens, chunk.pieces)
+        text = self._unsaid.pop(chunk.choice, "") + chunk.text
+        if not text and logprobs is None and chunk.finish_reason is None:
+            return None
+        return {**self._frame, "choices": [_choice(chunk.choice, text, logprobs, chunk.finish_reason)]}
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The extra last event of a stream that asked for it: no choice, only usage."""
+        return {**self._frame, "choices": [], "usage": usage_body(usage, self._seed)}
+
+    def whole(self, chunks: Iterable[Chunk], count: int) -> dict[str, Any]:
+        """The body of an answer that is not streamed; ``count`` choices."""
+        chunks = list(chunks)
+        choices = []
+        for index in range(count):
+            own = [chunk for chunk in chunks if chunk.choice == index]
+            text = self._unsaid[index] + "".join(chunk.text for chunk in own)
+            tokens = [token for chunk in own for token in chunk.tokens]
+            pieces = [piece for chunk in own for piece in chunk.pieces]
+            choices.append(_choice(index, text, self._logprobs(index, tokens, pieces), own[-1].finish_reason))
+        usage = chunks[-1].usage
+        assert usage is not None
+        return {**self._frame, "choices": choices, "usage": usage_body(usage, self._seed)}
+
+    def _logprobs(self, choice: int, tokens: Iterable[Token], pieces: Iterable[str]) -> dict[str, Any] | None:
+        names: list[str] = []
+        chosen: list[float] = []
+        top: list[dict[str, float]] = []
+        offsets: list[int] = []
+        for token, piece in zip(tokens, pieces, strict=True):
+            if token.logprobs is None:
+                return None
+            name = self._tokens.text(token.id)
+            names.append(name)
+            chosen.append(finite(token.logprobs.logprob))
+            pairs = zip(token.logprobs.token_ids, token.logprobs.logprobs, strict=True)
+            likeliest = {self._tokens.text(other): finite(logprob) for other, logprob in pairs}
+            top.append({**likeliest, name: chosen[-1]})
+            offsets.append(self._offsets[choice])
+            self._offsets[choice] += len(piece)
+        return {"tokens": names, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
