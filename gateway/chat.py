@@ -3,9 +3,9 @@
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gateway.chat_template import ChatTemplate
 from gateway.errors import InvalidRequestError
@@ -22,17 +22,20 @@ class TextPart(BaseModel):
     text: str
 
 
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+        return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
 class ResponseFormat(BaseModel):

@@ -5,21 +5,28 @@ import uuid
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import PlainValidator
 
-from decoding.settings import TokenId
 from gateway.errors import InvalidRequestError
 from gateway.generation import Chunk, Prepared, Request, Usage
 from gateway.schemas import GenerationRequest, finite, usage_body
 from gateway.sequence import Token
 from gateway.token_bytes import TokenBytes
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-One = Field(min_length=1, max_length=1)
+
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    """OpenAI allows a list of prompts; one is accepted in it."""
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(type(id_) is int and id_ >= 0 for id_ in value):
+        raise ValueError("text or a list of token ids is accepted")
+    return tuple(value)
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: str | TokenIds | Annotated[list[str], One] | Annotated[list[TokenIds], One]
+    prompt: Annotated[str | tuple[int, ...], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
     echo: bool = False
     # Fields of OpenAI's that have one accepted value.
     best_of: Literal[1] = 1
@@ -29,10 +36,7 @@ class CompletionRequest(GenerationRequest):
         """Raises InvalidRequestError for what the fields say together."""
         if self.echo and self.logprobs is not None:
             raise InvalidRequestError("echo", "cannot be combined with logprobs: a prompt's are not computed")
-        prompt = self.prompt
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            prompt = prompt[0]
-        return self.request(prompt if isinstance(prompt, str) else tuple(prompt))
+        return self.request(self.prompt)
 
 
 class CompletionAnswer:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from decoding.settings import RequestedSampling, Sampling
 from gateway.errors import InvalidRequestError
@@ -13,7 +13,13 @@ from gateway.settings import Priority, Speculation
 MAX_STOPS = 16
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 Stop = Annotated[str, Field(min_length=1)]
+Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
 
 
 class StreamOptions(BaseModel):
@@ -28,7 +34,7 @@ class GenerationRequest(RequestedSampling):
 
     model: str | None = None
     n: int = Field(default=1, ge=1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    stop: Stops = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     speculation: Speculation = Speculation()
@@ -51,7 +57,7 @@ class GenerationRequest(RequestedSampling):
         return Request(
             prompt=prompt,
             sampling=Sampling(**asked, **sampling),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop=tuple(self.stop),
             speculation=self.speculation,
             model=self.model,
             n=self.n,

@@ -1,6 +1,7 @@
 """A target and a draft without a model: the answer is written down beforehand, and every message is kept."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ import grpc
 
 from gateway.fleet import Fleet
 from gateway.streams import Role, Worker
-from protos import rounds_pb2, rounds_pb2_grpc
+from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
+from protos.convert import sampling_from_message
 from protos.trust import Trust
 
 TRUST = Trust(token="a token of this test")
@@ -74,7 +76,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                 turn = request.plain.turn
                 said, newest = said if turn.round == newest else generated, turn.round
                 prompt_length = self.requests[0].open.prompt_length
-                for position in range(said, min(request.plain.until - prompt_length, len(self.answer))):
+                for position in range(said, min(request.plain.until - prompt_length, self.end)):
                     previous = self._reply(turn, position, [])
                     said = position + 1
                     yield previous
@@ -82,7 +84,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             self.ended.set()
 
     def _reply(self, turn: Any, generated: int, drafted: Sequence[int]) -> rounds_pb2.TargetReply:
-        ahead = self.answer[generated:-1]  # the last token is always said, never confirmed
+        ahead = self.answer[generated : self.end - 1]  # the last token is always said, never confirmed
         pairs = zip(drafted, ahead, strict=False)
         accepted = next((node for node, (guess, token) in enumerate(pairs) if guess != token), None)
         if accepted is None:
@@ -93,8 +95,26 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             round=turn.round,
             accepted=range(accepted),
             tokens=self.answer[generated:end],
-            finish_reason=self.finish_reason if end == len(self.answer) else None,
+            finish_reason=self.finish_reason if end == self.end else None,
+            logprobs=[_logprobs(token) for token in self.answer[generated:end]] if self.asks_logprobs else [],
         )
+
+    @property
+    def end(self) -> int:
+        """Tokens that it says: all, or as many as are asked for."""
+        sampling = sampling_from_message(self.requests[0].open.sampling)
+        return min(len(self.answer), sampling.max_tokens)
+
+    @property
+    def asks_logprobs(self) -> bool:
+        return bool(self.requests[0].open.sampling.HasField("logprobs"))
+
+
+def _logprobs(token: int) -> generation_pb2.TokenLogprobs:
+    """The token is the likelier of two."""
+    return generation_pb2.TokenLogprobs(
+        logprob=-0.25, token_ids=[token, token ^ 1], logprobs=[-0.25, -math.inf]
+    )
 
 
 @dataclass

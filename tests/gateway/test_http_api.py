@@ -1,26 +1,45 @@
 """OpenAI's HTTP API over workers whose answer is written down beforehand."""
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gateway import http_api
+from gateway.auth import Authentication, digest
+from gateway.chat import ChatRequest
+from gateway.chat_template import ChatTemplate
+from gateway.completions import CompletionRequest
 from gateway.generation import Generation
 from gateway.settings import GatewaySettings
-from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, fleet_of
 
 TEXT = "The cat sät on the mat."
 ANSWER = list(TEXT.encode())
 ASK = {"prompt": "x", "max_tokens": len(ANSWER)}
 
 
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if messages[0].role == 'assistant' %}{{ raise_exception('begin with a user') }}{% endif %}",
+    {},
+)
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": len(ANSWER)}
+
+
 @asynccontextmanager
-async def client_of(tokenizer, target, draft=None):
-    async with fleet_of(target, draft) as fleet:
-        app = http_api.build(Generation(GatewaySettings(model="m", tokenizer="unused"), tokenizer, fleet))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+async def client_of(tokenizer, *workers, template=TEMPLATE, keys=(), host="127.0.0.1", **limits):
+    settings = GatewaySettings(model="m", tokenizer="unused", **limits)
+    authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
+    async with fleet_of(*workers) as fleet:
+        app = http_api.build(Generation(settings, tokenizer, fleet), template, authentication)
+        transport = httpx.ASGITransport(app, client=(host, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
 
 
@@ -54,6 +73,9 @@ async def test_a_stream_is_the_completion_in_pieces(client):
     chunks = [json.loads(event) for event in events]
     assert response.headers["content-type"].startswith("text/event-stream")
     assert done == "[DONE]"
+    opening, *chunks = chunks
+    assert opening["choices"] == []
+    assert str(opening["outrider"]["seed"]) == response.headers["outrider-seed"]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == TEXT
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "length"]
     assert len({chunk["id"] for chunk in chunks}) == 1
@@ -78,12 +100,22 @@ async def test_null_and_openai_s_own_fields_are_accepted(client):
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt": []}, "prompt"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 99}, "n"),
+        ({"verification": "block"}, "verification"),
+        ({"speculation": {"verification": "luck"}}, "speculation.verification"),
+        ({"priority": "urgent"}, "priority"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"min_tokens": 30}, "max_tokens"),
+        ({"allowed_token_ids": [1], "bad_token_ids": [1]}, "bad_token_ids"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x.[key]"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "y"}, "suffix"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"speculation": {"depth": 17}}, "speculation.depth"),
         ({"speculation": {"drafter": "magic"}}, "speculation.drafter"),
         ({"max_token": 5}, "max_token"),
-        ({"logprobs": 2}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
     ],
     ids=str,
 )
@@ -92,8 +124,8 @@ async def test_what_is_wrong_is_named(client, wrong, field):
     error = response.json()["error"]
     assert response.status_code == 400
     assert error["type"] == "invalid_request_error"
-    assert error["param"].partition(".list")[0].partition(".str")[0] == field
-    assert field.rpartition(".")[2] in error["message"]
+    assert error["param"] == field
+    assert error["message"].startswith(error["param"])
 
 
 async def test_another_model_is_not_found(client):
@@ -118,8 +150,234 @@ async def test_without_a_target_the_service_is_unavailable(tokenizer):
         assert (await client.get("/health")).status_code == 503
 
 
-async def test_a_target_lost_under_a_stream_is_said_in_the_stream(tokenizer):
-    async with client_of(tokenizer, ScriptedTarget(ANSWER, lost_after=4), ScriptedDraft(ANSWER)) as client:
+async def test_what_goes_wrong_under_a_stream_is_said_in_the_stream(tokenizer):
+    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000))
+    async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=0.3) as client:
         events = events_of(await client.post("/v1/completions", json={**ASK, "stream": True}))
     assert "lost by the script" in json.loads(events[-2])["error"]["message"]
     assert events[-1] == "[DONE]"
+
+
+async def test_a_deadline_that_passes_is_a_timeout(tokenizer):
+    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000))
+    async with client_of(tokenizer, target, request_deadline_s=0.1) as client:
+        assert (await client.post("/v1/completions", json=ASK)).status_code == 504
+
+
+async def test_a_chat_completion(tokenizer):
+    target = ScriptedTarget(ANSWER)
+    async with client_of(tokenizer, target) as client:
+        body = (await client.post("/v1/chat/completions", json=CHAT)).json()
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert bytes(target.requests[1].plain.turn.tokens or target.requests[1].verify.turn.tokens) == b"user:x;"
+
+
+async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
+    response = await client.post("/v1/chat/completions", json={**CHAT, "stream": True, "n": 2})
+    *events, done = events_of(response)
+    chunks = [json.loads(event) for event in events]
+    assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks[:3]] == [
+        "assistant",
+        "assistant",
+        None,
+    ]
+    for index in range(2):
+        deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"][0]["index"] == index]
+        assert "".join(delta.get("content", "") for delta in deltas) == TEXT
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+        ({"max_completion_tokens": 3}, "max_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_with_a_chat_is_named(client, wrong, field):
+    response = await client.post("/v1/chat/completions", json={**CHAT, **wrong})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+async def test_a_model_without_a_chat_template_says_so(tokenizer):
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), template=ChatTemplate(None, {})) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 400
+    assert "no chat template" in response.json()["error"]["message"]
+
+
+async def test_a_chat_may_use_what_is_left_of_the_context(tokenizer):
+    target = ScriptedTarget(ANSWER, finish_reason="stop")
+    async with client_of(tokenizer, target) as client:
+        await client.post("/v1/chat/completions", json={"messages": CHAT["messages"]})
+    assert target.requests[0].open.sampling.max_tokens == MAX_LENGTH - len("user:x;")
+
+
+async def test_logprobs_of_a_completion(client):
+    body = (await client.post("/v1/completions", json={**ASK, "logprobs": 2})).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:3] == ["T", "h", "e"]
+    assert logprobs["tokens"][9:11] == ["bytes:\\xc3", "bytes:\\xa4"]
+    assert logprobs["token_logprobs"] == [-0.25] * len(ANSWER)
+    assert logprobs["top_logprobs"][0] == {"T": -0.25, "U": -9999.0}
+    assert logprobs["text_offset"][:3] == [0, 1, 2]
+    assert logprobs["text_offset"][-1] == len(TEXT) - 1
+
+
+async def test_logprobs_of_a_chat(client):
+    ask = {**CHAT, "logprobs": True, "top_logprobs": 2}
+    whole = (await client.post("/v1/chat/completions", json=ask)).json()["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for token in whole for byte in token["bytes"]) == TEXT.encode()
+    assert [top["token"] for top in whole[0]["top_logprobs"]] == ["T", "U"]
+    *events, _ = events_of(await client.post("/v1/chat/completions", json={**ask, "stream": True}))
+    parts = [json.loads(event)["choices"][0]["logprobs"] for event in events]
+    assert [token for part in parts if part for token in part["content"]] == whole
+
+
+async def test_echo_repeats_the_prompt_before_every_choice(client):
+    body = (await client.post("/v1/completions", json={**ASK, "echo": True, "n": 2})).json()
+    assert [choice["text"] for choice in body["choices"]] == ["x" + TEXT] * 2
+
+
+async def test_usage_has_the_record_of_speculation(client):
+    usage = (await client.post("/v1/completions", json={**ASK, "seed": 3})).json()["usage"]
+    record = usage["speculation"]
+    assert sum(record["accepted_lengths"]) == record["rounds"]
+    assert record["mean_accepted_length"] == round(record["accepted"] / record["rounds"], 3)
+    assert {name: record[name] for name in ("seed", "fallbacks", "mode", "depth", "verification")} == {
+        "seed": 3,
+        "fallbacks": 0,
+        "mode": "fixed",
+        "depth": 4,
+        "verification": "coupled",
+    }
+
+
+async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
+    async def endless():
+        while True:
+            yield b" " * 1000
+
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), max_message_bytes=5000) as client:
+        response = await client.post("/v1/completions", content=endless())
+        assert response.status_code == 413
+        assert "5000" in response.json()["error"]["message"]
+
+
+async def test_a_full_queue_says_when_to_come_again(tokenizer):
+    silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000))
+    async with client_of(tokenizer, silent, max_running=1, max_waiting=0, request_deadline_s=1.0) as client:
+        waiting = asyncio.create_task(client.post("/v1/completions", json=ASK))
+        while not silent.requests:
+            await asyncio.sleep(0)
+        response = await client.post("/v1/completions", json=ASK)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert (await waiting).status_code == 504
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/m"])
+async def test_a_key_is_needed_where_keys_are_configured(tokenizer, path):
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=["secret"]) as client:
+
+        async def status(**headers):
+            body = {**ASK} if path == "/v1/completions" else CHAT
+            method = client.get if "models" in path else partial(client.post, json=body)
+            return (await method(path, headers=headers)).status_code
+
+        assert await status() == await status(Authorization="Bearer wrong") == 401
+        assert await status(Authorization="Bearer secret") == 200
+
+
+async def test_probes_need_no_key_and_learn_nothing_about_workers(tokenizer):
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=["secret"]) as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        known = await client.get("/health", headers={"Authorization": "Bearer secret"})
+        assert [worker["role"] for worker in known.json()["workers"]] == ["target"]
+
+
+async def test_without_keys_other_machines_are_refused(tokenizer):
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), host="10.1.2.3") as client:
+        assert (await client.post("/v1/completions", json=ASK)).status_code == 401
+
+
+@pytest.mark.parametrize("text", ["a prompt that is secret", ["a prompt that is secret"] * 2])
+async def test_what_is_refused_is_not_repeated(client, text):
+    wrong = {"prompt": text, "max_tokens": 0, "stop": [text] * 20, "user": text, "task": {"a": text}}
+    response = await client.post("/v1/completions", json=wrong)
+    assert response.status_code == 400
+    assert "secret" not in response.text
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        ["auto", "fixed", "off", "model", "ngram", "coupled", "block", "user", "text", "x", "\ud800"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted(CompletionRequest.model_fields.keys() | ChatRequest.model_fields.keys())
+bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=5)
+
+
+@pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
+def test_no_body_is_an_error_of_ours(tokenizer, path, base):
+    async def check(body):
+        async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
+            for fields in (body, {**base, **body}):
+                content = json.dumps(fields)
+                response = await client.post(
+                    path, content=content, headers={"content-type": "application/json"}
+                )
+                assert response.status_code in (200, 400, 404), response.text
+                if response.status_code != 200:
+                    assert response.json()["error"]["param"]
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+    @given(bodies)
+    def run(body):
+        asyncio.run(check(body))
+
+    run()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+        b"NaN",
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+async def test_what_is_no_request_at_all_is_the_caller_s_error(client, content):
+    headers = {"content-type": "application/json"}
+    response = await client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"]
+
+
+async def test_an_unknown_path_and_method_are_answered_in_the_same_shape(client):
+    for response in (await client.get("/v2"), await client.get("/v1/completions")):
+        assert response.status_code in (404, 405)
+        assert response.json()["error"]["message"]
