@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "actors": {"decoding", "engine", "protos"},
     "gateway": {"decoding", "protos"},
     "cluster": {"actors", "decoding", "engine", "gateway", "protos"},
+    "client": {"protos"},
     "models": {"decoding", "engine"},
     "bench": {"decoding", "engine", "models"},
 }
