@@ -51,21 +51,29 @@ class CompletionAnswer:
             "model": model,
         }
         self._seed = prepared.seed
+        self._told_seed = False
         self._tokens = tokens
         self._unsaid = dict.fromkeys(range(len(prepared.sequences)), echo)
         self._offsets = dict.fromkeys(range(len(prepared.sequences)), len(echo))
 
     def opening(self) -> list[dict[str, Any]]:
-        """Before the first chunk: the seed, with which a stream that broke can be asked for again."""
-        return [{**self._frame, "choices": [], "outrider": {"seed": self._seed}}]
+        """Nothing comes before the first chunk."""
+        return []
 
     def chunk(self, chunk: Chunk) -> dict[str, Any] | None:
-        """One event of a stream; None where there is nothing to say yet."""
+        """One event of a stream; None where there is nothing to say yet.
+
+        The first tells the seed, with which a stream that broke can be asked for again.
+        """
         logprobs = self._logprobs(chunk.choice, chunk.tokens, chunk.pieces)
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
         if not text and logprobs is None and chunk.finish_reason is None:
             return None
-        return {**self._frame, "choices": [_choice(chunk.choice, text, logprobs, chunk.finish_reason)]}
+        body = {**self._frame, "choices": [_choice(chunk.choice, text, logprobs, chunk.finish_reason)]}
+        if not self._told_seed:
+            self._told_seed = True
+            body["outrider"] = {"seed": self._seed}
+        return body
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The extra last event of a stream that asked for it: no choice, only usage."""
