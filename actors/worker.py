@@ -34,7 +34,7 @@ async def start_server(
             ("grpc.http2.min_ping_interval_without_data_ms", 500),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 1000),
-            ("grpc.keepalive_timeout_ms", 1000),
+            ("grpc.http2.ping_timeout_ms", 1000),
             ("grpc.http2.max_pings_without_data", 0),
         ],
     )

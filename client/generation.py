@@ -51,7 +51,7 @@ class Answer:
                     yield piece
             except grpc.RpcError as error:
                 pause_s = max(pause_s, _asked_delay_s(error))
-                if error.code() not in AGAIN or time.monotonic() + pause_s > deadline:
+                if not _may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -116,6 +116,12 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
+
+
+def _may_pass(error: grpc.RpcError) -> bool:
+    # Serve's proxy says INTERNAL where the gateway behind it has died, as it does for a defect.
+    died = error.code() is grpc.StatusCode.INTERNAL and "actor died" in (error.details() or "")
+    return died or error.code() in AGAIN
 
 
 def _asked_delay_s(error: grpc.RpcError) -> float:

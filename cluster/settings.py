@@ -1,17 +1,26 @@
 """Everything that can be set about a deployment, in one place."""
 
+import json
 import os
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from engine.settings import EngineSettings
 from gateway.settings import MAX_DEPTH, Drafter, GatewaySettings
 
 DEMO_NAME = "outrider-demo"
+
+
+def _from_json(value: Any) -> Any:
+    """The command line has only text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Resources = Annotated[dict[str, float], BeforeValidator(_from_json)]
 
 
 class Settings(BaseModel):
@@ -45,8 +54,8 @@ class Settings(BaseModel):
     draft_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
     target_accelerator: str | None = Field(default=None, description="as Ray names it: H100, L4, ...")
     draft_accelerator: str | None = Field(default=None, description="as Ray names it")
-    target_resources: dict[str, float] = Field(default_factory=dict, description="of Ray, per replica")
-    draft_resources: dict[str, float] = Field(default_factory=dict, description="of Ray, per replica")
+    target_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
+    draft_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
 
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
     http_port: int = Field(default=8000, ge=1, le=65535)

@@ -15,10 +15,11 @@ DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
 
 IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier than the least busy one
 
-# A silent peer counts as lost after the sum of the first two.
+# A silent peer counts as lost after the sum of the first two. It is the ping's own time-out that acts: gRPC
+# gives it a minute, and keepalive_timeout_ms does not shorten it.
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", -1),
 )

@@ -31,9 +31,9 @@ class Service:
     process: psutil.Process  # of `serve run`
 
 
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("elsewhere")  # the command works from any folder
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str, ray_address: str = "local") -> Iterator[Service]:
+    """`serve run cluster.app` with these arguments, from its announcement on; leaves no process behind."""
     http_port, grpc_port = free_port(), free_port()
     command = [
         str(Path(sys.executable).parent / "serve"),
@@ -43,6 +43,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         f"grpc_port={grpc_port}",
         "target_threads=1",
         f"cache_memory={2**28}",
+        *arguments,
     ]
     log = folder / "serve.log"
     with log.open("w") as output:
@@ -51,7 +52,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "RAY_ADDRESS": "local"},
+            env={**os.environ, "RAY_ADDRESS": ray_address},
             start_new_session=True,
         )
     parent = psutil.Process(process.pid)
@@ -68,6 +69,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         for process_ in alive:
             process_.kill()
     assert not alive, f"left behind by Ctrl-C: {alive}"
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(tmp_path_factory.mktemp("elsewhere")) as service:  # the command works from any folder
+        yield service
 
 
 def free_port() -> int:

@@ -27,7 +27,16 @@ def test_what_is_named_is_kept():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"dept": "4"}, {"depth": "17"}, {"depth": "x"}, {"dtype": "int8"}, {"http_port": "0"}], ids=str
+    "wrong",
+    [
+        {"dept": "4"},
+        {"depth": "17"},
+        {"depth": "x"},
+        {"dtype": "int8"},
+        {"http_port": "0"},
+        {"target_resources": "{"},
+    ],
+    ids=str,
 )
 def test_a_wrong_argument_is_named(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
@@ -70,3 +79,7 @@ def test_the_gateway_gets_its_limits():
     )
     assert (gateway.max_running, gateway.max_waiting) == (3, 2)
     assert (gateway.max_prompt_tokens, gateway.request_deadline_s) == (10, 9.0)
+
+
+def test_resources_are_written_as_json_on_the_command_line():
+    assert Settings.model_validate({"draft_resources": '{"cheap": 0.5}'}).draft_resources == {"cheap": 0.5}
