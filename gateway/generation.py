@@ -125,7 +125,7 @@ class Generation:
         choices = [self._choice(prepared, choice, record) for choice in range(len(sequences))]
         async with (
             self.admission.place(prepared.deadline),
-            aclosing(choices[0] if len(choices) == 1 else merged(choices)) as chunks,
+            aclosing(merged(choices)) as chunks,
         ):
             async for chunk in chunks:
                 completion_tokens += len(chunk.tokens)

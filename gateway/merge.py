@@ -9,7 +9,11 @@ ItemT = TypeVar("ItemT")
 
 
 async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerator[ItemT, None]:
-    """Items as they come. What one stream raises ends all; a reader that pauses pauses them."""
+    """Items as they come. What one stream raises ends all; a reader that pauses pauses them.
+
+    Each stream runs in a task of its own and so cleans up undisturbed: a web framework that cancels a reader
+    does so again at every await until it is gone.
+    """
     items: asyncio.Queue[ItemT] = asyncio.Queue(maxsize=1)
 
     async def drain(stream: AsyncGenerator[ItemT, None]) -> None:
@@ -18,19 +22,19 @@ async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerat
                 await items.put(item)
 
     draining = {asyncio.create_task(drain(stream)) for stream in streams}
+    item = asyncio.create_task(items.get())
     try:
         while draining or not items.empty():
-            item = asyncio.create_task(items.get())
             await asyncio.wait({item, *draining}, return_when=asyncio.FIRST_COMPLETED)
             finished = {task for task in draining if task.done()}
             draining -= finished
             if item.done():
                 yield item.result()
-            else:
-                item.cancel()
+                item = asyncio.create_task(items.get())
             for task in finished:
                 task.result()
     finally:
-        for task in draining:
+        for task in (item, *draining):
             task.cancel()
-        await asyncio.gather(*draining, return_exceptions=True)
+        # Not gather: cancelled once more, it would cancel them once more too.
+        await asyncio.wait({item, *draining})

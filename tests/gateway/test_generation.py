@@ -1,7 +1,9 @@
 """A request in, its answer out in pieces: the same in every mode, and refused before a worker sees it."""
 
+import asyncio
 from contextlib import aclosing
 
+import anyio
 import pytest
 
 from decoding.settings import Sampling
@@ -180,3 +182,30 @@ async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
         block = Speculation(mode="off", verification="block")
         await answer(fleet, tokenizer, Request("x", Sampling(max_tokens=len(ANSWER)), speculation=block))
     assert target.requests[0].open.sampling.verification == "block"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(tokenizer, mode):
+    """As web frameworks do when a client has gone."""
+    answer = ANSWER * 20
+    target, draft = ScriptedTarget(answer), ScriptedDraft(answer)
+    async with fleet_of(target, draft) as fleet:
+        generation = Generation(SETTINGS, tokenizer, fleet)
+        prepared = generation.prepare(request(mode=mode, max_tokens=len(answer)))
+        reading = anyio.Event()
+
+        async def read():
+            async for _ in generation.chunks(prepared):
+                reading.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await reading.wait()
+            group.cancel_scope.cancel()
+        await target.ended.wait()
+        if mode in ("auto", "deep"):
+            await draft.ended.wait()
+        async with asyncio.timeout(5):
+            while any(link.streams for link in fleet.links()):
+                await asyncio.sleep(0)
+        assert generation.admission.running == 0

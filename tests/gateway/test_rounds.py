@@ -35,8 +35,7 @@ def rounds_of(
 ):
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
-    deadline = asyncio.get_running_loop().time() + deadline_s
-    return sequence, Rounds(sequence, fleet, speculation, settings, deadline)
+    return sequence, Rounds(sequence, fleet, speculation, settings, later(deadline_s))
 
 
 def ids(step) -> list[int]:
