@@ -30,6 +30,10 @@ def fixed(depth: int, drafter: str = "model") -> Speculation:
     return Speculation.model_validate({"mode": "fixed", "depth": depth, "drafter": drafter})
 
 
+def later(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
 def rounds_of(
     fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=5000.0, deadline_s=60.0
 ):
