@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from gateway.chat_template import ChatTemplate
 from gateway.errors import InvalidRequestError
 from gateway.generation import Chunk, Generation, Prepared, Request, Usage
-from gateway.schemas import GenerationRequest, finite, usage_body
+from gateway.schemas import GenerationRequest, NullIsLeftOut, Text, finite, usage_body
 from gateway.sequence import Token
 from gateway.token_bytes import TokenBytes
 
@@ -19,19 +19,19 @@ class TextPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class Message(BaseModel):
+class Message(NullIsLeftOut):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
-    name: str | None = None
+    name: Text | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -55,8 +55,17 @@ class ChatRequest(GenerationRequest):
     tools: list[None] = Field(default_factory=list, max_length=0)
     tool_choice: Literal["none", "auto"] = "none"
 
-    def prepared(self, generation: Generation, template: ChatTemplate) -> Request:
-        """Raises InvalidRequestError for messages that the template refuses, or fields that contradict."""
+    def prepared(self, generation: Generation, template: ChatTemplate) -> Prepared:
+        """Raises as ``Generation.prepare`` does, and for messages that the template refuses."""
+        request = self._request(generation, template)
+        try:
+            return generation.prepare(request)
+        except InvalidRequestError as error:
+            limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+            own_names = {"prompt": "messages", "max_tokens": limit}
+            raise type(error)(own_names.get(error.field, error.field), error.message) from error
+
+    def _request(self, generation: Generation, template: ChatTemplate) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:

@@ -8,12 +8,24 @@ from typing import Any, NoReturn
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import InvalidRequestError
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+
+
+class AssistantText(Extension):
+    """``{% generation %}``, by which templates mark for training what an assistant wrote: only read over."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -25,7 +37,7 @@ class ChatTemplate:
         """
         self._special_tokens = special_tokens
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, AssistantText]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
@@ -42,12 +54,19 @@ class ChatTemplate:
             raise InvalidRequestError("messages", "this model has no chat template, ask /v1/completions")
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._special_tokens
+                messages=messages,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except TemplateError as error:
             raise InvalidRequestError(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
+        except Exception as error:  # a template is a program: it can fail in any way
+            kind = type(error).__name__  # its message may repeat a prompt
+            raise InvalidRequestError("messages", f"the model's chat template fails with {kind}") from error
 
 
 def load_chat_template(source: str) -> ChatTemplate:
@@ -63,9 +82,9 @@ def load_chat_template(source: str) -> ChatTemplate:
 def _read(source: str, name: str) -> str | None:
     folder = Path(source)
     if folder.is_dir():
-        return (folder / name).read_text() if (folder / name).is_file() else None
+        return (folder / name).read_text(encoding="utf-8") if (folder / name).is_file() else None
     try:
-        return Path(hf_hub_download(source, name)).read_text()
+        return Path(hf_hub_download(source, name)).read_text(encoding="utf-8")
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return None
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
+from tokenizers import Tokenizer
 
 from gateway.errors import InvalidRequestError
 from gateway.generation import Chunk, Prepared, Request, Usage
-from gateway.schemas import GenerationRequest, finite, usage_body
+from gateway.schemas import GenerationRequest, checked_text, finite, usage_body
 from gateway.sequence import Token
 from gateway.token_bytes import TokenBytes
 
@@ -19,7 +20,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
         value = value[0]
     if isinstance(value, str):
-        return value
+        return checked_text(value)
     if not isinstance(value, list) or not all(type(id_) is int and id_ >= 0 for id_ in value):
         raise ValueError("text or a list of token ids is accepted")
     return tuple(value)
@@ -37,6 +38,12 @@ class CompletionRequest(GenerationRequest):
         if self.echo and self.logprobs is not None:
             raise InvalidRequestError("echo", "cannot be combined with logprobs: a prompt's are not computed")
         return self.request(self.prompt)
+
+    def echoed(self, tokenizer: Tokenizer) -> str:
+        """Text that comes before every choice."""
+        if not self.echo:
+            return ""
+        return self.prompt if isinstance(self.prompt, str) else tokenizer.decode(self.prompt)
 
 
 class CompletionAnswer:

@@ -68,13 +68,12 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.post("/v1/completions", dependencies=[Depends(is_known)])
     async def completions(body: CompletionRequest) -> Response:
         prepared = generation.prepare(body.prepared())
-        echo = generation.tokenizer.decode(list(prepared.sequences[0].prompt)) if body.echo else ""
-        answer = CompletionAnswer(settings.model, prepared, tokens, echo)
+        answer = CompletionAnswer(settings.model, prepared, tokens, body.echoed(generation.tokenizer))
         return await _respond(generation, prepared, answer, body.stream, body.stream_options.include_usage)
 
     @app.post("/v1/chat/completions", dependencies=[Depends(is_known)])
     async def chat(body: ChatRequest) -> Response:
-        prepared = generation.prepare(body.prepared(generation, template))
+        prepared = body.prepared(generation, template)
         answer = ChatAnswer(settings.model, prepared, tokens)
         return await _respond(generation, prepared, answer, body.stream, body.stream_options.include_usage)
 

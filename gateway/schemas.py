@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from decoding.settings import RequestedSampling, Sampling
 from gateway.errors import InvalidRequestError
@@ -14,11 +22,18 @@ MAX_STOPS = 16
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
+def checked_text(value: str) -> str:
+    """JSON can spell half of a surrogate pair, which no tokenizer takes. Raises ValueError."""
+    value.encode()
+    return value
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Stop = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, AfterValidator(checked_text)]
+Stop = Annotated[Text, Field(min_length=1)]
 Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
 
 
@@ -29,10 +44,22 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False  # accepted, never done
 
 
-class GenerationRequest(RequestedSampling):
-    """Every sampling setting is a field of the request. OpenAI's null means "left out"."""
+class NullIsLeftOut(BaseModel):
+    """As in OpenAI's API."""
 
-    model: str | None = None
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            return {name: value for name, value in fields.items() if value is not None}
+        return fields
+
+
+class GenerationRequest(RequestedSampling, NullIsLeftOut):
+    """Every sampling setting is a field of the request."""
+
+    top_k: int = Field(default=0, ge=0, lt=2**32)  # as many bits as it travels in
+    model: Text | None = None
     n: int = Field(default=1, ge=1)
     stop: Stops = Field(default_factory=list)
     stream: bool = False
@@ -40,14 +67,7 @@ class GenerationRequest(RequestedSampling):
     speculation: Speculation = Speculation()
     task: str | None = Field(default=None, max_length=64)
     priority: Priority = "interactive"
-    user: str | None = None  # accepted, not used
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_left_out(cls, fields: Any) -> Any:
-        if isinstance(fields, dict):
-            return {name: value for name, value in fields.items() if value is not None}
-        return fields
+    user: Text | None = None  # accepted, not used
 
     def request(self, prompt: str | tuple[int, ...], **sampling: Any) -> Request:
         """``sampling`` holds what the endpoint says in its own words."""

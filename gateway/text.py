@@ -36,9 +36,14 @@ class Vocabulary:
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         # Such a vocabulary spells what it has no token for in single bytes, and a run of them is decoded at
         # once: a byte that does not fit turns all of the run into replacement characters.
-        falls_back = b'"ByteFallback"' in tokenizer.decoder.__getstate__()
+        falls_back = "ByteFallback" in decoder_of(tokenizer)
         ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)) if falls_back else ()
         self.run_ids = frozenset(id_ for id_ in ids if id_ is not None)
+
+
+def decoder_of(tokenizer: Tokenizer) -> str:
+    """What turns its tokens into text, as tokenizer.json says it; "" if it only joins them."""
+    return tokenizer.decoder.__getstate__().decode() if tokenizer.decoder else ""
 
 
 class Detokenizer:
@@ -48,7 +53,7 @@ class Detokenizer:
         self._vocabulary = vocabulary
         # Decoding depends on what comes before: the last piece is decoded again with what is new.
         self._context: list[int] = []
-        self._context_text = ""
+        self._context_text = ""  # what of it was certain
         self._new: list[int] = []
         self._in_run = False  # whether what comes next may still change how the newest tokens are decoded
 
@@ -59,12 +64,15 @@ class Detokenizer:
             self._in_run = token_id in self._vocabulary.run_ids
         if self._in_run:
             return ""
+        # The bytes of an incomplete character are decoded to a single replacement character.
         text = self._decode()
-        if len(text) <= len(self._context_text) or text.endswith(REPLACEMENT):
-            return ""
-        piece = text[len(self._context_text) :]
-        self._context, self._new = self._new, []
-        self._context_text = self._vocabulary.tokenizer.decode(self._context)
+        incomplete = len(REPLACEMENT) if text.endswith(REPLACEMENT) else 0
+        piece = text[len(self._context_text) : len(text) - incomplete]
+        if piece:
+            # A character that is incomplete now began after the piece, thus within what is kept.
+            self._context, self._new = self._new, []
+            context_text = self._vocabulary.tokenizer.decode(self._context)
+            self._context_text = context_text[: len(context_text) - incomplete]
         return piece
 
     def end(self) -> str:

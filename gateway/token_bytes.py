@@ -1,8 +1,8 @@
 """The bytes that a token stands for by itself, which text cannot always show."""
 
-import json
-
 from tokenizers import Tokenizer
+
+from gateway.text import decoder_of
 
 SPACE_MARK = "▁"
 
@@ -12,8 +12,8 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        decoder = json.dumps(json.loads(tokenizer.to_str())["decoder"])
-        self._is_byte_level = '"ByteLevel"' in decoder
+        self._is_byte_level = "ByteLevel" in decoder_of(tokenizer)
+        self._falls_back = "ByteFallback" in decoder_of(tokenizer)
         self._added = {id_: token.content for id_, token in tokenizer.get_added_tokens_decoder().items()}
 
     def of(self, token_id: int) -> bytes:
@@ -22,7 +22,7 @@ class TokenBytes:
         token = self._tokenizer.id_to_token(token_id) or ""
         if self._is_byte_level:
             return b"".join(_BYTE_OF.get(char, char.encode()) for char in token)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        if self._falls_back and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace(SPACE_MARK, " ").encode()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -194,6 +195,10 @@ async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"max_completion_tokens": 3}, "max_tokens"),
+        ({"max_tokens": MAX_LENGTH}, "max_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": MAX_LENGTH}, "max_completion_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * MAX_LENGTH}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
@@ -211,6 +216,13 @@ async def test_a_model_without_a_chat_template_says_so(tokenizer):
         response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 400
     assert "no chat template" in response.json()["error"]["message"]
+
+
+async def test_an_answer_can_be_sent_back_as_the_message_that_it_was(client):
+    answer = (await client.post("/v1/chat/completions", json=CHAT)).json()["choices"][0]["message"]
+    messages = [*CHAT["messages"], answer, {"role": "user", "content": [{"type": "text", "text": "y"}]}]
+    response = await client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
+    assert response.json()["usage"]["prompt_tokens"] == len(f"user:x;assistant:{TEXT};user:y;".encode())
 
 
 async def test_a_chat_may_use_what_is_left_of_the_context(tokenizer):
@@ -244,6 +256,12 @@ async def test_logprobs_of_a_chat(client):
 async def test_echo_repeats_the_prompt_before_every_choice(client):
     body = (await client.post("/v1/completions", json={**ASK, "echo": True, "n": 2})).json()
     assert [choice["text"] for choice in body["choices"]] == ["x" + TEXT] * 2
+
+
+@pytest.mark.parametrize(("prompt", "echoed"), [("a<|end|>b", "a<|end|>b"), ([97, 256, 98], "ab")])
+async def test_echo_repeats_text_as_it_came_and_decodes_ids(client, prompt, echoed):
+    body = (await client.post("/v1/completions", json={**ASK, "prompt": prompt, "echo": True})).json()
+    assert body["choices"][0]["text"] == echoed + TEXT
 
 
 async def test_usage_has_the_record_of_speculation(client):
@@ -352,6 +370,27 @@ def test_no_body_is_an_error_of_ours(tokenizer, path, base):
         asyncio.run(check(body))
 
     run()
+
+
+EXTREMES = [
+    *(sign * 2**power for sign in (1, -1) for power in (0, 31, 32, 62, 63, 64, 2000)),
+    *(0, 0.5, 1e308, math.inf, math.nan, True, "", "\ud800", "\0", [], {}),
+    *([None], [-1], [2**63], ["\ud800"], [[]], {"\ud800": 1}, {"1": math.nan}, {str(2**63): 1}, {"role": 1}),
+    *({"type": "text"}, [{"role": "user", "content": "\ud800"}], [{"type": "text", "text": "\ud800"}]),
+]
+
+
+@pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
+async def test_no_extreme_of_any_field_is_an_error_of_ours(tokenizer, path, base):
+    target, headers = ScriptedTarget(ANSWER), {"content-type": "application/json"}
+    async with client_of(tokenizer, target, request_deadline_s=5.0) as client:
+        for field in [*FIELDS, "\ud800", ""]:
+            for value in EXTREMES:
+                target.requests.clear()
+                content = json.dumps({**base, field: value})
+                response = await client.post(path, content=content, headers=headers)
+                assert response.status_code in (200, 400, 404), (field, value, response.text)
+                assert response.status_code == 200 or response.json()["error"]["param"]
 
 
 @pytest.mark.parametrize(

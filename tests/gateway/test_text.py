@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from gateway.text import REPLACEMENT, AnswerText, Detokenizer, StopStrings, Vocabulary, load_tokenizer
 from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
@@ -51,6 +52,24 @@ def test_no_piece_breaks_a_character_spelled_in_single_bytes(text):
 @given(st.text(alphabet="a€😀", max_size=20))
 def test_no_piece_breaks_a_character(text):
     assert all(REPLACEMENT not in piece for piece in pieces_of(BYTES, BYTES.encode(text).ids))
+
+
+@given(st.lists(st.integers(0, END) | st.sampled_from(list("é€😀".encode())), max_size=40))
+def test_no_more_than_one_incomplete_character_is_held_back(ids):
+    detokenizer, said = Detokenizer(Vocabulary(BYTES)), ""
+    for count, token_id in enumerate(ids, start=1):
+        said += detokenizer.add(token_id)
+        assert said == BYTES.decode(ids[:count]).removesuffix(REPLACEMENT)
+
+
+@given(st.lists(st.integers(0, WORDS.get_vocab_size() - 1), max_size=40))
+def test_pieces_joined_are_the_whole_text_for_any_words_and_bytes(ids):
+    assert "".join(pieces_of(WORDS, ids)) == WORDS.decode(ids)
+
+
+def test_tokens_that_nothing_decodes_are_joined():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    assert "".join(pieces_of(tokenizer, [0, 1, 1])) == tokenizer.decode([0, 1, 1]) == "a b b"
 
 
 def test_a_character_of_four_tokens_comes_with_the_last_of_them():
