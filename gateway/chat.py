@@ -50,7 +50,10 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
-    # Fields of OpenAI's that have one accepted value.
+    # Fields of OpenAI's that have one accepted meaning.
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat = ResponseFormat()
     tools: list[None] = Field(default_factory=list, max_length=0)
     tool_choice: Literal["none", "auto"] = "none"

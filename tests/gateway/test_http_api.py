@@ -203,12 +203,22 @@ async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"prompt": "x"}, "prompt"),
+        ({"store": True}, "store"),
+        ({"modalities": ["audio"]}, "modalities.0"),
     ],
     ids=str,
 )
 async def test_what_is_wrong_with_a_chat_is_named(client, wrong, field):
     response = await client.post("/v1/chat/completions", json={**CHAT, **wrong})
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+async def test_openai_s_own_fields_of_a_chat_are_accepted_where_they_ask_for_nothing_more(client):
+    ask = {"store": False, "modalities": ["text"], "service_tier": "auto", "tools": [], "tool_choice": "none"}
+    response = await client.post(
+        "/v1/chat/completions", json={**CHAT, **ask, "response_format": {"type": "text"}, "user": "u"}
+    )
+    assert response.status_code == 200
 
 
 async def test_a_model_without_a_chat_template_says_so(tokenizer):
