@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -21,7 +21,7 @@ TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 class AssistantText(Extension):
     """``{% generation %}``, by which templates mark for training what an assistant wrote: only read over."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (declared so by jinja)
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
