@@ -9,6 +9,7 @@ BENCHMARKS = {
     "step": "one forward pass: cost by tokens, overhead",
     "plain": "plain decoding beside transformers' generate",
     "engine": "plain and speculative decoding in one process",
+    "service": "a round's overhead, and the service beside one process",
     "identity": "same seed, same text: how many requests differ",
 }
 

@@ -10,6 +10,7 @@ from transformers import AttentionInterface
 from engine.batch import Batch
 from engine.cache import GatherSpace, LayerShape, PagedCache
 from engine.groups import FEW_QUERIES, Group
+from engine.varlen import Kernel, attend_ragged
 
 ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
 
@@ -28,6 +29,7 @@ class Paged:
 
     batch: Batch
     cache: PagedCache
+    kernel: Kernel | None  # the paged one, where there is one
 
 
 def attend(
@@ -55,6 +57,9 @@ def attend(
     keys, values = cache.keys[layer], cache.values[layer]
     keys[batch.slots] = key[0].transpose(0, 1)
     values[batch.slots] = value[0].transpose(0, 1)
+    if outrider.kernel is not None and batch.ragged is not None and softcap is None and s_aux is None:
+        ragged = batch.ragged, query[0], keys, values, batch.block_size
+        return attend_ragged(outrider.kernel, *ragged, scaling, sliding_window)[None], None
     spaces = cache.key_space, cache.value_space
     layout = Layout(keys, values, *spaces, query.shape[1], scaling, sliding_window, softcap, s_aux)
     if len(batch.groups) == 1:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch
 from decoding.draft import Draft
 from engine.groups import Group, Lane, Rows, as_rows, form_groups
 from engine.sequence import Sequence
+from engine.varlen import Ragged, ragged
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,33 @@ class Batch:
     position_ids: torch.Tensor  # int64 [1, num_tokens]
     slots: Rows  # where the tokens' keys and values go, [num_tokens]
     logit_rows: torch.Tensor  # int64 [num_logits]
-    groups: list[Group]
+    lanes: list[Lane]
+    block_size: int
+    dtype: torch.dtype  # of queries and masks
+    ragged: Ragged | None  # for the paged kernel; None where it does not fit
 
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
 
+    @cached_property
+    def groups(self) -> list[Group]:
+        """For attention without the paged kernel; made when the first layer asks."""
+        return form_groups(self.lanes, self.block_size, self.dtype, self.token_ids.device)
 
-def pack(items: Items[Item], block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
-    """Lays the items out one after the other. Every sequence must hold blocks for what it feeds."""
+
+def pack(
+    items: Items[Item],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_paged: bool = False,
+) -> Batch:
+    """Lays the items out one after the other. Every sequence must hold blocks for what it feeds.
+
+    is_paged: whether attention goes through the paged kernel where it fits.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -56,7 +76,10 @@ def pack(items: Items[Item], block_size: int, dtype: torch.dtype, device: torch.
         torch.tensor([positions], device=device),
         as_rows(slots, device),
         torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        form_groups(lanes, block_size, dtype, device),
+        lanes,
+        block_size,
+        dtype,
+        ragged(lanes, block_size, device) if is_paged else None,
     )
 
 

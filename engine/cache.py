@@ -36,7 +36,7 @@ class GatherSpace:
 class PagedCache:
     """Storage and bookkeeping of cached tokens.
 
-    ``keys[layer]`` and ``values[layer]`` are [num_blocks * block_size, kv_heads, dimension]; a slot is a row.
+    ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dimension]; a slot is a row.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class PagedCache:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
-        slots = num_blocks * block_size
+        self.spare_block = num_blocks  # beyond the pool: nobody's, for padding to write to
+        slots = (num_blocks + 1) * block_size
         self.keys = {
             layer: torch.zeros(slots, heads, key_dim, dtype=dtype, device=device)
             for layer, (heads, key_dim, _) in shapes.items()

@@ -14,12 +14,14 @@ from engine.checks import check_sampling, check_work
 from engine.choices import choose_tokens
 from engine.errors import CacheTooSmallError
 from engine.generate import GenerateTask
+from engine.graphs import Graphs, capture_cuda
 from engine.memory import blocks_within
 from engine.propose import ProposeTask
 from engine.scheduler import Scheduler
 from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
 from engine.tasks import Task
+from engine.varlen import find_kernel
 from engine.verify import VerifyTask
 from engine.weights import attach, context_length, end_of_sequence, load_model
 from engine.work import Generate, Load, Propose, Result, Verify, Work
@@ -63,6 +65,10 @@ class Engine:
         self._cache = PagedCache(
             shapes, blocks_within(settings, shapes, dtype, device), settings.block_size, dtype, device
         )
+        self._kernel = find_kernel(shapes, settings.block_size, dtype, device)
+        self._graphs: Graphs | None = None
+        if self._kernel is not None and settings.graphs:
+            self._graphs = Graphs(self._run_model, capture_cuda, settings.block_size, self._cache.spare_block)
         self._scheduler = Scheduler(settings, self._cache)
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
@@ -186,7 +192,11 @@ class Engine:
         if not selected:
             return results
         batch = pack(
-            [item for _, item in selected], self.settings.block_size, self._model.dtype, self._model.device
+            [item for _, item in selected],
+            self.settings.block_size,
+            self._model.dtype,
+            self._model.device,
+            is_paged=self._kernel is not None,
         )
         built = time.perf_counter()
         logits = self._forward(batch)
@@ -211,12 +221,16 @@ class Engine:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """[num_logits, vocab_size]"""
+        logits = self._graphs.run(batch) if self._graphs is not None else None
+        return self._run_model(batch) if logits is None else logits
+
+    def _run_model(self, batch: Batch) -> torch.Tensor:
         output = self._model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            outrider=Paged(batch, self._cache),
+            outrider=Paged(batch, self._cache, self._kernel),
         )
         logits: torch.Tensor = output.logits[0]
         return logits

@@ -32,6 +32,10 @@ class EngineSettings(BaseModel):
         ge=1,
         description="prompt tokens in one step, all sequences together: what others wait for at most",
     )
+    graphs: bool = Field(
+        default=True,
+        description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,

@@ -62,7 +62,7 @@ class Task(ABC):
     def took_part(
         self, begun: float, forward: float, step: float, batch_sequences: int, batch_tokens: int
     ) -> None:
-        """A step that fed its sequence is over; ``forward`` and ``step`` as in Timings, of this step alone."""
+        """A step that fed its sequence is over; ``forward`` and ``step`` as in Timings, of this step."""
         if self._started is None:
             self._started = begun
         self._forward += forward

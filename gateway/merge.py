@@ -34,7 +34,8 @@ async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerat
             for task in finished:
                 task.result()
     finally:
-        for task in (item, *draining):
-            task.cancel()
+        item.cancel()
+        for draining_task in draining:
+            draining_task.cancel()
         # Not gather: cancelled once more, it would cancel them once more too.
         await asyncio.wait({item, *draining})

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from bench.relay import relay
 from decoding.settings import Sampling
 from gateway.fleet import Fleet
 from gateway.rounds import Rounds
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
-from tests.fakes.relay import relay
 from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
 from tests.gateway.test_rounds import later
 

@@ -1,0 +1,227 @@
+"""What a round costs beyond the steps of draft and target: `python -m bench.service`.
+
+Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway.
+A round lasts from one Verdict to the next. Its overhead is what is left without the draft's and the target's
+steps, each from building the batch to token ids on the host, as the workers report them. The same requests
+are answered by the same models in one process too, alternating; the ratio is of tokens per second.
+``--delays`` puts a relay before each worker that makes every hop so many milliseconds longer.
+"""
+
+import argparse
+import asyncio
+import itertools
+import multiprocessing
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer
+
+from actors.engine_loop import EngineLoop
+from actors.servicers import DraftServicer, TargetServicer
+from actors.worker import start_server
+from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.engine import CACHE_BYTES, engine_of, requests_of, run
+from bench.relay import relay
+from bench.report import save, table
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from engine.speculate import Request
+from gateway.fleet import DraftStream, Fleet, TargetStream
+from gateway.rounds import Rounds
+from gateway.sequence import Sequence as GatewaySequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.streams import Role, Worker
+from models.prompts import KINDS
+from protos import rounds_pb2_grpc
+from protos.trust import Trust
+
+TRUST = Trust(token="of a benchmark on loopback")
+FAR_AHEAD_S = 3600.0
+
+
+def serve_worker(role: Role, path: str, threads: int, dtype: str, ready: Connection) -> None:
+    """A worker's process, until it is ended."""
+    settings = EngineSettings.model_validate(
+        {"model": path, "threads": threads, "dtype": dtype, "cache_memory": CACHE_BYTES}
+    )
+    asyncio.run(_serve(role, Engine(settings), ready))
+
+
+async def _serve(role: Role, engine: Engine, ready: Connection) -> None:
+    engine_loop = EngineLoop(engine, asyncio.get_running_loop())
+
+    def add_servicer(server: grpc.aio.Server) -> None:
+        if role == "target":
+            servicer = TargetServicer(engine_loop)
+            rounds_pb2_grpc.add_TargetWorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        else:
+            drafter = DraftServicer(engine_loop)
+            rounds_pb2_grpc.add_DraftWorkerServicer_to_server(drafter, server)  # type: ignore[no-untyped-call]
+
+    server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
+    ready.send((address, engine.vocab_size, engine.max_length))
+    await server.wait_for_termination()
+
+
+@contextmanager
+def worker_process(role: Role, path: str, threads: int, dtype: str) -> Iterator[Worker]:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=serve_worker, args=(role, path, threads, dtype, sender), daemon=True)
+    process.start()
+    try:
+        address, vocab_size, max_length = receiver.recv()
+        assert process.pid is not None
+        yield Worker(role, path, address, process.pid, "here", vocab_size, max_length)
+    finally:
+        process.terminate()
+        process.join()
+
+
+class Clock(Fleet):
+    """A Fleet that notes when Verdicts come and how long the workers say that they stepped."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        super().__init__(lambda: workers, TRUST)
+        self.verdicts: list[tuple[float, float]] = []  # time, the target's step, seconds
+        self.drafts: list[float] = []  # the draft's steps, seconds
+
+    def open_target(self, sequence: GatewaySequence) -> TargetStream:
+        """As the Fleet does; every reply is noted."""
+        stream = super().open_target(sequence)
+        receive = stream.receive
+
+        async def noted(*arguments: Any) -> Any:
+            reply = await receive(*arguments)
+            if reply is not None:
+                self.verdicts.append((time.perf_counter(), reply.timings.step_ns / 1e9))
+            return reply
+
+        stream.receive = noted  # type: ignore[assignment, method-assign]
+        return stream
+
+    def open_draft(self, sequence: GatewaySequence) -> DraftStream:
+        """As the Fleet does; every Draft is noted."""
+        stream = super().open_draft(sequence)
+        receive = stream.receive
+
+        async def noted(*arguments: Any) -> Any:
+            reply = await receive(*arguments)
+            if reply is not None:
+                self.drafts.append(reply.timings.step_ns / 1e9)
+            return reply
+
+        stream.receive = noted  # type: ignore[assignment, method-assign]
+        return stream
+
+    def overheads(self) -> list[float]:
+        """Of every round with a Draft, seconds; the first Verdict has none."""
+        rounds = itertools.pairwise(self.verdicts)
+        return [
+            now - before - target_step - draft_step
+            for ((before, _), (now, target_step)), draft_step in zip(rounds, self.drafts, strict=False)
+        ]
+
+
+async def answer(fleet: Fleet, request: Request, depth: int) -> tuple[int, ...]:
+    """The tokens that the service generates."""
+    sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
+    settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
+    speculation = Speculation(mode="fixed", depth=depth, drafter="model")
+    deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
+    async for _ in Rounds(sequence, fleet, speculation, settings, deadline).steps():
+        pass
+    return tuple(sequence.generated)
+
+
+@asynccontextmanager
+async def at_distance(workers: Sequence[Worker], delay_ms: float) -> AsyncIterator[list[Worker]]:
+    """The workers behind relays; as they are where there is no delay."""
+    async with AsyncExitStack() as stack:
+        moved = list(workers)
+        if delay_ms:
+            for index, worker in enumerate(workers):
+                address = await stack.enter_async_context(relay(worker.address, delay_ms / 1e3))
+                moved[index] = replace(worker, address=address)
+        yield moved
+
+
+async def measure_service(
+    workers: Sequence[Worker], requests: Sequence[Request], depth: int, delay_ms: float
+) -> tuple[float, list[float], list[tuple[int, ...]]]:
+    """Seconds, overheads of the rounds in seconds, tokens."""
+    async with at_distance(workers, delay_ms) as moved:
+        outputs, overheads, seconds = [], [], 0.0
+        for number, request in enumerate([requests[0], *requests]):  # the first opens the connections
+            fleet = Clock(moved)
+            begun = time.perf_counter()
+            tokens = await answer(fleet, request, depth)
+            if number:
+                seconds += time.perf_counter() - begun
+                outputs.append(tokens)
+                overheads += fleet.overheads()
+            await fleet.close()
+    return seconds, overheads, outputs
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    path = str(inflated_target(arguments.target))
+    tokenizer = Tokenizer.from_file(str(DRAFT / "tokenizer.json"))
+    requests = [
+        request for kind in KINDS for request in requests_of(kind, tokenizer, 1, arguments.tokens, 0.0)
+    ]
+    target, draft = engine_of(path, arguments), engine_of(str(DRAFT), arguments)
+    rows = []
+    with (
+        worker_process("target", path, arguments.threads, arguments.dtype) as target_worker,
+        worker_process("draft", str(DRAFT), 1, arguments.dtype) as draft_worker,
+    ):
+        workers = [target_worker, draft_worker]
+        for delay_ms in arguments.delays:
+            ratios, overheads = [], []
+            for _ in range(arguments.repetitions):
+                together = [run(target, draft, [request], arguments.depth) for request in requests]
+                seconds, added, outputs = asyncio.run(
+                    measure_service(workers, requests, arguments.depth, delay_ms)
+                )
+                ratios.append(sum(part.seconds for part in together) / seconds)
+                overheads += added
+                same = sum(part.outputs[0].tokens == out for part, out in zip(together, outputs, strict=True))
+            rows.append(
+                {
+                    "delay per hop, ms": delay_ms,
+                    "depth": arguments.depth,
+                    "overhead per round, ms": 1e3 * statistics.median(overheads),
+                    "90th percentile, ms": 1e3 * statistics.quantiles(overheads, n=10)[-1],
+                    "rounds": len(overheads),
+                    "service / one process": statistics.median(ratios),
+                    "same tokens": same,
+                    "requests": len(requests),
+                }
+            )
+            print(table(rows[-1:]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.service", description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", choices=INFLATED, default="190M")
+    parser.add_argument("--threads", type=int, default=2, help="of the target; the draft has one")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64, help="generated per request, one request per kind")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.3, 2.0, 10.0], help="ms per hop")
+    arguments = parser.parse_args()
+    rows = measure(arguments)
+    print(save("service", rows))
+
+
+if __name__ == "__main__":
+    main()
