@@ -21,6 +21,7 @@ class Probe:
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
+    has_plain_scores: bool = True  # no layer caps its scores or has sinks
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,14 @@ def attend(
     if isinstance(outrider, Probe):
         outrider.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
         outrider.windows[layer] = sliding_window
+        outrider.has_plain_scores &= softcap is None and s_aux is None
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     assert outrider is not None
     batch, cache = outrider.batch, outrider.cache
     keys, values = cache.keys[layer], cache.values[layer]
     keys[batch.slots] = key[0].transpose(0, 1)
     values[batch.slots] = value[0].transpose(0, 1)
-    if outrider.kernel is not None and batch.ragged is not None and softcap is None and s_aux is None:
+    if outrider.kernel is not None and batch.ragged is not None:
         ragged = batch.ragged, query[0], keys, values, batch.block_size
         return attend_ragged(outrider.kernel, *ragged, scaling, sliding_window)[None], None
     spaces = cache.key_space, cache.value_space

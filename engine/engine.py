@@ -21,7 +21,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
 from engine.tasks import Task
-from engine.varlen import find_kernel
+from engine.varlen import Kernel, find_kernel
 from engine.verify import VerifyTask
 from engine.weights import attach, context_length, end_of_sequence, load_model
 from engine.work import Generate, Load, Propose, Result, Verify, Work
@@ -56,7 +56,8 @@ class Engine:
             torch.set_num_threads(settings.threads)
         self.settings = settings
         self._model = load_model(settings)
-        shapes = attach(self._model, settings.model)
+        layers = attach(self._model, settings.model)
+        shapes = layers.shapes
         dtype, device = self._model.dtype, self._model.device
         self.vocab_size: int = self._model.config.get_text_config().vocab_size
         self.max_length = context_length(self._model)  # tokens of one sequence
@@ -65,7 +66,9 @@ class Engine:
         self._cache = PagedCache(
             shapes, blocks_within(settings, shapes, dtype, device), settings.block_size, dtype, device
         )
-        self._kernel = find_kernel(shapes, settings.block_size, dtype, device)
+        self._kernel: Kernel | None = None
+        if layers.has_plain_scores:
+            self._kernel = find_kernel(shapes, settings.block_size, dtype, device)
         self._graphs: Graphs | None = None
         if self._kernel is not None and settings.graphs:
             self._graphs = Graphs(self._run_model, capture_cuda, settings.block_size, self._cache.spare_block)

@@ -65,8 +65,8 @@ def attend_ragged(
     """query [heads, num_tokens, dim], keys and values [slots, kv_heads, dim] -> [num_tokens, heads, dim]"""
     output: torch.Tensor = kernel(
         query.transpose(0, 1),
-        keys.unflatten(0, (-1, block_size)),
-        values.unflatten(0, (-1, block_size)),
+        keys.view(-1, block_size, *keys.shape[1:]),
+        values.view(-1, block_size, *values.shape[1:]),
         batch.query_starts,
         None,
         batch.most_queries,

@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.attention import ATTENTION, Probe
-from engine.cache import LayerShape
 from engine.errors import UnsupportedModelError
 from engine.linear import optimize_for_cpu
 from engine.settings import EngineSettings
@@ -43,8 +42,8 @@ def load_model(settings: EngineSettings) -> Any:
     return model
 
 
-def attach(model: Any, name: str) -> dict[int, LayerShape]:
-    """Routes the model's attention through the paged cache; returns what each layer stores per token.
+def attach(model: Any, name: str) -> Probe:
+    """Routes the model's attention through the paged cache; returns what was found out about its layers.
 
     A model may accept another attention and silently go on with its own, so one token is run to see which
     layers really call ours.
@@ -77,7 +76,7 @@ def attach(model: Any, name: str) -> dict[int, LayerShape]:
         raise UnsupportedModelError(
             f"model={name!r}: layers {blind} of {kind} have a sliding window but do not say so"
         )
-    return probe.shapes
+    return probe
 
 
 def _kind_of(config: Any, layer: int) -> str | None:
