@@ -4,7 +4,8 @@ Draft and target are processes of their own behind real gRPC, as in the service;
 A round lasts from one Verdict to the next. Its overhead is what is left without the draft's and the target's
 steps, each from building the batch to token ids on the host, as the workers report them. The same requests
 are answered by the same models in one process too, alternating; the ratio is of tokens per second.
-``--delays`` puts a relay before each worker that makes every hop so many milliseconds longer.
+``--delays`` puts a relay before each worker that makes every hop so many milliseconds longer. Beside it stands
+what gRPC alone takes for a round's two hops, to a process that only sends its message back, asked as rarely.
 """
 
 import argparse
@@ -32,17 +33,19 @@ from bench.report import save, table
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from engine.speculate import Request
-from gateway.fleet import DraftStream, Fleet, TargetStream
+from gateway.fleet import CHANNEL_OPTIONS, DraftStream, Fleet, TargetStream
 from gateway.rounds import Rounds
 from gateway.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.streams import Role, Worker
 from models.prompts import KINDS
-from protos import rounds_pb2_grpc
+from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
 
 TRUST = Trust(token="of a benchmark on loopback")
 FAR_AHEAD_S = 3600.0
+BARE_HOPS = 60
+USUAL_ROUND_S = 0.05  # of the 190 M target on two cores
 
 
 def serve_worker(role: Role, path: str, threads: int, dtype: str, ready: Connection) -> None:
@@ -67,6 +70,49 @@ async def _serve(role: Role, engine: Engine, ready: Connection) -> None:
     server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
     ready.send((address, engine.vocab_size, engine.max_length))
     await server.wait_for_termination()
+
+
+class Echo(rounds_pb2_grpc.TargetWorkerServicer):
+    """A worker that does nothing."""
+
+    async def Stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Answers each message at once."""
+        async for _ in requests:
+            yield rounds_pb2.TargetReply()
+
+
+async def two_bare_hops(pause_s: float) -> float:
+    """Seconds, median, there and back twice, with a pause before each."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=serve_echo, args=(sender,), daemon=True)
+    process.start()
+    async with TRUST.connect(receiver.recv(), CHANNEL_OPTIONS) as channel:
+        stub = rounds_pb2_grpc.TargetWorkerStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Stream(metadata=TRUST.metadata)
+        times = []
+        for _ in range(BARE_HOPS):
+            begun = time.perf_counter()
+            await call.write(rounds_pb2.TargetRequest())
+            await call.read()
+            times.append(time.perf_counter() - begun)
+            await asyncio.sleep(pause_s)
+    process.terminate()
+    process.join()
+    return 2 * statistics.median(times)
+
+
+def serve_echo(ready: Connection) -> None:
+    """The process of an Echo, until it is ended."""
+
+    async def serve() -> None:
+        def add_servicer(server: grpc.aio.Server) -> None:
+            rounds_pb2_grpc.add_TargetWorkerServicer_to_server(Echo(), server)  # type: ignore[no-untyped-call]
+
+        server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
+        ready.send(address)
+        await server.wait_for_termination()
+
+    asyncio.run(serve())
 
 
 @contextmanager
@@ -184,6 +230,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         workers = [target_worker, draft_worker]
         for delay_ms in arguments.delays:
+            bare_ms = 1e3 * asyncio.run(two_bare_hops(USUAL_ROUND_S)) if not delay_ms else None
             ratios, overheads = [], []
             for _ in range(arguments.repetitions):
                 together = [run(target, draft, [request], arguments.depth) for request in requests]
@@ -199,6 +246,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     "depth": arguments.depth,
                     "overhead per round, ms": 1e3 * statistics.median(overheads),
                     "90th percentile, ms": 1e3 * statistics.quantiles(overheads, n=10)[-1],
+                    "two bare hops, ms": bare_ms,
                     "rounds": len(overheads),
                     "service / one process": statistics.median(ratios),
                     "same tokens": same,

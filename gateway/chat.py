@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -75,11 +76,12 @@ class ChatRequest(GenerationRequest):
             raise InvalidRequestError("max_tokens", "give it or max_completion_tokens, not both")
         text = template.render([message.plain() for message in self.messages])
         prompt = tuple(generation.tokenizer.encode(text, add_special_tokens=False).ids)
-        return self.request(
+        request = self.request(
             prompt,
             logprobs=self.top_logprobs if self.logprobs else None,
             max_tokens=self.max_tokens or self.max_completion_tokens or generation.room(len(prompt)),
         )
+        return replace(request, continues_text=False)
 
 
 class ChatAnswer:

@@ -20,6 +20,7 @@ from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.text import AnswerText, Vocabulary
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
+CONTEXT_TOKENS = 8  # of the prompt, as far as they matter for how the answer's first token is written
 DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
 
 
@@ -33,6 +34,7 @@ class Request:
     n: int = 1  # answers
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
+    continues_text: bool = True  # whether the answer goes on with the prompt's text, or is one of its own
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Prepared:
     sequences: tuple[Sequence, ...]  # one per answer
     stop: tuple[str, ...]
     speculation: Speculation
+    continues_text: bool
     deadline: float  # in the event loop's time
 
     @property
@@ -109,6 +112,7 @@ class Generation:
             tuple(Sequence(prompt, sampling, noise_key(seed, choice, prompt)) for choice in range(request.n)),
             request.stop,
             request.speculation.resolved(settings),
+            request.continues_text,
             asyncio.get_running_loop().time() + settings.request_deadline_s,
         )
 
@@ -140,7 +144,8 @@ class Generation:
     async def _choice(self, prepared: Prepared, choice: int, total: Record) -> AsyncGenerator[Chunk, None]:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
-        text = AnswerText(self._vocabulary, prepared.stop)
+        before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
+        text = AnswerText(self._vocabulary, prepared.stop, before)
         rounds = Rounds(sequence, self.fleet, prepared.speculation, self.settings, prepared.deadline)
         async with aclosing(rounds.steps()) as steps:
             async for step in steps:

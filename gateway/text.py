@@ -47,13 +47,19 @@ def decoder_of(tokenizer: Tokenizer) -> str:
 
 
 class Detokenizer:
-    """Token ids to text as they come. Joined, the pieces are what decoding all ids at once gives."""
+    """Token ids to text as they come. Joined, the pieces are what decoding all ids at once gives.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    ``before`` are tokens that the text goes on from: a first word keeps the space between it and them.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
         # Decoding depends on what comes before: the last piece is decoded again with what is new.
         self._context: list[int] = []
         self._context_text = ""  # what of it was certain
+        text_before = vocabulary.tokenizer.decode(list(before))
+        if before and before[-1] not in vocabulary.run_ids and not text_before.endswith(REPLACEMENT):
+            self._context, self._context_text = list(before), text_before
         self._new: list[int] = []
         self._in_run = False  # whether what comes next may still change how the newest tokens are decoded
 
@@ -121,8 +127,9 @@ def _overlap(text: str, stop: str) -> int:
 class AnswerText:
     """Committed tokens in, the text of the answer out; the same whatever number of tokens comes at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(vocabulary)
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str], before: Sequence[int] = ()) -> None:
+        """before: tokens that the answer's text goes on from."""
+        self._detokenizer = Detokenizer(vocabulary, before)
         self._stops = StopStrings(stops)
 
     @property

@@ -80,6 +80,21 @@ def test_an_incomplete_character_comes_out_at_the_end():
     assert pieces_of(BYTES, [ord("a"), 0xF0, 0x9F]) == ["a", "", "", REPLACEMENT]
 
 
+@pytest.mark.parametrize(("before", "text"), [("the", " cat sat"), ("", "cat sat")])
+def test_a_text_that_goes_on_keeps_the_space_before_its_first_word(before, text):
+    detokenizer = Detokenizer(Vocabulary(WORDS), WORDS.encode(before).ids if before else ())
+    assert "".join([*map(detokenizer.add, WORDS.encode("cat sat").ids), detokenizer.end()]) == text
+
+
+@given(texts, texts)
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["bytes", "words"])
+def test_what_goes_on_is_what_the_whole_text_has_more(tokenizer, first, second):
+    before, ids = tokenizer.encode(first + "s").ids, tokenizer.encode(second).ids
+    detokenizer = Detokenizer(Vocabulary(tokenizer), before)
+    pieces = [*map(detokenizer.add, ids), detokenizer.end()]
+    assert tokenizer.decode(before) + "".join(pieces) == tokenizer.decode([*before, *ids])
+
+
 def test_the_space_before_a_word_survives_a_special_token():
     ids = [*WORDS.encode("the").ids, WORDS.token_to_id("</s>"), *WORDS.encode("cat").ids]
     assert "".join(pieces_of(WORDS, ids)) == "the cat"
