@@ -4,8 +4,9 @@ Draft and target are processes of their own behind real gRPC, as in the service;
 A round lasts from one Verdict to the next. Its overhead is what is left without the draft's and the target's
 steps, each from building the batch to token ids on the host, as the workers report them. The same requests
 are answered by the same models in one process too, alternating; the ratio is of tokens per second.
-``--delays`` puts a relay before each worker that makes every hop so many milliseconds longer. Beside it stands
-what gRPC alone takes for a round's two hops, to a process that only sends its message back, asked as rarely.
+``--delays`` puts a relay before each worker that makes every hop so many milliseconds longer. Beside it
+stands what gRPC alone takes for a round's two hops, to a process that only sends its message back, asked as
+rarely.
 """
 
 import argparse

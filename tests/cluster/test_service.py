@@ -1,11 +1,17 @@
 """A real `serve run cluster.app` with the demo pair, over HTTP and gRPC."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import openai
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
@@ -146,3 +152,86 @@ def test_grpc_names_the_bad_field(service: Service) -> None:
         generate(service, request)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "top_p" in caught.value.details()
+
+
+def stub_of(channel: grpc.Channel) -> generation_pb2_grpc.GenerationStub:
+    return generation_pb2_grpc.GenerationStub(channel)
+
+
+def test_the_rest_of_the_grpc_api_answers_through_the_proxy(client: httpx.Client, service: Service) -> None:
+    http = complete(client, prompt=JSON_PROMPT, max_tokens=24, temperature=0)
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = stub_of(channel)
+        whole = stub.Complete(
+            generation_pb2.GenerateRequest(
+                text=JSON_PROMPT, sampling=generation_pb2.Sampling(max_tokens=24, temperature=0)
+            ),
+            timeout=60,
+        )
+        tokens = stub.Tokenize(generation_pb2.TokenizeRequest(text=JSON_PROMPT), timeout=10)
+        text = stub.Detokenize(generation_pb2.DetokenizeRequest(ids=tokens.ids), timeout=10)
+        model = stub.GetModel(generation_pb2.GetModelRequest(), timeout=10)
+        loads = stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=10)
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert whole.choices[0].text == http["choices"][0]["text"]
+    assert text.text == JSON_PROMPT
+    assert (
+        {worker.role for worker in model.workers}
+        == {load.role for load in loads.workers}
+        == {"target", "draft"}
+    )
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_the_services_can_be_found_by_reflection(service: Service) -> None:
+    with grpc.insecure_channel(service.grpc) as channel:
+        names = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"outrider.v1.Generation", "grpc.health.v1.Health"} <= set(names)
+
+
+def test_a_trace_context_is_accepted(service: Service) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with grpc.insecure_channel(service.grpc) as channel:
+        metadata = (("traceparent", traceparent),)
+        model = stub_of(channel).GetModel(generation_pb2.GetModelRequest(), timeout=10, metadata=metadata)
+    assert model.id == "outrider-demo"
+
+
+def test_the_official_client_chats(service: Service) -> None:
+    with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
+        question = {"role": "user", "content": "What is the capital of France?"}
+        fields = {"model": "outrider-demo", "messages": [question], "max_tokens": 24, "temperature": 0}
+        whole = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2, n=2)
+        stream = client.chat.completions.create(**fields, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**{**fields, "temperature": -1})
+    assert whole.choices[0].message.content == whole.choices[1].message.content == streamed
+    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens / 2
+
+
+def test_the_command_line_streams_an_answer(service: Service) -> None:
+    command = [
+        str(Path(sys.executable).parent / "outrider"),
+        "generate",
+        JSON_PROMPT,
+        "--address",
+        service.grpc,
+    ]
+    arguments = ["--max-tokens", "24", "--temperature", "0", "--color"]
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    assert "\033[32m" in run.stdout
+    assert "24 tokens in" in run.stderr
+    wrong = subprocess.run([*command, "--temperature", "-1"], capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1
+    assert "temperature" in wrong.stderr
+
+
+def test_prompts_do_not_appear_in_the_logs(client: httpx.Client, service: Service) -> None:
+    secret = "Xylophone-4711"
+    complete(client, prompt=f"{secret} {JSON_PROMPT}", max_tokens=8)
+    client.post("/v1/completions", json={"prompt": secret, "max_tokens": 0})
+    logs = Path("/tmp/ray/session_latest/logs")
+    texts = [file.read_text(errors="replace") for file in logs.rglob("*") if file.is_file()]
+    assert any("worker" in text for text in texts)
+    assert not any(secret in text for text in texts)
