@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -33,6 +34,7 @@ def app(settings: Settings) -> Application:
     if settings.target is not None and settings.draft is not None:
         check_vocabulary(settings.target, settings.draft)
     start_serve(settings)
+    settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
     check_resources(settings)
     workers = [_target(settings, trust)]
     if settings.draft is not None:
@@ -61,7 +63,9 @@ def _draft(settings: Settings, trust: Trust) -> Application:
     return _worker(DraftWorker, settings.draft_engine(), trust, settings.drafts, options)
 
 
-def _actor_options(gpus: float, accelerator: str | None, resources: dict[str, float]) -> dict[str, Any]:
+def _actor_options(
+    gpus: float | None, accelerator: str | None, resources: dict[str, float]
+) -> dict[str, Any]:
     # Logical CPUs run out before real ones do: without them a two-core machine never waits.
     options = {"num_cpus": 0, "num_gpus": gpus, "resources": resources}
     return options if accelerator is None else {**options, "accelerator_type": accelerator}

@@ -1,6 +1,7 @@
 """Everything that can be set about a deployment, in one place."""
 
 import json
+import math
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -50,8 +51,8 @@ class Settings(BaseModel):
     drafts: int = Field(default=1, ge=1, description="replicas")
     target_threads: int | None = Field(default=None, ge=1, description="on a CPU; None: all cores but one")
     draft_threads: int = Field(default=1, ge=1, description="on a CPU")
-    target_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
-    draft_gpus: float = Field(default=0.0, ge=0.0, description="per replica")
+    target_gpus: float | None = Field(default=None, ge=0.0, description="per replica; None: a share of all")
+    draft_gpus: float | None = Field(default=None, ge=0.0, description="per replica; None: a share of all")
     target_accelerator: str | None = Field(default=None, description="as Ray names it: H100, L4, ...")
     draft_accelerator: str | None = Field(default=None, description="as Ray names it")
     target_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
@@ -103,6 +104,13 @@ class Settings(BaseModel):
                 "target_threads": self.target_threads or max(1, (os.cpu_count() or 1) - 1),
             }
         )
+
+    def with_gpus(self, gpus: float) -> "Settings":
+        """What was left open shares the cluster's ``gpus``: one per replica, or as equal parts as pack."""
+        replicas = self.targets + (self.drafts if self.draft is not None else 0)
+        share = 1.0 / math.ceil(replicas / gpus) if gpus >= 1 else 0.0
+        open_ones = {name for name in ("target_gpus", "draft_gpus") if getattr(self, name) is None}
+        return self.model_copy(update=dict.fromkeys(open_ones, share))
 
     def gateway(self) -> GatewaySettings:
         """Without API keys, which are no setting."""

@@ -60,10 +60,10 @@ def check_resources(settings: Settings) -> None:
             )
 
 
-def _resources(gpus: float, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:
+def _resources(gpus: float | None, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:
     # Ray turns an accelerator type into a sliver of a resource that nodes with it have.
     of_type = {} if accelerator is None else {f"accelerator_type:{accelerator}": 0.001}
-    return {"GPU": gpus, **of_type, **resources}
+    return {"GPU": gpus or 0.0, **of_type, **resources}
 
 
 def _serve_is_running() -> bool:

@@ -83,3 +83,20 @@ def test_the_gateway_gets_its_limits():
 
 def test_resources_are_written_as_json_on_the_command_line():
     assert Settings.model_validate({"draft_resources": '{"cheap": 0.5}'}).draft_resources == {"cheap": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fields", "shares"),
+    [
+        (0, {}, (0.0, 0.0)),
+        (1, {}, (0.5, 0.5)),
+        (2, {}, (1.0, 1.0)),
+        (2, {"targets": 2}, (0.5, 0.5)),
+        (8, {"targets": 4}, (1.0, 1.0)),
+        (4, {"target_gpus": 2.0}, (2.0, 1.0)),
+        (4, {"draft_gpus": 0.0}, (1.0, 0.0)),
+    ],
+)
+def test_gpus_are_shared_where_nothing_else_is_said(gpus, fields, shares):
+    settings = Settings(**fields).resolved().with_gpus(gpus)
+    assert (settings.target_gpus, settings.draft_gpus) == shares
