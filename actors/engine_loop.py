@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -64,15 +65,25 @@ class OpenSequence:
 class EngineLoop:
     """Runs commands in the order in which they came; between them it steps, or sleeps for lack of work."""
 
-    def __init__(self, engine: Engine, event_loop: asyncio.AbstractEventLoop) -> None:
-        self._engine = engine
-        self._event_loop = event_loop
+    def __init__(self, build: Callable[[], Engine]) -> None:
+        """Returns when the engine is built, in the thread that will drive it; raises what building it raises.
+
+        OpenMP keeps a team of threads for every thread that ever computed, and once those are more than the
+        cores it puts them to sleep after each operation: a model loaded elsewhere would slow down every step.
+        """
+        self._event_loop: asyncio.AbstractEventLoop | None = None
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._opened: dict[int, OpenSequence] = {}  # by the engine's number of the sequence
         self._is_running = True
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        built: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(build, built), name="engine", daemon=True)
         self._thread.start()
+        self.engine = built.result()
+
+    def attach(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        """Says where answers go: before the first sequence is opened."""
+        self._event_loop = event_loop
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> OpenSequence:
         opened = OpenSequence(self)
@@ -89,7 +100,13 @@ class EngineLoop:
 
     # What follows runs in the engine's thread.
 
-    def _run(self) -> None:
+    def _run(self, build: Callable[[], Engine], built: "Future[Engine]") -> None:
+        try:
+            self._engine = build()
+        except BaseException as error:
+            built.set_exception(error)
+            return
+        built.set_result(self._engine)
         while self._is_running:
             try:
                 if self._commands.empty() and self.failure is None and self._engine.has_work:
@@ -143,6 +160,7 @@ class EngineLoop:
     def _deliver(self, letters: list[tuple[OpenSequence, Letter]]) -> None:
         """One call into the event loop per step, however many sequences it served."""
         if letters:
+            assert self._event_loop is not None
             self._event_loop.call_soon_threadsafe(_put_all, letters)
 
 

@@ -51,14 +51,14 @@ class Worker:
 
     def __init__(self, settings: EngineSettings, trust: Trust) -> None:
         self._trust = trust
-        self._engine = Engine(settings)
-        self._engine_loop: EngineLoop | None = None
+        self._engine_loop = EngineLoop(lambda: Engine(settings))
+        self._engine = self._engine_loop.engine
         self._server: grpc.aio.Server | None = None
         logger.info(
             "%s worker: %s with %d threads, context %d tokens",
             self.role,
             settings.model,
-            torch.get_num_threads(),
+            settings.threads or torch.get_num_threads(),
             self._engine.max_length,
         )
 
@@ -67,10 +67,10 @@ class Worker:
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
-        engine_loop = self._engine_loop = EngineLoop(self._engine, asyncio.get_running_loop())
+        self._engine_loop.attach(asyncio.get_running_loop())
         host = ray.util.get_node_ip_address()
         self._server, address = await start_server(
-            lambda server: self.add_servicer(engine_loop, server), host, self._trust
+            lambda server: self.add_servicer(self._engine_loop, server), host, self._trust
         )
         return {
             "role": self.role,
@@ -84,14 +84,13 @@ class Worker:
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
-        if self._engine_loop is not None and self._engine_loop.failure is not None:
+        if self._engine_loop.failure is not None:
             raise self._engine_loop.failure
 
     async def __del__(self) -> None:
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
-        if self._engine_loop is not None:
-            self._engine_loop.stop()
+        self._engine_loop.stop()
 
 
 class DraftWorker(Worker):

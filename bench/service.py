@@ -15,8 +15,8 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,11 +54,11 @@ def serve_worker(role: Role, path: str, threads: int, dtype: str, ready: Connect
     settings = EngineSettings.model_validate(
         {"model": path, "threads": threads, "dtype": dtype, "cache_memory": CACHE_BYTES}
     )
-    asyncio.run(_serve(role, Engine(settings), ready))
+    asyncio.run(_serve(role, EngineLoop(lambda: Engine(settings)), ready))
 
 
-async def _serve(role: Role, engine: Engine, ready: Connection) -> None:
-    engine_loop = EngineLoop(engine, asyncio.get_running_loop())
+async def _serve(role: Role, engine_loop: EngineLoop, ready: Connection) -> None:
+    engine_loop.attach(asyncio.get_running_loop())
 
     def add_servicer(server: grpc.aio.Server) -> None:
         if role == "target":
@@ -69,7 +69,7 @@ async def _serve(role: Role, engine: Engine, ready: Connection) -> None:
             rounds_pb2_grpc.add_DraftWorkerServicer_to_server(drafter, server)  # type: ignore[no-untyped-call]
 
     server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
-    ready.send((address, engine.vocab_size, engine.max_length))
+    ready.send((address, engine_loop.engine.vocab_size, engine_loop.engine.max_length))
     await server.wait_for_termination()
 
 
@@ -82,12 +82,9 @@ class Echo(rounds_pb2_grpc.TargetWorkerServicer):
             yield rounds_pb2.TargetReply()
 
 
-async def two_bare_hops(pause_s: float) -> float:
+async def two_bare_hops(address: str, pause_s: float) -> float:
     """Seconds, median, there and back twice, with a pause before each."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=serve_echo, args=(sender,), daemon=True)
-    process.start()
-    async with TRUST.connect(receiver.recv(), CHANNEL_OPTIONS) as channel:
+    async with TRUST.connect(address, CHANNEL_OPTIONS) as channel:
         stub = rounds_pb2_grpc.TargetWorkerStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Stream(metadata=TRUST.metadata)
         times = []
@@ -97,8 +94,6 @@ async def two_bare_hops(pause_s: float) -> float:
             await call.read()
             times.append(time.perf_counter() - begun)
             await asyncio.sleep(pause_s)
-    process.terminate()
-    process.join()
     return 2 * statistics.median(times)
 
 
@@ -117,18 +112,23 @@ def serve_echo(ready: Connection) -> None:
 
 
 @contextmanager
-def worker_process(role: Role, path: str, threads: int, dtype: str) -> Iterator[Worker]:
+def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """Runs it in a process of its own, which says by its last argument, a pipe, what it is ready with."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=serve_worker, args=(role, path, threads, dtype, sender), daemon=True)
+    process = context.Process(target=target, args=(*arguments, sender), daemon=True)
     process.start()
     try:
-        address, vocab_size, max_length = receiver.recv()
-        assert process.pid is not None
-        yield Worker(role, path, address, process.pid, "here", vocab_size, max_length)
+        yield receiver.recv()
     finally:
         process.terminate()
         process.join()
+
+
+@contextmanager
+def worker_process(role: Role, path: str, threads: int, dtype: str) -> Iterator[Worker]:
+    with process_of(serve_worker, role, path, threads, dtype) as (address, vocab_size, max_length):
+        yield Worker(role, path, address, 0, "here", vocab_size, max_length)
 
 
 class Clock(Fleet):
@@ -187,33 +187,45 @@ async def answer(fleet: Fleet, request: Request, depth: int) -> tuple[int, ...]:
     return tuple(sequence.generated)
 
 
-@asynccontextmanager
-async def at_distance(workers: Sequence[Worker], delay_ms: float) -> AsyncIterator[list[Worker]]:
+def serve_relay(address: str, delay_s: float, ready: Connection) -> None:
+    """The process of a relay, until it is ended."""
+
+    async def serve() -> None:
+        async with relay(address, delay_s) as near:
+            ready.send(near)
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+@contextmanager
+def at_distance(workers: Sequence[Worker], delay_ms: float) -> Iterator[list[Worker]]:
     """The workers behind relays; as they are where there is no delay."""
-    async with AsyncExitStack() as stack:
-        moved = list(workers)
-        if delay_ms:
-            for index, worker in enumerate(workers):
-                address = await stack.enter_async_context(relay(worker.address, delay_ms / 1e3))
-                moved[index] = replace(worker, address=address)
+    if not delay_ms:
+        yield list(workers)
+        return
+    with ExitStack() as stack:
+        moved = []
+        for worker in workers:
+            address = stack.enter_context(process_of(serve_relay, worker.address, delay_ms / 1e3))
+            moved.append(replace(worker, address=address))
         yield moved
 
 
 async def measure_service(
-    workers: Sequence[Worker], requests: Sequence[Request], depth: int, delay_ms: float
+    workers: Sequence[Worker], requests: Sequence[Request], depth: int
 ) -> tuple[float, list[float], list[tuple[int, ...]]]:
     """Seconds, overheads of the rounds in seconds, tokens."""
-    async with at_distance(workers, delay_ms) as moved:
-        outputs, overheads, seconds = [], [], 0.0
-        for number, request in enumerate([requests[0], *requests]):  # the first opens the connections
-            fleet = Clock(moved)
-            begun = time.perf_counter()
-            tokens = await answer(fleet, request, depth)
-            if number:
-                seconds += time.perf_counter() - begun
-                outputs.append(tokens)
-                overheads += fleet.overheads()
-            await fleet.close()
+    outputs, overheads, seconds = [], [], 0.0
+    for number, request in enumerate([requests[0], *requests]):  # the first opens the connections
+        fleet = Clock(workers)
+        begun = time.perf_counter()
+        tokens = await answer(fleet, request, depth)
+        if number:
+            seconds += time.perf_counter() - begun
+            outputs.append(tokens)
+            overheads += fleet.overheads()
+        await fleet.close()
     return seconds, overheads, outputs
 
 
@@ -231,13 +243,16 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         workers = [target_worker, draft_worker]
         for delay_ms in arguments.delays:
-            bare_ms = 1e3 * asyncio.run(two_bare_hops(USUAL_ROUND_S)) if not delay_ms else None
+            with (
+                process_of(serve_echo) as address,
+                at_distance([replace(target_worker, address=address)], delay_ms) as echo,
+            ):
+                bare_ms = 1e3 * asyncio.run(two_bare_hops(echo[0].address, USUAL_ROUND_S))
             ratios, overheads = [], []
             for _ in range(arguments.repetitions):
                 together = [run(target, draft, [request], arguments.depth) for request in requests]
-                seconds, added, outputs = asyncio.run(
-                    measure_service(workers, requests, arguments.depth, delay_ms)
-                )
+                with at_distance(workers, delay_ms) as moved:
+                    seconds, added, outputs = asyncio.run(measure_service(moved, requests, arguments.depth))
                 ratios.append(sum(part.seconds for part in together) / seconds)
                 overheads += added
                 same = sum(part.outputs[0].tokens == out for part, out in zip(together, outputs, strict=True))

@@ -40,7 +40,7 @@ class StepTimings:
 
 
 class Engine:
-    """Target or draft: one model on one device. Not thread-safe, one thread drives it.
+    """Target or draft: one model on one device. One thread makes it and drives it.
 
     ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
     work at a time: a new one voids the old.

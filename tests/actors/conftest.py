@@ -27,7 +27,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture
 async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
     """To a server that is target and draft worker at once; they share the engine."""
-    engine_loop = EngineLoop(engine, asyncio.get_running_loop())
+    engine_loop = EngineLoop(lambda: engine)
+    engine_loop.attach(asyncio.get_running_loop())
 
     def add_servicers(server: grpc.aio.Server) -> None:
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(TargetServicer(engine_loop), server)
