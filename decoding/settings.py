@@ -65,7 +65,7 @@ class RequestedSampling(BaseModel):
         allowed = info.data.get("allowed_token_ids")
         if allowed is not None and not set(allowed) - set(bad):
             raise ValueError(
-                f"of allowed_token_ids={list(allowed)} no token is left: name one that is not in bad_token_ids"
+                f"of allowed_token_ids={list(allowed)} no token is left: name one not in bad_token_ids"
             )
         return bad
 
