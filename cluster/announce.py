@@ -13,30 +13,36 @@ POLL_S = 0.5
 FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 
 
-def announce_when_ready(settings: Settings) -> None:
-    """Returns at once. ``serve run`` blocks in code that is not ours, so a thread has to wait for it."""
-    threading.Thread(target=_announce, args=(settings,), name="announce", daemon=True).start()
+def announce_when_ready(settings: Settings, key: str | None) -> None:
+    """Returns at once. ``serve run`` blocks in code that is not ours, so a thread has to wait for it.
+
+    key: an API key, where they are needed.
+    """
+    threading.Thread(target=_announce, args=(settings, key), name="announce", daemon=True).start()
 
 
-def _announce(settings: Settings) -> None:
+def _announce(settings: Settings, key: str | None) -> None:
     url = f"http://{settings.http_host}:{settings.http_port}"
     expected = {"target", "draft"} if settings.draft else {"target"}
-    while not expected <= _ready_roles(f"{url}/health"):
+    while not expected <= _ready_roles(f"{url}/health", key):
         time.sleep(POLL_S)
+    authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
     print(
         f"\nOutrider serves {settings.name}\n"
         f"  HTTP  {url}/v1/completions\n"
         f"  gRPC  {settings.http_host}:{settings.grpc_port}, outrider.v1.Generation\n"
         "A first request:\n"
-        f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(FIRST_REQUEST)}'\n",
+        f"  curl {url}/v1/completions{authorization} -H 'Content-Type: application/json' "
+        f"-d '{json.dumps(FIRST_REQUEST)}'\n",
         flush=True,
     )
 
 
-def _ready_roles(url: str) -> set[str]:
+def _ready_roles(url: str, key: str | None) -> set[str]:
     """Roles of which a worker has joined."""
+    request = urllib.request.Request(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
     try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
+        with urllib.request.urlopen(request, timeout=1) as answer:
             return {worker["role"] for worker in json.load(answer)["workers"]}
     except (urllib.error.URLError, OSError):
         return set()

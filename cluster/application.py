@@ -33,7 +33,7 @@ def app(settings: Settings) -> Application:
     check_doors(settings, keys)
     if settings.target is not None and settings.draft is not None:
         check_vocabulary(settings.target, settings.draft)
-    start_serve(settings)
+    start_serve(settings, keys[0] if keys else None)
     settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
     check_resources(settings)
     workers = [_target(settings, trust)]

@@ -18,8 +18,11 @@ ADD_SERVICERS = [
 ]
 
 
-def start_serve(settings: Settings) -> None:
-    """``serve run`` itself never opens the gRPC proxy: here it is opened before anything is bound."""
+def start_serve(settings: Settings, key: str | None) -> None:
+    """``serve run`` itself never opens the gRPC proxy: here it is opened before anything is bound.
+
+    key: an API key with which the service can be asked whether it is ready, where one is needed.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.max_message_bytes))
     if not ray.is_initialized():
@@ -36,7 +39,7 @@ def start_serve(settings: Settings) -> None:
         http_options={"host": settings.http_host, "port": settings.http_port},
         grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
     )
-    announce_when_ready(settings)
+    announce_when_ready(settings, key)
 
 
 def check_resources(settings: Settings) -> None:

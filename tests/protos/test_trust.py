@@ -1,20 +1,14 @@
 """Gateway and workers know each other, and nobody else gets in."""
 
-import datetime
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
 from protos import rounds_pb2, rounds_pb2_grpc
-from protos.trust import NAME, Trust
-
-TOKEN = "the token of one deployment"
+from protos.trust import Trust
+from tests.fakes.authority import TOKEN, Authority, pem
 
 
 class Echo(rounds_pb2_grpc.TargetWorkerServicer):
@@ -37,49 +31,6 @@ async def ask(server_trust: Trust, client_trust: Trust) -> int:
             return (await call.read()).round
     finally:
         await server.stop(None)
-
-
-class Authority:
-    """Signs certificates for a few minutes."""
-
-    def __init__(self) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._sign("authority", self.key.public_key(), is_authority=True)
-
-    def trust(self, name: str = NAME, authority: bytes | None = None) -> Trust:
-        key = ec.generate_private_key(ec.SECP256R1())
-        return Trust(
-            token=TOKEN,
-            certificate=_pem(self._sign(name, key.public_key())),
-            key=key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
-            authority=authority or _pem(self.certificate),
-        )
-
-    def _sign(
-        self, name: str, key: ec.EllipticCurvePublicKey, is_authority: bool = False
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(issuer)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(minutes=5))
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .sign(self.key, hashes.SHA256())
-        )
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 async def test_the_token_opens_the_door():
@@ -114,7 +65,7 @@ async def test_a_gateway_without_a_certificate_is_not_let_in():
 async def test_neither_is_one_whose_certificate_somebody_else_signed():
     authority, stranger = Authority(), Authority()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await ask(authority.trust(), stranger.trust(authority=_pem(authority.certificate)))
+        await ask(authority.trust(), stranger.trust(authority=pem(authority.certificate)))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
