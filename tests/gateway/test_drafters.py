@@ -69,6 +69,22 @@ async def test_a_late_draft_is_none_and_recovery_waits_for_it():
     assert list(draft.tokens) == ANSWER[2:5]
 
 
+async def test_a_late_worker_is_told_what_it_missed_before_it_is_asked_again():
+    silent = asyncio.Event()
+    worker = ScriptedDraft(ANSWER, silent=silent)
+    async with fleet_of(worker) as fleet:
+        sequence, drafter = drafter_of(fleet, deadline_ms=20.0)
+        await drafter.start()
+        commit(sequence, 1)
+        assert await drafter.propose(3) is None
+        commit(sequence, 2 * SMALL_LAG)
+        silent.set()
+        await drafter.recover()
+        newest = worker.requests[-1].propose
+        await drafter.aclose()
+    assert (newest.depth, newest.turn.base + len(newest.turn.tokens)) == (0, len(sequence))
+
+
 async def test_recovery_catches_up_with_what_was_decoded_meanwhile():
     draft = ScriptedDraft(ANSWER, lost_at=(3,))
     async with fleet_of(draft) as fleet:
