@@ -11,6 +11,8 @@ from protos import generation_pb2, generation_pb2_grpc
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0  # between attempts, doubled from one to the next
 AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+# Serve's proxy says INTERNAL where the gateway behind it is lost, as it does for a defect: Ray's words tell.
+LOST_GATEWAY = ("actor died", "actor is temporarily unavailable")
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
 
 
@@ -119,9 +121,9 @@ class Client:
 
 
 def _may_pass(error: grpc.RpcError) -> bool:
-    # Serve's proxy says INTERNAL where the gateway behind it has died, as it does for a defect.
-    died = error.code() is grpc.StatusCode.INTERNAL and "actor died" in (error.details() or "")
-    return died or error.code() in AGAIN
+    details = error.details() or ""
+    lost = error.code() is grpc.StatusCode.INTERNAL and any(words in details for words in LOST_GATEWAY)
+    return lost or error.code() in AGAIN
 
 
 def _asked_delay_s(error: grpc.RpcError) -> float:

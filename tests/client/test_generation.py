@@ -22,7 +22,7 @@ class Gateway(generation_pb2_grpc.GenerationServicer):
 
     def __init__(self) -> None:
         self.breaks: list[int] = []  # chunks after which each attempt in turn breaks
-        self.code = grpc.StatusCode.UNAVAILABLE
+        self.code, self.details = grpc.StatusCode.UNAVAILABLE, "gone"
         self.seeds: list[int | None] = []
         self.metadata: dict[str, str] = {}
 
@@ -35,7 +35,7 @@ class Gateway(generation_pb2_grpc.GenerationServicer):
         chunks = [tokens[start : start + size] for start in range(0, len(tokens), size)]
         for number, chunk in enumerate(chunks):
             if number == breaks_after:
-                context.abort(self.code, "gone")
+                context.abort(self.code, self.details)
             is_last = number == len(chunks) - 1
             yield generation_pb2.GenerateChunk(
                 token_ids=[id_ for id_, _ in chunk],
@@ -81,6 +81,27 @@ def test_what_is_wrong_with_the_request_is_not_tried_again(gateway):
     with Client(address) as client, pytest.raises(grpc.RpcError, match="gone"):
         list(client.generate("x"))
     assert len(script.seeds) == 1
+
+
+@pytest.mark.parametrize(
+    ("details", "is_repeated"),
+    [
+        ("The actor died unexpectedly before finishing this task.", True),
+        ("The actor 0a is unavailable: The actor is temporarily unavailable: Socket closed", True),
+        ("KeyError: a defect", False),
+    ],
+)
+def test_of_what_serve_calls_internal_only_a_lost_gateway_is_tried_again(gateway, details, is_repeated):
+    script, address = gateway
+    script.breaks, script.code, script.details = [2], grpc.StatusCode.INTERNAL, details
+    with Client(address) as client:
+        answer = client.generate("x")
+        if is_repeated:
+            assert [piece.token_id for piece in answer] == TOKENS
+        else:
+            with pytest.raises(grpc.RpcError, match="defect"):
+                list(answer)
+    assert answer.repeats == is_repeated
 
 
 def test_patience_ends(gateway):
