@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from decoding.settings import Sampling
 from engine.engine import Engine
@@ -63,7 +63,10 @@ class OpenSequence:
 
 
 class EngineLoop:
-    """Runs commands in the order in which they came; between them it steps, or sleeps for lack of work."""
+    """Runs commands in the order in which they came; between them it steps, or sleeps for lack of work.
+
+    Before a step it waits as long as the engine says that company on its way is worth it.
+    """
 
     def __init__(self, build: Callable[[], Engine]) -> None:
         """Returns when the engine is built, in the thread that will drive it; raises what building it raises.
@@ -109,15 +112,28 @@ class EngineLoop:
         built.set_result(self._engine)
         while self._is_running:
             try:
-                if self._commands.empty() and self.failure is None and self._engine.has_work:
+                command = self._next_command()
+                if command is None:
                     self._step()
                 else:
-                    self._commands.get()()
+                    command()
             except Exception as error:
                 logger.exception("the engine failed")
                 self.failure = error
                 self._end_all(EngineStoppedError(f"the engine failed: {error}"))
         self._end_all(EngineStoppedError("the worker is shutting down"))
+
+    def _next_command(self) -> Callable[[], None] | None:
+        """None when it is time to step. Waits for a command when there is nothing to do, or not yet."""
+        if self.failure is not None or not self._engine.has_work:
+            return self._commands.get()
+        try:
+            if not self._commands.empty():
+                return self._commands.get_nowait()
+            patience = self._engine.patience()
+            return self._commands.get(timeout=patience) if patience > 0.0 else None
+        except Empty:
+            return None
 
     def _step(self) -> None:
         results = self._engine.step()

@@ -13,7 +13,7 @@ from engine.errors import EngineError
 from engine.sequence import Sequence
 from engine.work import Generate, Generated, Propose, Proposed, Timings, Verified, Verify, Work
 from protos import generation_pb2, rounds_pb2
-from protos.convert import draft_from_message, draft_to_message, sampling_from_message
+from protos.convert import draft_from_message, draft_to_message, sampling_from_message, step_to_message
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
@@ -166,13 +166,14 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
     return rounds_pb2.Timings(
         queue_ns=int(timings.queue * 1e9),
         forward_ns=int(timings.forward * 1e9),
-        total_ns=int(timings.total * 1e9),
-        batch_size=timings.batch_sequences,
         step_ns=int(timings.step * 1e9),
+        total_ns=int(timings.total * 1e9),
+        last_step=step_to_message(timings.last_size, timings.last_step),
     )
 
 
 def _load(answer: Answer) -> rounds_pb2.Load:
+    load = answer.load
     return rounds_pb2.Load(
-        running=answer.load.running, waiting=answer.load.waiting, free_blocks=answer.load.free_blocks
+        decoding=load.decoding, running=load.running, waiting=load.waiting, free_blocks=load.free_blocks
     )

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.report import save, table
 from decoding.noise_key import noise_key
-from decoding.pace import expected_tokens
+from decoding.pace.expected import expected_tokens
 from decoding.settings import Sampling
 from engine.drafters.base import Drafter
 from engine.drafters.small_model import SmallModelDrafter

@@ -35,6 +35,7 @@ from engine.engine import Engine
 from engine.settings import EngineSettings
 from engine.speculate import Request
 from gateway.fleet import CHANNEL_OPTIONS, DraftStream, Fleet, TargetStream
+from gateway.pace import Paces
 from gateway.rounds import Rounds
 from gateway.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
@@ -182,7 +183,8 @@ async def answer(fleet: Fleet, request: Request, depth: int) -> tuple[int, ...]:
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model")
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    async for _ in Rounds(sequence, fleet, speculation, settings, deadline).steps():
+    rounds = Rounds(sequence, fleet, speculation, Paces(settings.pace), settings, deadline)
+    async for _ in rounds.steps():
         pass
     return tuple(sequence.generated)
 

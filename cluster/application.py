@@ -47,6 +47,7 @@ def app(settings: Settings) -> Application:
         # The gateway's own queue decides; Serve's would answer without saying when to come again.
         max_ongoing_requests=settings.max_requests + settings.max_waiting + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": 0},
+        user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
     digests = tuple(digest(key) for key in keys)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from decoding.pace.settings import PaceSettings
 from engine.settings import EngineSettings
-from gateway.settings import MAX_DEPTH, Drafter, GatewaySettings
+from gateway.settings import Drafter, GatewaySettings
 
 DEMO_NAME = "outrider-demo"
 
@@ -21,11 +22,12 @@ def _from_json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+Pace = Annotated[PaceSettings, BeforeValidator(_from_json)]
 Resources = Annotated[dict[str, float], BeforeValidator(_from_json)]
 
 
 class Settings(BaseModel):
-    """``serve run cluster.app target=... depth=6``: each field is an argument, others are refused."""
+    """``serve run cluster.app target=... draft=...``: each field is an argument, others are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,9 +35,13 @@ class Settings(BaseModel):
     target: str | None = Field(default=None, description="local folder or hub id; None: the demo pair")
     draft: str | None = Field(default=None, description="the same for the draft; None and a target: no draft")
     name: str | None = Field(default=None, description="what clients call the target; None: as `target`")
-    depth: int = Field(default=4, ge=0, le=MAX_DEPTH, description="tokens drafted per round")
+    pace: Pace = Field(
+        default=PaceSettings(), description="how deep to draft; JSON; may change while the service runs"
+    )
     drafter: Drafter | None = Field(default=None, description="None: model if there is a draft, else ngram")
-    draft_deadline_ms: float = Field(default=1000.0, gt=0.0, description="wait for a Draft, milliseconds")
+    draft_deadline_ms: float = Field(
+        default=1000.0, gt=0.0, description="longest wait for a Draft, milliseconds"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
         description="auto: the checkpoint's; None: float32 for the demo, else auto",

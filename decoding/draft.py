@@ -79,6 +79,24 @@ class Draft:
     def _children(self) -> dict[tuple[int, int], int]:
         return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
 
+    def after(self, tokens: Sequence[int]) -> "Draft":
+        """What is left of it once ``tokens`` are committed; empty where they are not on one of its paths."""
+        node: int | None = ROOT
+        for token in tokens:
+            node = None if node is None else self.child(node, token)
+        if node is None:
+            return Draft()
+        kept = {node: ROOT}  # by node its index in what is left
+        for later in range(node + 1, len(self)):
+            if self.parents[later] in kept:
+                kept[later] = len(kept) - 1
+        nodes = [later for later in kept if later != node]
+        return Draft(
+            tuple(self.tokens[later] for later in nodes),
+            tuple(kept[self.parents[later]] for later in nodes),
+            tuple(self.draft_probs[later] for later in nodes) if self.draft_probs else (),
+        )
+
     def ancestor_mask(self) -> list[list[bool]]:
         """[nodes, nodes]; row i is true at node i and at each of its ancestors."""
         mask = [[False] * len(self) for _ in self.tokens]

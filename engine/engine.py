@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from decoding.draft import ROOT, Draft
+from decoding.pace.cost import StepSize
 from decoding.settings import Sampling
 from engine.attention import Paged
-from engine.batch import Batch, pack
+from engine.batch import Batch, Item, pack
 from engine.cache import PagedCache
 from engine.checks import check_sampling, check_work
 from engine.choices import choose_tokens
 from engine.errors import CacheTooSmallError
+from engine.gathering import Gathering
 from engine.generate import GenerateTask
 from engine.graphs import Graphs, capture_cuda
 from engine.memory import blocks_within
@@ -73,6 +75,7 @@ class Engine:
         if self._kernel is not None and settings.graphs:
             self._graphs = Graphs(self._run_model, capture_cuda, settings.block_size, self._cache.spare_block)
         self._scheduler = Scheduler(settings, self._cache)
+        self._gathering = Gathering(settings.block_size)
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
         self._ready: list[Result] = []  # known without a step
@@ -96,6 +99,7 @@ class Engine:
     def close(self, sequence: Sequence) -> None:
         """Voids its work and frees its cache. Closing twice does nothing more."""
         if self._sequences.pop(sequence.number, None) is not None:
+            self._gathering.left(sequence)
             self._void(sequence)
             self._cache.release(sequence)
 
@@ -107,7 +111,20 @@ class Engine:
         """How busy the engine is."""
         running = sum(bool(task.sequence.blocks) for task in self._tasks.values())
         pool = self._cache.pool
-        return Load(running, len(self._tasks) - running, pool.available, pool.num_blocks)
+        return Load(
+            decoding=sum(
+                bool(sequence.blocks) and len(sequence.tokens) > sequence.prompt_length
+                for sequence in self._sequences.values()
+            ),
+            running=running,
+            waiting=len(self._tasks) - running,
+            free_blocks=pool.available,
+            total_blocks=pool.num_blocks,
+        )
+
+    def patience(self) -> float:
+        """Seconds that the next step should wait for sequences between two rounds; 0: none."""
+        return self._gathering.patience(self._tasks.values()) if not self._ready else 0.0
 
     def submit(self, work: Work) -> None:
         """Takes on work for an open sequence.
@@ -125,6 +142,7 @@ class Engine:
                 f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
                 f"{self._cache.pool.num_blocks * self.settings.block_size}"
             )
+        self._gathering.returned(sequence)
         if isinstance(work, Generate) and self._continues(work):
             self._top_up(work)
         else:
@@ -183,6 +201,15 @@ class Engine:
         self._tasks.pop(sequence.number, None)
         self._ready = [result for result in self._ready if result.sequence is not sequence]
 
+    def _size_of(self, items: list[Item]) -> StepSize:
+        prompts = sum(item.num_committed for item in items if item.num_committed > self.settings.block_size)
+        return StepSize(
+            sequences=len(items),
+            tokens=sum(len(item.tokens) for item in items) - prompts,
+            prompt_tokens=prompts,
+            context_tokens=sum(len(item.sequence.tokens) for item in items),
+        )
+
     def _fits(self, length: int) -> bool:
         return self._cache.blocks_for(length) <= self._cache.pool.num_blocks
 
@@ -206,8 +233,10 @@ class Engine:
         passed = time.perf_counter()
         choices = choose_tokens(logits, [task.rows() if item.num_logits else [] for task, item in selected])
         sampled = time.perf_counter()
+        size = self._size_of([item for _, item in selected])
+        self._gathering.stepped(size, sampled - begun)
         for (task, item), chosen in zip(selected, choices, strict=True):
-            task.took_part(begun, passed - built, sampled - begun, len(selected), batch.num_tokens)
+            task.took_part(begun, passed - built, sampled - begun, size)
             sequence = item.sequence
             sequence.cached += item.num_committed
             if sequence.cached == len(sequence.tokens):
@@ -216,6 +245,7 @@ class Engine:
             self._cache.publish(sequence)
             if task.done:
                 del self._tasks[sequence.number]
+        self._gathering.answered(results)
         total = time.perf_counter() - begun
         self.last_step = StepTimings(
             built - begun, passed - built, sampled - passed, total, len(selected), batch.num_tokens

@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 
 from decoding.draft import Draft
+from decoding.pace.cost import StepSize
 from decoding.row import Row
 from engine.cache import PagedCache
 from engine.choices import Choices
@@ -21,7 +22,8 @@ class Task(ABC):
         self._started: float | None = None
         self._forward = 0.0
         self._step = 0.0
-        self._batch = (0, 0)
+        self._last_step = 0.0
+        self._last_size = StepSize(0, 0)
 
     @abstractmethod
     def tree(self) -> Draft:
@@ -59,20 +61,25 @@ class Task(ABC):
             )
         return rows
 
-    def took_part(
-        self, begun: float, forward: float, step: float, batch_sequences: int, batch_tokens: int
-    ) -> None:
+    def took_part(self, begun: float, forward: float, step: float, size: StepSize) -> None:
         """A step that fed its sequence is over; ``forward`` and ``step`` as in Timings, of this step."""
         if self._started is None:
             self._started = begun
         self._forward += forward
         self._step += step
-        self._batch = (batch_sequences, batch_tokens)
+        self._last_step, self._last_size = step, size
 
     def timings(self) -> Timings:
         """Since submission, or since the last result of the same work."""
         now = time.perf_counter()
         started = now if self._started is None else self._started
-        timings = Timings(started - self._since, self._forward, self._step, now - self._since, *self._batch)
+        timings = Timings(
+            queue=started - self._since,
+            forward=self._forward,
+            step=self._step,
+            total=now - self._since,
+            last_step=self._last_step,
+            last_size=self._last_size,
+        )
         self._since, self._started, self._forward, self._step = now, None, 0.0, 0.0
         return timings

@@ -6,6 +6,7 @@ Every piece of work says what the sender holds committed: the engine's tokens up
 from dataclasses import dataclass
 
 from decoding.draft import Draft, Verdict
+from decoding.pace.cost import StepSize
 from decoding.sampling import TokenLogprobs
 from engine.sequence import Sequence
 
@@ -52,14 +53,14 @@ Work = Verify | Generate | Propose
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of a piece of work went, in seconds, and the size of its last step."""
+    """Where the time of a piece of work went, in seconds, and how much its last step had to do."""
 
     queue: float  # before its first forward pass
     forward: float  # in forward passes that it took part in
     step: float  # in steps that it took part in, from building the batch to token ids on the host
     total: float  # from submission to result
-    batch_sequences: int
-    batch_tokens: int
+    last_step: float  # the last of these steps
+    last_size: StepSize
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ Result = Verified | Generated | Proposed
 class Load:
     """How busy an engine is."""
 
+    decoding: int  # open sequences beyond their prompt, those between two rounds too
     running: int  # sequences with work that hold cache
     waiting: int  # sequences with work that hold none yet
     free_blocks: int

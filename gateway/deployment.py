@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from decoding.pace.settings import PaceSettings
 from gateway import http_api, table
 from gateway.auth import Authentication
 from gateway.chat_template import load_chat_template
@@ -23,6 +24,14 @@ class Gateway(GenerationServicer):
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls this at start and when ``user_config`` changes; requests under way take it up.
+
+        Raises:
+            ValidationError: naming the field; what was in force stays.
+        """
+        self.generation.paces.settings = PaceSettings.model_validate(user_config)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_api.build(self.generation, self._template, self.authentication)

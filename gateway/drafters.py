@@ -7,23 +7,20 @@ from decoding.ngram import NgramIndex
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.fleet import DraftStream, Fleet
 from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings
 from protos import rounds_pb2
 from protos.convert import draft_to_message
 
-NO_DRAFT = rounds_pb2.Draft()
-
 SMALL_LAG = 32  # tokens that a draft worker may be behind when it is asked again
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, doubled with every failure in a row
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, from a second failure in a row on, doubled
 
 
 class Drafter(Protocol):
-    def __init__(self, fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> None: ...
+    def __init__(self, fleet: Fleet, sequence: Sequence) -> None: ...
 
     async def start(self) -> None:
         """Hands the committed tokens over and waits for nothing. Raises WorkerLostError."""
 
-    async def propose(self, depth: int) -> rounds_pb2.Draft | None:
+    async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
         """A Draft of at most ``depth`` tokens after the committed ones, None if it came too late.
 
         Raises WorkerLostError. After either, the next call is ``recover``.
@@ -38,33 +35,30 @@ class Drafter(Protocol):
 class ModelDrafter:
     """A draft model in a worker of its own."""
 
-    def __init__(self, fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> None:
+    def __init__(self, fleet: Fleet, sequence: Sequence) -> None:
         self._fleet = fleet
         self._sequence = sequence
-        self._deadline_s = settings.draft_deadline_ms / 1e3
         self._stream: DraftStream | None = None
         self._asked = 0  # round of the newest Propose
-        self._pause_s = SHORTEST_PAUSE_S
+        self._pause_s = 0.0
 
     async def start(self) -> None:
         self._stream = self._fleet.open_draft(self._sequence)
         await self._ask(0)
 
-    async def propose(self, depth: int) -> rounds_pb2.Draft | None:
+    async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
+        deadline = asyncio.get_running_loop().time() + patience_s
         await self._ask(depth)
-        if depth == 0:
-            return NO_DRAFT
-        reply = await self._reply(self._deadline_s)
-        if reply is None:
-            return None
-        self._pause_s = SHORTEST_PAUSE_S
-        return reply.draft
+        reply = await self._reply(max(deadline - asyncio.get_running_loop().time(), 0.0))
+        if reply is not None:
+            self._pause_s = 0.0
+        return reply
 
     async def recover(self) -> None:
-        """Pauses first: a worker that was late would be late again, one that was lost has to be replaced."""
+        """At once after one failure; after more in a row with pauses that grow."""
         while True:
             await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
             try:
                 if self._stream is None:
                     await self.start()
@@ -81,7 +75,7 @@ class ModelDrafter:
         self._asked = self._sequence.round
         propose = rounds_pb2.Propose(turn=self._stream.turn(), depth=depth, width=1)
         try:
-            await self._stream.send(rounds_pb2.DraftRequest(propose=propose), self._deadline_s)
+            await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
         except (WorkerLostError, InvalidRequestError) as error:
             await self.aclose()
             raise WorkerLostError(str(error)) from error
@@ -103,7 +97,7 @@ class ModelDrafter:
 class NgramDrafter:
     """Looks the newest tokens up in the sequence itself: no worker and no hop, never late and never lost."""
 
-    def __init__(self, fleet: Fleet, sequence: Sequence, settings: GatewaySettings) -> None:
+    def __init__(self, fleet: Fleet, sequence: Sequence) -> None:
         self._sequence = sequence
         self._index = NgramIndex()
         self._known = 0
@@ -112,9 +106,9 @@ class NgramDrafter:
         self._index.append(self._sequence.since(self._known))
         self._known = len(self._sequence)
 
-    async def propose(self, depth: int) -> rounds_pb2.Draft | None:
+    async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
         await self.start()
-        return draft_to_message(self._index.propose(depth)) if depth else NO_DRAFT
+        return rounds_pb2.DraftReply(draft=draft_to_message(self._index.propose(depth)))
 
     async def recover(self) -> None:
         """Nothing to wait for."""

@@ -14,7 +14,9 @@ from gateway.admission import Admission
 from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.fleet import Fleet
 from gateway.merge import merged
-from gateway.rounds import Record, Rounds
+from gateway.pace import Paces
+from gateway.record import Record
+from gateway.rounds import Rounds
 from gateway.sequence import Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.text import AnswerText, Vocabulary
@@ -67,6 +69,8 @@ class Prepared:
     sequences: tuple[Sequence, ...]  # one per answer
     stop: tuple[str, ...]
     speculation: Speculation
+    task: str | None
+    priority: Priority
     continues_text: bool
     deadline: float  # in the event loop's time
 
@@ -83,6 +87,7 @@ class Generation:
         self.fleet = fleet
         self.tokenizer = tokenizer
         self._vocabulary = Vocabulary(tokenizer)
+        self.paces = Paces(settings.pace)
         self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -112,6 +117,8 @@ class Generation:
             tuple(Sequence(prompt, sampling, noise_key(seed, choice, prompt)) for choice in range(request.n)),
             request.stop,
             request.speculation.resolved(settings),
+            request.task,
+            request.priority,
             request.continues_text,
             asyncio.get_running_loop().time() + settings.request_deadline_s,
         )
@@ -146,7 +153,16 @@ class Generation:
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         text = AnswerText(self._vocabulary, prepared.stop, before)
-        rounds = Rounds(sequence, self.fleet, prepared.speculation, self.settings, prepared.deadline)
+        rounds = Rounds(
+            sequence,
+            self.fleet,
+            prepared.speculation,
+            self.paces,
+            self.settings,
+            prepared.deadline,
+            prepared.task,
+            prepared.priority,
+        )
         async with aclosing(rounds.steps()) as steps:
             async for step in steps:
                 ids = [token.id for token in step.tokens]

@@ -1,54 +1,22 @@
 """The draft-then-verify loop of one sequence. The loss of a worker is handled here and only here."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from gateway.drafters import DRAFTERS, NO_DRAFT, Drafter
+from gateway.drafters import DRAFTERS
+from gateway.drafting import NO_PROPOSAL, Drafting, Proposal, refused
 from gateway.errors import DeadlineError, WorkerLostError
 from gateway.fleet import Fleet, TargetStream
+from gateway.pace import Paces
+from gateway.record import Record
 from gateway.sequence import Origin, Sequence, Token
-from gateway.settings import GatewaySettings, Speculation
+from gateway.settings import GatewaySettings, Priority, Speculation
 from protos import rounds_pb2
 
 PLAIN_STRETCH = 64  # tokens granted at a time in plain mode; half of them used up asks for more
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again
-
-
-@dataclass
-class Record:
-    """What speculation did for one sequence, or for several together."""
-
-    rounds: int = 0  # verdicts on a Draft that was not empty
-    drafted: int = 0  # tokens
-    verified: int = 0  # drafted tokens whose position was reached
-    accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
-    target_passes: int = 0  # verdicts, with a Draft or without
-    late_drafts: int = 0  # times that a Draft missed its deadline
-    lost_drafts: int = 0  # times that the draft worker was lost
-    lost_targets: int = 0  # times that the target worker was lost
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens that stand."""
-        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
-
-    @property
-    def mean_accepted_length(self) -> float:
-        """Accepted tokens per round; 0 without rounds."""
-        return self.accepted / self.rounds if self.rounds else 0.0
-
-    @property
-    def histogram(self) -> list[int]:
-        """Rounds that accepted 0, 1, 2, ... tokens."""
-        return [self.accepted_lengths[n] for n in range(max(self.accepted_lengths, default=-1) + 1)]
-
-    def add(self, other: "Record") -> None:
-        """Counts another sequence in."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True)
@@ -67,20 +35,31 @@ class Rounds:
         sequence: Sequence,
         fleet: Fleet,
         speculation: Speculation,
+        paces: Paces,
         settings: GatewaySettings,
         deadline: float,
+        task: str | None = None,
+        priority: Priority = "interactive",
     ) -> None:
-        """deadline: when to give up, in the event loop's time."""
+        """
+        Args:
+            speculation: resolved.
+            deadline: when to give up, in the event loop's time.
+            task: label under which acceptance is counted.
+        """
         self._sequence = sequence
         self._fleet = fleet
-        self._depth = speculation.depth if speculation.mode != "off" else None
-        self._drafter: Drafter | None = None
-        if self._depth is not None and speculation.drafter is not None:
-            self._drafter = DRAFTERS[speculation.drafter](fleet, sequence, settings)
-        self._may_draft = True  # until a Draft is late or lost, and again once the drafter has recovered
-        self._drafting: asyncio.Task[rounds_pb2.Draft]
+        self._paces = paces
         self._deadline = deadline
         self.record = Record()
+        drafter = None
+        if speculation.mode != "off" and speculation.drafter is not None:
+            drafter = DRAFTERS[speculation.drafter](fleet, sequence)
+        paced = paces.sequence(speculation, task, priority)
+        self._drafting = Drafting(
+            sequence, drafter, speculation, paced, self.record, settings.draft_deadline_ms / 1e3
+        )
+        self._resumed: Proposal | None = None  # the Draft with which rounds go on after plain decoding
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Each Verdict once its tokens are committed.
@@ -95,7 +74,7 @@ class Rounds:
         failures = 0  # in a row
         self._sequence.round += 1
         # Both workers take the prompt in at the same time: the first token never waits for the draft.
-        self._drafting = asyncio.create_task(self._start())
+        self._drafting.start()
         try:
             while self._sequence.finish_reason is None:
                 try:
@@ -110,10 +89,7 @@ class Rounds:
                     failures += 1
                     await self._before_retry(failures, lost)
         finally:
-            self._drafting.cancel()
-            await asyncio.gather(self._drafting, return_exceptions=True)
-            if self._drafter is not None:
-                await self._drafter.aclose()
+            await self._drafting.aclose()
 
     async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
         """The first attempt to go on elsewhere follows at once, later ones after growing pauses."""
@@ -126,85 +102,68 @@ class Rounds:
         await asyncio.sleep(pause_s)
 
     async def _with(self, target: TargetStream) -> AsyncGenerator[Step, None]:
-        """Rounds while there are Drafts, plain decoding while there are none."""
-        while self._sequence.finish_reason is None:
-            if self._drafter is not None and self._may_draft:
-                stretch = self._speculative(target, self._drafter)
-            else:
-                stretch = self._plain(target, self._drafter)
-            async with aclosing(stretch) as steps:
-                async for step in steps:
-                    yield step
-            self._sequence.round += 1
+        """Rounds while they pay, plain decoding while they do not."""
+        with self._drafting.at(self._paces.of_target(target.address)):
+            proposal = NO_PROPOSAL if self._drafting.depth() > 0 else None
+            while self._sequence.finish_reason is None:
+                stretch = self._plain(target) if proposal is None else self._speculative(target, proposal)
+                async with aclosing(stretch) as steps:
+                    async for step in steps:
+                        yield step
+                self._sequence.round += 1
+                proposal, self._resumed = self._resumed, None
 
-    async def _speculative(self, target: TargetStream, drafter: Drafter) -> AsyncGenerator[Step, None]:
-        """Rounds until the sequence is finished or the drafter fails."""
-        draft = NO_DRAFT
-        while self._may_draft:
-            step = await self._verify(target, draft)
-            if step.finish_reason is None:
+    async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
+        """Rounds, until the sequence is finished, they no longer pay, or there is no Draft."""
+        proposal: Proposal | None = first
+        while proposal is not None:
+            step = await self._verify(target, proposal)
+            depth = self._drafting.depth() if step.finish_reason is None else 0
+            if depth > 0:
                 # Drafting goes on while this verdict's tokens travel to the client.
                 self._sequence.round += 1
-                self._drafting = asyncio.create_task(self._draft(drafter, after=self._drafting))
+                self._drafting.begin(depth)
             yield step
-            if step.finish_reason is not None:
-                return
-            draft = await self._drafting
+            proposal = await self._drafting.proposal() if depth > 0 else None
 
-    async def _start(self) -> rounds_pb2.Draft:
-        if self._drafter is not None:
-            try:
-                await self._drafter.start()
-            except WorkerLostError:
-                self.record.lost_drafts += 1
-                self._may_draft = False
-        return NO_DRAFT
-
-    async def _draft(self, drafter: Drafter, after: "asyncio.Task[rounds_pb2.Draft]") -> rounds_pb2.Draft:
-        assert self._depth is not None
-        await after
-        if not self._may_draft:
-            return NO_DRAFT
-        # The verdict adds one token of the target's own, so the last one needs no Draft.
-        depth = min(self._depth, self._sequence.limit - len(self._sequence) - 1)
-        try:
-            draft = await drafter.propose(depth)
-            self.record.late_drafts += draft is None
-        except WorkerLostError:
-            self.record.lost_drafts += 1
-            draft = None
-        self._may_draft = draft is not None
-        return draft or NO_DRAFT
-
-    async def _verify(self, target: TargetStream, draft: rounds_pb2.Draft) -> Step:
+    async def _verify(self, target: TargetStream, proposal: Proposal) -> Step:
+        draft = proposal.draft
+        begun = asyncio.get_running_loop().time()
         verify = rounds_pb2.Verify(turn=target.turn(), draft=draft)  # the Draft goes on as it came
         await target.send(rounds_pb2.TargetRequest(verify=verify))
         reply = await self._reply(target)
+        overhead_s = asyncio.get_running_loop().time() - begun - reply.timings.total_ns / 1e9
         if draft.tokens:
             self.record.rounds += 1
             self.record.drafted += len(draft.tokens)
             self.record.accepted_lengths[len(reply.accepted)] += 1
-            self.record.verified += len(reply.accepted) + _refused(draft, reply)
-        return self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
+            self.record.verified += len(reply.accepted) + refused(draft, reply)
+        step = self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
+        self._drafting.answered(proposal, reply, overhead_s)
+        return step
 
-    async def _plain(self, target: TargetStream, drafter: Drafter | None) -> AsyncGenerator[Step, None]:
-        """Plain decoding until the drafter is back, without a turn per token.
+    async def _plain(self, target: TargetStream) -> AsyncGenerator[Step, None]:
+        """Plain decoding without a turn per token, until there is a Draft and rounds pay.
 
         A client that does not read stops the grants.
         """
-        recovery = asyncio.create_task(_never() if drafter is None else drafter.recover())
+        resuming = asyncio.create_task(self._drafting.resume())
         until = 0
         try:
-            while self._sequence.finish_reason is None and not recovery.done():
+            while self._sequence.finish_reason is None and not resuming.done():
                 if until - len(self._sequence) <= PLAIN_STRETCH // 2 and until < self._sequence.limit:
                     until = min(len(self._sequence) + PLAIN_STRETCH, self._sequence.limit)
                     plain = rounds_pb2.Plain(turn=target.turn(), until=until)
                     await target.send(rounds_pb2.TargetRequest(plain=plain))
-                yield self._commit(await self._reply(target), Origin.PLAIN)
+                reply = await self._reply(target)
+                step = self._commit(reply, Origin.PLAIN)
+                self._drafting.answered(NO_PROPOSAL, reply, 0.0)
+                yield step
+            if self._sequence.finish_reason is None:
+                self._resumed = resuming.result().trimmed(self._sequence)
         finally:
-            self._may_draft = recovery.done()
-            recovery.cancel()
-            await asyncio.gather(recovery, return_exceptions=True)
+            resuming.cancel()
+            await asyncio.gather(resuming, return_exceptions=True)
 
     async def _reply(self, target: TargetStream) -> rounds_pb2.TargetReply:
         left = self._deadline - asyncio.get_running_loop().time()
@@ -221,13 +180,3 @@ class Rounds:
         self.record.target_passes += 1
         tokens = tuple(map(Token, reply.tokens, origins, logprobs))
         return Step(tokens, self._sequence.finish_reason)
-
-
-async def _never() -> None:
-    await asyncio.Future[None]()
-
-
-def _refused(draft: rounds_pb2.Draft, reply: rounds_pb2.TargetReply) -> int:
-    """1 if the Draft had a guess for the position of the target's own token, and it was wrong."""
-    end_of_path = reply.accepted[-1] if reply.accepted else -1
-    return int(end_of_path in draft.parents)

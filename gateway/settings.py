@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from decoding.pace.settings import MAX_DEPTH, PaceSettings
 from decoding.settings import Verification
-
-MAX_DEPTH = 16
 
 Drafter = Literal["model", "ngram"]
 Priority = Literal["interactive", "batch"]
@@ -17,10 +16,12 @@ class GatewaySettings(BaseModel):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
-    depth: int = Field(default=4, ge=0, le=MAX_DEPTH, description="tokens drafted per round under mode auto")
+    pace: PaceSettings = Field(default=PaceSettings(), description="how deep to draft under mode auto")
     drafter: Drafter = Field(default="model", description="what drafts unless a request names another")
     draft_deadline_ms: float = Field(
-        default=1000.0, gt=0.0, description="wait for a Draft, milliseconds; after it the round goes without"
+        default=1000.0,
+        gt=0.0,
+        description="longest wait for a Draft, milliseconds; after it the round goes without",
     )
     request_deadline_s: float = Field(
         default=600.0, gt=0.0, description="from arrival to the last token, seconds; lost targets included"
@@ -42,17 +43,17 @@ class Speculation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mode: Literal["auto", "fixed", "off"] = "auto"
+    mode: Literal["auto", "fixed", "off"] = Field(
+        default="auto", description="auto: as deep as pays, or not at all; fixed: always as deep"
+    )
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = Field(
-        default=None, description="for mode fixed"
+        default=None, description="tokens drafted per round: under auto at most, under fixed exactly"
     )
     drafter: Drafter | None = Field(default=None, description="None: the gateway's setting")
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
 
     def resolved(self, settings: GatewaySettings) -> "Speculation":
-        """With nothing left open: mode fixed and a depth, or mode off."""
-        drafter = self.drafter or settings.drafter
-        depth = settings.depth if self.mode == "auto" or self.depth is None else self.depth
-        if self.mode == "off" or depth == 0:
-            return self.model_copy(update={"mode": "off", "depth": None, "drafter": drafter})
-        return self.model_copy(update={"mode": "fixed", "depth": depth, "drafter": drafter})
+        """With a drafter and, unless the mode is off, a depth."""
+        default = {"auto": MAX_DEPTH, "fixed": max(1, settings.pace.threshold_depth), "off": None}[self.mode]
+        depth = default if self.mode == "off" or self.depth is None else self.depth
+        return self.model_copy(update={"depth": depth, "drafter": self.drafter or settings.drafter})

@@ -72,6 +72,10 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._epoch = sequence.epoch
 
     @property
+    def address(self) -> str:
+        return self._link.worker.address
+
+    @property
     def lag(self) -> int:
         """Committed tokens that the worker was not told yet."""
         return len(self._sequence) - self._known

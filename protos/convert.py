@@ -5,6 +5,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from decoding.draft import Draft, SparseProbs, Verdict
+from decoding.pace.cost import StepSize
 from decoding.settings import Sampling
 from protos import generation_pb2, rounds_pb2
 
@@ -17,6 +18,16 @@ def sampling_to_message(sampling: Sampling) -> generation_pb2.Sampling:
 def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
     """Raises pydantic.ValidationError naming the field, as ``Sampling`` itself does."""
     return Sampling.model_validate(set_fields(message))
+
+
+def step_to_message(size: StepSize, seconds: float) -> rounds_pb2.Step:
+    return rounds_pb2.Step(ns=int(seconds * 1e9), **{name: int(count) for name, count in vars(size).items()})
+
+
+def step_from_message(message: rounds_pb2.Step) -> tuple[StepSize, float]:
+    """How much the step had to do, and its seconds."""
+    size = StepSize(message.sequences, message.tokens, message.prompt_tokens, message.context_tokens)
+    return size, message.ns / 1e9
 
 
 def set_fields(message: Message) -> dict[str, Any]:

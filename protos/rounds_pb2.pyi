@@ -136,25 +136,41 @@ class TargetReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_ns", "forward_ns", "total_ns", "batch_size", "step_ns")
+    __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     queue_ns: int
     forward_ns: int
-    total_ns: int
-    batch_size: int
     step_ns: int
-    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., step_ns: _Optional[int] = ...) -> None: ...
+    total_ns: int
+    last_step: Step
+    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., last_step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("ns", "sequences", "tokens", "prompt_tokens", "context_tokens")
+    NS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ns: int
+    sequences: int
+    tokens: int
+    prompt_tokens: int
+    context_tokens: int
+    def __init__(self, ns: _Optional[int] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks")
+    __slots__ = ("decoding", "running", "waiting", "free_blocks")
+    DECODING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    decoding: int
     running: int
     waiting: int
     free_blocks: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, decoding: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...

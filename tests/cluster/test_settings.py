@@ -30,8 +30,9 @@ def test_what_is_named_is_kept():
     "wrong",
     [
         {"dept": "4"},
-        {"depth": "17"},
-        {"depth": "x"},
+        {"drafts": "x"},
+        {"pace": '{"max_depth": 17}'},
+        {"pace": '{"of_below": 0.5}'},
         {"dtype": "int8"},
         {"http_port": "0"},
         {"target_resources": "{"},
@@ -45,17 +46,18 @@ def test_a_wrong_argument_is_named(wrong):
 
 def test_a_file_gives_settings_and_arguments_win(tmp_path):
     file = tmp_path / "outrider.yaml"
-    file.write_text("target: t\ndepth: 6\ntarget_resources: {big: 1}\n")
-    settings = Settings(config=str(file), depth=2).resolved()
-    assert (settings.target, settings.depth, settings.target_resources) == ("t", 2, {"big": 1.0})
+    file.write_text("target: t\ndrafts: 6\npace: {max_depth: 3}\ntarget_resources: {big: 1}\n")
+    settings = Settings(config=str(file), drafts=2).resolved()
+    assert (settings.target, settings.drafts, settings.target_resources) == ("t", 2, {"big": 1.0})
+    assert settings.gateway().pace.max_depth == 3
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("dept: 4", "dept"),
-        ("depth: 99", "depth"),
-        ("- depth", "settings by name"),
+        ("drafs: 4", "drafs"),
+        ("pace: {max_depth: 99}", "max_depth"),
+        ("- drafts", "settings by name"),
         ("config: x", "no other config"),
     ],
 )

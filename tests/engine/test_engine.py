@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from decoding.draft import Draft, SparseProbs
+from decoding.pace.cost import StepSize
 from decoding.settings import Sampling
 from engine.engine import Engine
 from engine.sequence import Sequence
@@ -161,8 +162,11 @@ def test_timings_add_up_and_name_the_batch(engine: Engine) -> None:
     timings = verify(engine, sequence, 0, PROMPT, Draft.chain((5, 6))).timings
     assert 0 < timings.forward < timings.total
     assert timings.queue + timings.forward <= timings.total
-    assert timings.batch_sequences == 1
-    assert timings.batch_tokens == len(PROMPT) % 16 + 2  # the last chunk, and the Draft
+    assert 0 < timings.last_step <= timings.step <= timings.total
+    # The last chunk of the prompt, and the Draft.
+    assert timings.last_size == StepSize(
+        1, tokens=2, prompt_tokens=len(PROMPT) % 16, context_tokens=len(PROMPT)
+    )
 
 
 def test_a_drafted_token_that_the_target_cannot_say_is_refused_like_any_other(engine: Engine) -> None:

@@ -9,11 +9,11 @@ from gateway import drafters
 from gateway.drafters import SMALL_LAG, ModelDrafter, NgramDrafter
 from gateway.errors import WorkerLostError
 from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings
 from tests.fakes.scripted import ScriptedDraft, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
+PATIENCE_S = 5.0
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +21,9 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
 
 
-def drafter_of(fleet, deadline_ms=5000.0):
-    settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
+def drafter_of(fleet):
     sequence = Sequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0, round=1)
-    return sequence, ModelDrafter(fleet, sequence, settings)
+    return sequence, ModelDrafter(fleet, sequence)
 
 
 def commit(sequence, count):
@@ -45,38 +44,38 @@ async def test_a_draft_follows_the_committed_tokens():
         sequence, drafter = drafter_of(fleet)
         await drafter.start()
         commit(sequence, 2)
-        draft = await drafter.propose(3)
+        reply = await drafter.propose(3, PATIENCE_S)
         await drafter.aclose()
-    assert draft is not None
-    assert list(draft.tokens) == ANSWER[2:5]
+    assert reply is not None
+    assert list(reply.draft.tokens) == ANSWER[2:5]
 
 
 async def test_a_late_draft_is_none_and_recovery_waits_for_it():
     silent = asyncio.Event()
     async with fleet_of(ScriptedDraft(ANSWER, silent=silent)) as fleet:
-        sequence, drafter = drafter_of(fleet, deadline_ms=20.0)
+        sequence, drafter = drafter_of(fleet)
         await drafter.start()
         commit(sequence, 1)
-        assert await drafter.propose(3) is None
+        assert await drafter.propose(3, patience_s=0.02) is None
         recovery = asyncio.create_task(drafter.recover())
         assert not (await asyncio.wait({recovery}, timeout=0.05))[0]
         silent.set()
         await recovery
         commit(sequence, 1)
-        draft = await drafter.propose(3)
+        reply = await drafter.propose(3, PATIENCE_S)
         await drafter.aclose()
-    assert draft is not None
-    assert list(draft.tokens) == ANSWER[2:5]
+    assert reply is not None
+    assert list(reply.draft.tokens) == ANSWER[2:5]
 
 
 async def test_a_late_worker_is_told_what_it_missed_before_it_is_asked_again():
     silent = asyncio.Event()
     worker = ScriptedDraft(ANSWER, silent=silent)
     async with fleet_of(worker) as fleet:
-        sequence, drafter = drafter_of(fleet, deadline_ms=20.0)
+        sequence, drafter = drafter_of(fleet)
         await drafter.start()
         commit(sequence, 1)
-        assert await drafter.propose(3) is None
+        assert await drafter.propose(3, patience_s=0.02) is None
         commit(sequence, 2 * SMALL_LAG)
         silent.set()
         await drafter.recover()
@@ -92,7 +91,7 @@ async def test_recovery_catches_up_with_what_was_decoded_meanwhile():
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError, match="lost by the script"):
-            await drafter.propose(3)
+            await drafter.propose(3, PATIENCE_S)
         commit(sequence, 2 * SMALL_LAG)
         await drafter.recover()
         opened = [request for request in draft.requests if request.HasField("open")]
@@ -108,20 +107,19 @@ async def test_recovery_outlasts_a_worker_that_is_lost_again():
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError):
-            await drafter.propose(3)
+            await drafter.propose(3, PATIENCE_S)
         await drafter.recover()
         commit(sequence, 1)
-        assert (await drafter.propose(2)).tokens == ANSWER[2:4]
+        assert (await drafter.propose(2, PATIENCE_S)).draft.tokens == ANSWER[2:4]
         await drafter.aclose()
 
 
 async def test_ngrams_are_looked_up_in_prompt_and_output():
-    settings = GatewaySettings(model="m", tokenizer="t")
     async with fleet_of() as fleet:
         sequence = Sequence(PROMPT, Sampling(), noise_key=0)
-        drafter = NgramDrafter(fleet, sequence, settings)
+        drafter = NgramDrafter(fleet, sequence)
         await drafter.start()
         sequence.generated += [9, 1]
-        assert list((await drafter.propose(3)).tokens) == [2, 3, 9]
+        assert list((await drafter.propose(3, PATIENCE_S)).draft.tokens) == [2, 3, 9]
         sequence.generated += [7, 9]
-        assert list((await drafter.propose(2)).tokens) == [1, 7]
+        assert list((await drafter.propose(2, PATIENCE_S)).draft.tokens) == [1, 7]

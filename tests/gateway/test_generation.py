@@ -14,7 +14,7 @@ from tests.fakes.scripted import MAX_LENGTH, VOCAB_SIZE, ScriptedDraft, Scripted
 
 TEXT = "Grüße, STOP and more 😀 of it"
 ANSWER = list(TEXT.encode())
-SETTINGS = GatewaySettings(model="m", tokenizer="unused", depth=4)
+SETTINGS = GatewaySettings(model="m", tokenizer="unused")
 MODES = {
     "off": Speculation(mode="off"),
     "auto": Speculation(),

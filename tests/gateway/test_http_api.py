@@ -282,8 +282,8 @@ async def test_usage_has_the_record_of_speculation(client):
     assert {name: record[name] for name in ("seed", "fallbacks", "mode", "depth", "verification")} == {
         "seed": 3,
         "fallbacks": 0,
-        "mode": "fixed",
-        "depth": 4,
+        "mode": "auto",
+        "depth": 16,
         "verification": "coupled",
     }
 

@@ -9,7 +9,9 @@ import pytest
 from decoding.settings import Sampling
 from gateway import drafters
 from gateway.errors import DeadlineError, InvalidRequestError
-from gateway.rounds import PLAIN_STRETCH, Record, Rounds
+from gateway.pace import Paces
+from gateway.record import Record
+from gateway.rounds import PLAIN_STRETCH, Rounds
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -39,7 +41,8 @@ def rounds_of(
 ):
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
-    return sequence, Rounds(sequence, fleet, speculation, settings, later(deadline_s))
+    paces = Paces(settings.pace)
+    return sequence, Rounds(sequence, fleet, speculation, paces, settings, later(deadline_s))
 
 
 def ids(step) -> list[int]:
@@ -106,8 +109,8 @@ async def test_depth_never_exceeds_what_is_left_to_generate():
     async with fleet_of(ScriptedTarget(ANSWER[:7]), draft) as fleet:
         await run(fleet, fixed(4), max_tokens=7)
     depths = [request.propose.depth for request in draft.requests if request.HasField("propose")]
-    # The prompt; one token is out, six are left, one of them the target's own; then one is left.
-    assert depths == [0, 4, 0]
+    # The prompt; one token is out, six are left, one of them the target's own; the last one needs no Draft.
+    assert depths == [0, 4]
 
 
 async def test_each_message_holds_what_the_worker_was_not_told():
@@ -119,8 +122,10 @@ async def test_each_message_holds_what_the_worker_was_not_told():
         (1, 0, [5, 6, 7]),
         (2, 3, [10]),
         (3, 4, [20, 30, 40, 50, 60]),
-        (4, 9, [70, 80, 90, 100, 110]),
     ]
+    (plain,) = [request.plain for request in target.requests if request.HasField("plain")]
+    turn = plain.turn
+    assert (turn.round, turn.base, list(turn.tokens)) == (4, 9, [70, 80, 90, 100, 110])
     epochs = {request.open.epoch for request in (target.requests[0], draft.requests[0])}
     assert epochs == {1, 2}
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.pace import expected_tokens, expected_tokens_by_position, predicted_speedup
+from decoding.pace.expected import expected_tokens, expected_tokens_by_position, predicted_speedup
 
 
 @given(st.floats(0.0, 0.999), st.integers(0, 12))

@@ -1,0 +1,81 @@
+"""How often drafted tokens are right: per task and position, and per sequence. Torch-free."""
+
+import math
+
+from decoding.pace.settings import MAX_DEPTH
+
+PRIOR_RATE = 0.7  # of a first position about which nothing is known
+PRIOR_SAMPLES = 4.0  # with which a rate is believed before it is measured
+ENOUGH_SAMPLES = 16.0
+LARGEST_ERROR = 0.12  # standard error up to which a rate counts as measured
+
+
+class TaskAcceptance:
+    """Accepted / verified at each position, given that it was reached, over one task's latest rounds."""
+
+    def __init__(self, memory: float = 200.0) -> None:
+        """memory: rounds after which an older one weighs 1/e."""
+        self._kept = 1.0 - 1.0 / memory
+        self._verified = [0.0] * MAX_DEPTH
+        self._accepted = [0.0] * MAX_DEPTH
+
+    def observe(self, accepted: int, verified: int) -> None:
+        """A round in which so many positions were reached, and all or all but the last were right."""
+        for position in range(MAX_DEPTH):
+            self._verified[position] *= self._kept
+            self._accepted[position] *= self._kept
+        for position in range(verified):
+            self._verified[position] += 1.0
+            self._accepted[position] += position < accepted
+
+    def rates(self) -> tuple[float, ...]:
+        """[MAX_DEPTH] Each position is taken to be like the one before it as far as it was not measured."""
+        rates, rate = [], PRIOR_RATE
+        for accepted, verified in zip(self._accepted, self._verified, strict=True):
+            rate = (accepted + PRIOR_SAMPLES * rate) / (verified + PRIOR_SAMPLES)
+            rates.append(rate)
+        return tuple(rates)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough rounds were seen to trust the first position's rate."""
+        verified = self._verified[0]
+        if verified < ENOUGH_SAMPLES:
+            return False
+        rate = self._accepted[0] / verified
+        return math.sqrt(rate * (1.0 - rate) / verified) <= LARGEST_ERROR
+
+
+class SequenceAcceptance:
+    """How one sequence differs from its task: by a factor on every rate."""
+
+    def __init__(self, task: TaskAcceptance, memory: float = 16.0) -> None:
+        """memory: rounds after which an older one weighs 1/e."""
+        self._task = task
+        self._kept = 1.0 - 1.0 / memory
+        self._accepted = 0.0
+        self._expected = 0.0
+        self._verified = 0.0
+
+    def observe(self, accepted: int, verified: int) -> None:
+        """As for the task, which is told too."""
+        rates = self._task.rates()
+        self._accepted = self._kept * self._accepted + accepted
+        self._expected = self._kept * self._expected + sum(rates[:verified])
+        self._verified = self._kept * self._verified + verified
+        self._task.observe(accepted, verified)
+
+    @property
+    def is_known(self) -> bool:
+        return self._task.is_known
+
+    def rates(self) -> list[float]:
+        """[MAX_DEPTH], given that the position is reached."""
+        factor = (self._accepted + PRIOR_SAMPLES) / (self._expected + PRIOR_SAMPLES)
+        return [min(rate * factor, 1.0) for rate in self._task.rates()]
+
+    @property
+    def overall_rate(self) -> float:
+        """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
+        first = self._task.rates()[0]
+        return (self._accepted + PRIOR_SAMPLES * first) / (self._verified + PRIOR_SAMPLES)

@@ -1,0 +1,50 @@
+"""Settings of the pace, all of which may change while requests run."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_DEPTH = 16
+
+
+class PaceSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Literal["measured", "thresholds"] = Field(
+        default="measured",
+        description="measured: what gives the most tokens per second, by thresholds until estimates exist",
+    )
+    max_depth: int = Field(
+        default=8, ge=0, le=MAX_DEPTH, description="drafted tokens per round at most; 0: none"
+    )
+    threshold_depth: int = Field(
+        default=4, ge=0, le=MAX_DEPTH, description="drafted tokens per round under the thresholds"
+    )
+    off_below: float = Field(
+        default=0.5, ge=0.0, le=1.0, description="threshold: acceptance rate at which drafting ends"
+    )
+    on_above: float = Field(
+        default=0.6, ge=0.0, le=1.0, description="threshold: acceptance rate at which it begins again"
+    )
+    half_depth_from: int = Field(
+        default=32, ge=0, description="threshold: running sequences from which the depth is halved"
+    )
+    off_from: int = Field(default=128, ge=0, description="threshold: running sequences that end drafting")
+    hysteresis: float = Field(
+        default=0.03,
+        ge=0.0,
+        lt=1.0,
+        description="share by which a Draft counts for more where there was one before, and else for less",
+    )
+    probe_tokens: int = Field(
+        default=16, ge=1, description="plain tokens after which the drafter guesses again, to be compared"
+    )
+    trial_steps: int = Field(
+        default=400, ge=1, description="plain steps after which rounds are tried again, to see what they cost"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PaceSettings":
+        if self.on_above < self.off_below:
+            raise ValueError(f"on_above={self.on_above} must be at least off_below={self.off_below}")
+        return self

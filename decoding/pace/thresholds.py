@@ -1,0 +1,18 @@
+"""The classic fixed rules: off at low acceptance, shallower and off under load. Torch-free."""
+
+from decoding.pace.settings import PaceSettings
+
+
+def threshold_depth(settings: PaceSettings, acceptance_rate: float, running: float, is_drafting: bool) -> int:
+    """
+    Args:
+        acceptance_rate: accepted / verified.
+        running: sequences that decode at the target; those whose prompt is taken in do not count.
+        is_drafting: whether the sequence has Drafts now: it takes more to begin than to go on.
+    """
+    least = settings.off_below if is_drafting else settings.on_above
+    if running >= settings.off_from or acceptance_rate < least:
+        return 0
+    if running >= settings.half_depth_from:
+        return (settings.threshold_depth + 1) // 2
+    return settings.threshold_depth

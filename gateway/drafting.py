@@ -1,0 +1,210 @@
+"""The Drafts of one sequence: how deep, how long to wait for one, when to begin again."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from decoding.pace.pace import PROBE_DEPTH, Pace, PacedSequence
+from gateway.drafters import Drafter
+from gateway.errors import WorkerLostError
+from gateway.record import Record
+from gateway.sequence import Sequence
+from gateway.settings import Speculation
+from protos import rounds_pb2
+from protos.convert import draft_from_message, draft_to_message, step_from_message
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A Draft, and how it came about."""
+
+    draft: rounds_pb2.Draft
+    base: int = 0  # tokens of the sequence that it follows
+    overhead_s: float = 0.0  # spent outside of the draft worker
+
+    def trimmed(self, sequence: Sequence) -> "Proposal":
+        """What is left of it now that the sequence has gone on."""
+        tokens = sequence.since(self.base)
+        if not tokens:
+            return self
+        left = draft_from_message(self.draft).after(tokens)
+        return replace(self, draft=draft_to_message(left), base=len(sequence))
+
+
+NO_PROPOSAL = Proposal(rounds_pb2.Draft())
+
+
+class Drafting:
+    """A drafter that is lost or late only means depth 0 until it has recovered."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        drafter: Drafter | None,
+        speculation: Speculation,
+        paced: PacedSequence,
+        record: Record,
+        longest_wait_s: float,
+    ) -> None:
+        """
+        Args:
+            speculation: resolved.
+            paced: the sequence as the pace sees it.
+            longest_wait_s: for any Draft, whatever the pace says.
+        """
+        self._sequence = sequence
+        self._drafter = drafter
+        self._speculation = speculation
+        self._paced = paced
+        self._record = record
+        self._longest_wait_s = longest_wait_s
+        self._pace: Pace
+        self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
+        self._grew = asyncio.Event()
+        self._begun: asyncio.Task[Proposal | None]
+
+    def start(self) -> None:
+        """Hands the prompt over; nobody waits for it."""
+        self._begun = asyncio.create_task(self._start())
+
+    @contextmanager
+    def at(self, pace: Pace) -> Iterator[None]:
+        """While the sequence is verified by the target with that pace."""
+        self._pace = pace
+        if self._speculation.mode != "auto":
+            yield
+            return
+        pace.join(self._paced)
+        try:
+            yield
+        finally:
+            pace.leave(self._paced)
+
+    def depth(self) -> int:
+        """Of the next Draft; 0 for plain decoding."""
+        if not self._may_draft:
+            return 0
+        fixed = self._speculation.mode == "fixed"
+        depth = self._paced.max_depth if fixed else self._pace.depth(self._paced)
+        return min(depth, self._room)
+
+    @property
+    def _room(self) -> int:
+        """Tokens that a Draft may have: the verdict adds one of the target's own."""
+        return max(self._sequence.limit - len(self._sequence) - 1, 0)
+
+    def begin(self, depth: int) -> None:
+        """Asks for a Draft that follows the committed tokens."""
+        self._begun = asyncio.create_task(self._after(self._begun, depth))
+
+    async def proposal(self) -> Proposal | None:
+        """What ``begin`` asked for; None if it is late or the drafter lost: then ``resume`` is next."""
+        return await self._begun
+
+    async def resume(self) -> Proposal:
+        """Returns once rounds pay, with the Draft to begin them. Meanwhile the sequence is decoded freely.
+
+        The drafter goes on guessing now and then, and the text itself tells how good the guesses are: it is
+        what the target would have answered. That keeps its cache up to date too.
+        """
+        await self._begun
+        if self._drafter is None:
+            await _never()
+        while True:
+            if not self._may_draft:
+                await self._drafter.recover()
+                self._may_draft = True
+            depth, room = self.depth(), self._room
+            if room == 0:
+                await _never()
+            proposal = await self._propose(depth or min(PROBE_DEPTH, room))
+            if proposal is not None and depth > 0:
+                return proposal
+            if proposal is not None:
+                await self._compare(proposal)
+
+    async def _compare(self, proposal: Proposal) -> None:
+        """Has the pace learn from a guess that was never verified, once the text has gone on long enough."""
+        while len(self._sequence) < proposal.base + self._paced.probe_tokens(self._pace.settings):
+            self._grew.clear()
+            await self._grew.wait()
+        if self._speculation.verification != "coupled":
+            # A ratio rule accepts other tokens than those that were said: only a round can tell.
+            self._paced.has_trial = True
+            return
+        guessed = list(proposal.draft.tokens)
+        pairs = zip(guessed, self._sequence.since(proposal.base), strict=False)
+        right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(guessed))
+        self._pace.observe_probe(self._paced, right, min(right + 1, len(guessed)))
+
+    def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float) -> None:
+        """Has the pace learn from a Verdict, whose tokens are committed.
+
+        overhead_s: from Verify to Verdict, outside of the target worker.
+        """
+        self._grew.set()
+        self._paced.length = len(self._sequence)
+        drafted = bool(proposal.draft.tokens)
+        if reply.timings.last_step.ns:
+            size, seconds = step_from_message(reply.timings.last_step)
+            self._pace.observe_target(size, seconds, reply.load.decoding, drafted)
+        if drafted:
+            accepted = len(reply.accepted)
+            verified = accepted + refused(proposal.draft, reply)
+            self._pace.observe_round(self._paced, accepted, verified, proposal.overhead_s + overhead_s)
+
+    async def aclose(self) -> None:
+        self._begun.cancel()
+        await asyncio.gather(self._begun, return_exceptions=True)
+        if self._drafter is not None:
+            await self._drafter.aclose()
+
+    async def _start(self) -> None:
+        if self._drafter is not None:
+            try:
+                await self._drafter.start()
+            except WorkerLostError:
+                self._lost()
+
+    async def _after(self, before: "asyncio.Task[Proposal | None]", depth: int) -> Proposal | None:
+        await before
+        if not self._may_draft:
+            return None
+        return await self._propose(depth)
+
+    async def _propose(self, depth: int) -> Proposal | None:
+        assert self._drafter is not None
+        loop = asyncio.get_running_loop()
+        patience_s = self._pace.patience_s(self._paced, depth)
+        patience_s = self._longest_wait_s if patience_s is None else min(patience_s, self._longest_wait_s)
+        begun, base = loop.time(), len(self._sequence)
+        try:
+            reply = await self._drafter.propose(depth, patience_s)
+        except WorkerLostError:
+            self._lost()
+            return None
+        if reply is None:
+            self._record.late_drafts += 1
+            self._may_draft = False
+            return None
+        if reply.timings.last_step.ns:
+            size, seconds = step_from_message(reply.timings.last_step)
+            self._pace.observe_drafting(self._paced.drafter, size, seconds)
+        return Proposal(reply.draft, base, loop.time() - begun - reply.timings.total_ns / 1e9)
+
+    def _lost(self) -> None:
+        self._record.lost_drafts += 1
+        self._may_draft = False
+
+
+def refused(draft: rounds_pb2.Draft, reply: rounds_pb2.TargetReply) -> int:
+    """1 if the Draft had a guess for the position of the target's own token, and it was wrong."""
+    end_of_path = reply.accepted[-1] if reply.accepted else -1
+    return int(end_of_path in draft.parents)
+
+
+async def _never() -> NoReturn:
+    await asyncio.Future[NoReturn]()
+    raise AssertionError("nobody resolves it")

@@ -1,0 +1,44 @@
+"""The pace in force at this gateway: one for each target; what is known of the drafts is shared."""
+
+from functools import lru_cache
+
+from decoding.pace.acceptance import SequenceAcceptance, TaskAcceptance
+from decoding.pace.pace import Pace, PacedSequence
+from decoding.pace.settings import PaceSettings
+from gateway.settings import Priority, Speculation
+
+MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
+
+
+class Paces:
+    def __init__(self, settings: PaceSettings) -> None:
+        self._settings = settings
+        self._of_target: dict[str, Pace] = {}  # by address
+        self._acceptance = lru_cache(MAX_TASKS)(lambda task, drafter, rule: TaskAcceptance())
+
+    @property
+    def settings(self) -> PaceSettings:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: PaceSettings) -> None:
+        """In force from the next round on."""
+        self._settings = settings
+        for pace in self._of_target.values():
+            pace.settings = settings
+
+    def of_target(self, address: str) -> Pace:
+        if address not in self._of_target:
+            self._of_target[address] = Pace(self._settings)
+        return self._of_target[address]
+
+    def sequence(self, speculation: Speculation, task: str | None, priority: Priority) -> PacedSequence:
+        """For one answer; ``speculation`` is resolved."""
+        assert speculation.drafter is not None
+        acceptance = self._acceptance(task, speculation.drafter, speculation.verification)
+        return PacedSequence(
+            speculation.drafter,
+            SequenceAcceptance(acceptance),
+            speculation.depth or 0,
+            is_batch=priority == "batch",
+        )

@@ -1,0 +1,38 @@
+"""What speculation did."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Record:
+    """What speculation did for one sequence, or for several together."""
+
+    rounds: int = 0  # verdicts on a Draft that was not empty
+    drafted: int = 0  # tokens
+    verified: int = 0  # drafted tokens whose position was reached
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
+    target_passes: int = 0  # verdicts, with a Draft or without
+    late_drafts: int = 0  # times that a Draft missed its deadline
+    lost_drafts: int = 0  # times that the draft worker was lost
+    lost_targets: int = 0  # times that the target worker was lost
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that stand."""
+        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Accepted tokens per round; 0 without rounds."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+    @property
+    def histogram(self) -> list[int]:
+        """Rounds that accepted 0, 1, 2, ... tokens."""
+        return [self.accepted_lengths[n] for n in range(max(self.accepted_lengths, default=-1) + 1)]
+
+    def add(self, other: "Record") -> None:
+        """Counts another sequence in."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
