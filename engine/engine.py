@@ -26,7 +26,7 @@ from engine.tasks import Task
 from engine.varlen import Kernel, find_kernel
 from engine.verify import VerifyTask
 from engine.weights import attach, context_length, end_of_sequence, load_model
-from engine.work import Generate, Load, Propose, Result, Verify, Work
+from engine.work import Generate, Load, Propose, Result, Verified, Verify, Work
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Engine:
         if self._kernel is not None and settings.graphs:
             self._graphs = Graphs(self._run_model, capture_cuda, settings.block_size, self._cache.spare_block)
         self._scheduler = Scheduler(settings, self._cache)
-        self._gathering = Gathering(settings.block_size)
+        self._gathering = Gathering()
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
         self._ready: list[Result] = []  # known without a step
@@ -124,7 +124,10 @@ class Engine:
 
     def patience(self) -> float:
         """Seconds that the next step should wait for sequences between two rounds; 0: none."""
-        return self._gathering.patience(self._tasks.values()) if not self._ready else 0.0
+        tasks = self._tasks.values()
+        if self._ready or not all(isinstance(task, VerifyTask) for task in tasks):
+            return 0.0  # who decodes freely would lose what the others gain
+        return self._gathering.patience([task.num_tokens for task in tasks])
 
     def submit(self, work: Work) -> None:
         """Takes on work for an open sequence.
@@ -245,7 +248,9 @@ class Engine:
             self._cache.publish(sequence)
             if task.done:
                 del self._tasks[sequence.number]
-        self._gathering.answered(results)
+        self._gathering.answered(
+            result.sequence for result in results if isinstance(result, Verified) and result.finish is None
+        )
         total = time.perf_counter() - begun
         self.last_step = StepTimings(
             built - begun, passed - built, sampled - passed, total, len(selected), batch.num_tokens

@@ -37,6 +37,11 @@ class Task(ABC):
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         """Uses the logits of ``nodes``, in that order."""
 
+    @property
+    def num_tokens(self) -> int:
+        """That its sequence has to feed: committed ones that are not cached, and the tree's."""
+        return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
+
     def restart(self) -> None:
         """The sequence lost its cache: whatever was drafted for it is drafted again."""
         self.sequence.pending = NO_DRAFT

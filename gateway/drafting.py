@@ -22,7 +22,8 @@ class Proposal:
 
     draft: rounds_pb2.Draft
     base: int = 0  # tokens of the sequence that it follows
-    overhead_s: float = 0.0  # spent outside of the draft worker
+    total_s: float = 0.0  # from asking for it to having it
+    overhead_s: float = 0.0  # of these, outside of the draft worker
 
     def trimmed(self, sequence: Sequence) -> "Proposal":
         """What is left of it now that the sequence has gone on."""
@@ -139,10 +140,10 @@ class Drafting:
         right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(guessed))
         self._pace.observe_probe(self._paced, right, min(right + 1, len(guessed)))
 
-    def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float) -> None:
+    def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, total_s: float = 0.0) -> None:
         """Has the pace learn from a Verdict, whose tokens are committed.
 
-        overhead_s: from Verify to Verdict, outside of the target worker.
+        total_s: from Verify to Verdict, where there was a Draft.
         """
         self._grew.set()
         self._paced.length = len(self._sequence)
@@ -153,7 +154,9 @@ class Drafting:
         if drafted:
             accepted = len(reply.accepted)
             verified = accepted + refused(proposal.draft, reply)
-            self._pace.observe_round(self._paced, accepted, verified, proposal.overhead_s + overhead_s)
+            overhead_s = proposal.overhead_s + total_s - reply.timings.total_ns / 1e9
+            total_s += proposal.total_s
+            self._pace.observe_round(self._paced, accepted, verified, overhead_s, total_s)
 
     async def aclose(self) -> None:
         self._begun.cancel()
@@ -192,7 +195,8 @@ class Drafting:
         if reply.timings.last_step.ns:
             size, seconds = step_from_message(reply.timings.last_step)
             self._pace.observe_drafting(self._paced.drafter, size, seconds)
-        return Proposal(reply.draft, base, loop.time() - begun - reply.timings.total_ns / 1e9)
+        total_s = loop.time() - begun
+        return Proposal(reply.draft, base, total_s, total_s - reply.timings.total_ns / 1e9)
 
     def _lost(self) -> None:
         self._record.lost_drafts += 1

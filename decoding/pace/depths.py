@@ -21,6 +21,10 @@ class Costs(Protocol):
     def drafting(self, sequences: Vector, depth: int) -> Vector:
         """From a Verdict to the next Verify, with so many sequences in rounds."""
 
+    @property
+    def stretch(self) -> float:
+        """Factor by which rounds were measured to last longer than ``round_seconds`` says."""
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -32,27 +36,39 @@ class Mix:
     accepted: Vector  # how many of them are expected to stand
 
 
-def tokens_per_second(mix: Mix, depth: int, costs: Costs) -> Vector:
-    """Of all sequences together; ``depth`` is that of the deepest Draft.
+def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
+    """One way to run a batch: [sequences] depths; ``reach`` and ``scale`` as for ``best_depths``."""
+    drafted = np.arange(reach.shape[1]) < depths[:, None]
+    in_rounds = depths > 0
+    counts = ((~in_rounds).sum(), in_rounds.sum(), drafted.sum(), (reach * drafted).sum())
+    return Mix(*(np.asarray(scale * count, np.float64) for count in counts))
 
-    - All plain: one token each per step.
+
+def round_seconds(mix: Mix, depth: int, costs: Costs) -> tuple[Vector, Vector]:
+    """Seconds from Verdict to Verdict, and of a step; ``depth`` is that of the deepest Draft.
+
     - All in rounds: the target verifies everyone and then waits for Drafts, or it verifies one half while the
       other drafts, whichever is faster: so does the engine (engine/gathering.py).
     - Mixed: plain sequences fill every step, and a sequence in rounds waits half a step for its turn.
     """
     verified = mix.rounds + mix.drafted
-    emitted = mix.rounds + mix.accepted
     drafting = costs.drafting(mix.rounds, depth)
     half = costs.step(mix.rounds / 2, verified / 2)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
-    all_rounds = emitted / np.minimum(in_halves, drafting + costs.step(mix.rounds, verified))
+    together = drafting + costs.step(mix.rounds, verified)
     share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
     for _ in range(3):
         step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
         share = step / (drafting + 1.5 * step)
-    mixed = mix.plain / step + emitted / (drafting + 1.5 * step)
+    return np.where(mix.plain == 0, np.minimum(in_halves, together), drafting + 1.5 * step), step
+
+
+def tokens_per_second(mix: Mix, depth: int, costs: Costs) -> Vector:
+    """Of all sequences together; ``depth`` is that of the deepest Draft."""
+    round_, step = round_seconds(mix, depth, costs)
     all_plain = mix.plain / costs.step(mix.plain, mix.plain)
-    return np.where(mix.plain == 0, all_rounds, np.where(mix.rounds == 0, all_plain, mixed))
+    in_rounds = (mix.rounds + mix.accepted) / (costs.stretch * round_)
+    return np.where(mix.rounds == 0, all_plain, mix.plain / step + in_rounds)
 
 
 def best_depths(
@@ -80,8 +96,7 @@ def _extended(
 ) -> NDArray[np.int64]:
     """With the Drafts among ``open_reach`` that pay, the likeliest tokens first."""
     max_depth = reach.shape[1]
-    given = np.arange(max_depth) < depths[:, None]  # [sequences, max_depth]
-    accepted, drafted, rounds = (reach * given).sum(), given.sum(), (depths > 0).sum()
+    given = mix_of(depths, reach)
     deepest_given = int(depths.max(initial=0))
     order = np.argsort(-open_reach, axis=None, kind="stable")
     order = order[open_reach.ravel()[order] >= LEAST_REACH]
@@ -92,10 +107,10 @@ def _extended(
         counts = np.unique(np.linspace(0, len(chosen), POINTS).astype(np.int64))
         begun = _counted(chosen % max_depth == 0)[counts]
         mix = Mix(
-            plain=scale * (len(reach) - rounds - begun),
-            rounds=scale * (rounds + begun),
-            drafted=scale * (drafted + counts),
-            accepted=scale * (accepted + _counted(open_reach.ravel()[chosen])[counts]),
+            plain=scale * (given.plain - begun),
+            rounds=scale * (given.rounds + begun),
+            drafted=scale * (given.drafted + counts),
+            accepted=scale * (given.accepted + _counted(open_reach.ravel()[chosen])[counts]),
         )
         rates = tokens_per_second(mix, max(deepest, deepest_given), costs)
         if rates.max() > best_rate:

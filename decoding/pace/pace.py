@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from decoding.pace.acceptance import SequenceAcceptance
 from decoding.pace.cost import RoundCost, StepCost, StepSize
-from decoding.pace.depths import Vector, best_depths
+from decoding.pace.depths import Vector, best_depths, mix_of, round_seconds
 from decoding.pace.expected import expected_tokens_by_position
 from decoding.pace.settings import PaceSettings
 from decoding.pace.thresholds import threshold_depth
@@ -18,6 +18,7 @@ FIRST_TRIAL = 16  # steps after which the first trial is due
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
 OBSERVED_SHARE = 4  # a decision stands until one in so many sequences has reported
+STRETCH_FORGETTING, LARGEST_STRETCH = 0.02, 3.0
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
 
@@ -72,6 +73,8 @@ class Pace:
         # Steps of one kind since there was one of the other: verifying Drafts, or decoding.
         self._uniform_steps = float(settings.trial_steps - FIRST_TRIAL)
         self._had_drafts = False
+        self._expected_s = 0.0  # of a round, as last decided; 0 where there are none
+        self._stretch = 1.0  # rounds' seconds over expected ones, mean
         self._observations = 0  # since the last decision
 
     def join(self, sequence: PacedSequence) -> None:
@@ -100,9 +103,19 @@ class Pace:
         """A step of the draft, as each of its sequences reports it."""
         self._cost_of(drafter).step.observe(size, seconds)
 
-    def observe_round(self, sequence: PacedSequence, accepted: int, verified: int, overhead_s: float) -> None:
-        """A Verdict on a Draft. overhead_s: of the round, spent neither in the draft nor in the target."""
+    def observe_round(
+        self, sequence: PacedSequence, accepted: int, verified: int, overhead_s: float, total_s: float
+    ) -> None:
+        """A Verdict on a Draft.
+
+        Args:
+            overhead_s: spent neither in the draft worker nor in the target.
+            total_s: from asking for the Draft to the Verdict.
+        """
         sequence.acceptance.observe(accepted, verified)
+        if self._expected_s > 0.0:
+            off = min(max(total_s / self._expected_s, 1.0 / LARGEST_STRETCH), LARGEST_STRETCH)
+            self._stretch += STRETCH_FORGETTING * (off - self._stretch)
         sequence.failed_probes = 0
         in_rounds = sum(other.depth > 0 for other in self._sequences)
         self._cost_of(sequence.drafter).round.observe(in_rounds, overhead_s)
@@ -168,8 +181,12 @@ class Pace:
         is_batch = np.array([sequence.is_batch for sequence in sequences])
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
-        costs = _Costs(self._target, [self._cost_of(name) for name in _names(sequences)], context)
-        for sequence, depth in zip(sequences, best_depths(reach, is_batch, costs, scale), strict=True):
+        drafters = [self._cost_of(name) for name in _names(sequences)]
+        costs = _Costs(self._target, drafters, context, self._stretch)
+        depths = best_depths(reach, is_batch, costs, scale)
+        mix, deepest = mix_of(depths, reach, scale), int(depths.max())
+        self._expected_s = float(round_seconds(mix, deepest, costs)[0]) if deepest else 0.0
+        for sequence, depth in zip(sequences, depths, strict=True):
             sequence.depth = int(depth)
 
     def _reach(self, sequence: PacedSequence) -> NDArray[np.float64]:
@@ -188,6 +205,7 @@ class _Costs:
     target: StepCost
     drafters: list[DrafterCost]
     context: float  # tokens per sequence
+    stretch: float
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)

@@ -1,0 +1,347 @@
+"""A running service under load, by concurrency and mode of speculation: `python -m bench.load`.
+
+`serve run cluster.app` in processes of its own, driven over gRPC: the demo target inflated to a realistic
+cost, a smaller one where there are many streams, and the demo draft. The modes take turns within one running
+service, a slice of a few seconds each, all with the same requests. Adaptive drafting is compared slice by
+slice with a reference; the ratio is the median over the slices.
+
+closed: tokens/s and latencies at each concurrency, every stream sending one request after another, of mixed
+tasks; the reference is the mode with the best median. tasks: each task alone on one stream beside its best
+fixed depth, and the creative task, on which no draft guesses well, beside plain decoding at each concurrency.
+open: requests arrive at random, at shares of what plain decoding can answer. crossing: many streams come and
+go, adaptive beside plain in every window of 5 seconds.
+"""
+
+import argparse
+import asyncio
+import json
+import shlex
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.report import RESULTS, save, table
+from bench.running import serving
+from bench.streams import (
+    TASKS,
+    Client,
+    Slice,
+    Steps,
+    arrivals,
+    connected,
+    percentile,
+    rate_between,
+    slice_of,
+    speculation_of,
+    streams_at,
+    window_starts,
+)
+
+ROOM = 128 * 512  # tokens in the cache of a worker
+BAR, TASK_BAR, CROSSING_BAR = 0.97, 0.95, 0.9
+STRIDE = 9  # requests from slice to slice: another task and another temperature come first
+WINDOW_S = 5  # of the crossing
+WARMUP_PER_STREAM_S = 0.008  # prompts that come at once are taken in one after another
+RESAMPLES = 10_000
+SECTIONS = {  # what each writes
+    "closed": ("rows", "ratios"),
+    "tasks": ("tasks",),
+    "open": ("open",),
+    "crossing": ("crossing",),
+}
+BEGUN = time.monotonic()
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One running service, and how it is to be measured."""
+
+    stub: Any
+    target: str
+    concurrencies: Sequence[int]  # that this target serves
+    options: argparse.Namespace
+
+    async def closed(self) -> dict[str, list[Row]]:
+        rows, ratios = [], []
+        for streams in self.concurrencies:
+            slices = await self.slices("closed", streams, self.options.modes, TASKS)
+            point = {"target": self.target, "streams": streams}
+            rows += (new := [{**point, "mode": mode, **summary(slices[mode])} for mode in slices])
+            ratios += (compared := [{**point, **row} for row in against_best(rates(slices), BAR)])
+            print(f"{table(new)}\n{table(compared)}", flush=True)
+        return {"rows": rows, "ratios": ratios}
+
+    async def tasks(self) -> dict[str, list[Row]]:
+        fixed = self.options.alone_modes
+        alone = [(task, 1, fixed, TASK_BAR) for task in self.options.tasks if task != "creative"]
+        crowd = [("creative", streams, ["plain"], BAR) for streams in self.concurrencies]
+        rows = []
+        for task, streams, others, bar in [
+            *(alone if 1 in self.concurrencies else []),
+            *(crowd if "creative" in self.options.tasks else []),
+        ]:
+            slices = await self.slices(f"tasks, {task}", streams, [*others, "adaptive"], [task])
+            row = {"target": self.target, "streams": streams, "task": task}
+            rows += [{**row, **compared} for compared in against_best(rates(slices), bar)]
+            print(table(rows[-1:]), flush=True)
+        return {"tasks": rows}
+
+    async def slices(
+        self, title: str, streams: int, modes: Sequence[str], tasks: Sequence[str]
+    ) -> dict[str, list[Slice]]:
+        """By mode. In one slice all modes get the same requests in the same order."""
+        options = self.options
+        measured: dict[str, list[Slice]] = {mode: [] for mode in modes}
+        for number in range(options.slices):
+            progress(f"{title}, {self.target}, {streams} streams, slice {number + 1} of {options.slices}")
+            for mode in rotated(modes, number):
+                client = Client(self.stub, mode, tasks, options.tokens, number * STRIDE)
+                warmup = options.warmup + streams * WARMUP_PER_STREAM_S
+                start = warmup + await client.follow([(warmup + options.seconds, streams)])
+                measured[mode].append(slice_of(client.answers, start, start + options.seconds))
+        return measured
+
+    async def open(self) -> dict[str, list[Row]]:
+        """Shares of the capacity of plain decoding, which is measured first."""
+        options = self.options
+        plain = await self.slices("open, capacity", max(self.concurrencies), ["plain"], TASKS)
+        capacity = statistics.median(one.rate for one in plain["plain"])
+        rows = []
+        for number, share in enumerate(options.rates):
+            requests_per_s = share * capacity / options.tokens
+            times = arrivals(requests_per_s, options.open_seconds, seed=number)
+            for mode in rotated(options.open_modes, number):
+                progress(f"open, {self.target}, {share} of {capacity:.0f} tokens/s, {mode}")
+                client = Client(self.stub, mode, TASKS, options.tokens, 0)
+                begun = await client.arrive(times)
+                row = {"target": self.target, "share": share, "requests/s": requests_per_s, "mode": mode}
+                measured = slice_of(client.answers, begun, float("inf"))
+                rate = rate_between(client.answers, begun, begun + options.open_seconds)
+                rows.append({**row, **summary([replace(measured, rate=rate)])})
+            print(table(rows[-len(options.open_modes) :]), flush=True)
+        return {"open": rows}
+
+    async def crossing(self) -> dict[str, list[Row]]:
+        """By window: how many streams there were at its beginning, tokens/s, and the ratio."""
+        options = self.options
+        steps = list(zip(options.crossing_seconds, (1, options.crossing, 1), strict=True))
+        pairs = []
+        for number in range(options.pairs):
+            pair = {}
+            for mode in rotated(["plain", "adaptive"], number):
+                progress(f"crossing, {self.target}, pair {number + 1} of {options.pairs}, {mode}")
+                client = Client(self.stub, mode, TASKS, options.tokens, number * STRIDE)
+                begun = await client.follow(steps)
+                starts = window_starts(steps, WINDOW_S)
+                pair[mode] = [rate_between(client.answers, begun + s, begun + s + WINDOW_S) for s in starts]
+            pairs.append(pair)
+        rows = crossing_rows(steps, pairs)
+        print(table(rows))
+        print(table([min(rows, key=lambda row: float(row["adaptive / plain"]))]), flush=True)
+        return {"crossing": rows}
+
+
+def progress(text: str) -> None:
+    print(f"[{(time.monotonic() - BEGUN) / 60:.1f} min] {text}", flush=True)
+
+
+def rotated(modes: Sequence[str], by: int) -> list[str]:
+    """None always comes first."""
+    by %= len(modes)
+    return [*modes[by:], *modes[:by]]
+
+
+def rates(slices: Mapping[str, Sequence[Slice]]) -> dict[str, list[float]]:
+    return {mode: [one.rate for one in of_mode] for mode, of_mode in slices.items()}
+
+
+def summary(slices: Sequence[Slice]) -> Row:
+    """Of one mode: rates by slice, everything else of all requests together."""
+    first_token = [1e3 * seconds for one in slices for seconds in one.first_token_s]
+    per_token = [1e3 * seconds for one in slices for seconds in one.per_token_s]
+    rounds, passes = sum(one.rounds for one in slices), sum(one.passes for one in slices)
+    finished = [record for one in slices for record in one.finished]
+    finished_rounds = sum(record.rounds for record in finished)
+    return {
+        "tokens/s": statistics.median(one.rate for one in slices),
+        "first token p50, ms": percentile(first_token, 50),
+        "first token p99, ms": percentile(first_token, 99),
+        "per token p50, ms": percentile(per_token, 50),
+        "per token p99, ms": percentile(per_token, 99),
+        # Of those that finished, where there are many streams the short ones: at their ends depth is cut.
+        "mean depth": sum(record.drafted for record in finished) / finished_rounds
+        if finished_rounds
+        else None,
+        "share of passes with a Draft": rounds / passes if passes else None,
+        "finished": len(finished),
+    }
+
+
+def against_best(rates: Mapping[str, Sequence[float]], bar: float) -> list[Row]:
+    """Adaptive beside the other mode that has the best median; nothing where one of the two is missing."""
+    others = {mode: statistics.median(of_mode) for mode, of_mode in rates.items() if mode != "adaptive"}
+    if not others or "adaptive" not in rates:
+        return []
+    reference = max(others, key=lambda mode: others[mode])
+    ratios = [ours / theirs for ours, theirs in zip(rates["adaptive"], rates[reference], strict=True)]
+    low, high = interval(ratios)
+    ratio = statistics.median(ratios)
+    return [
+        {
+            "reference": reference,
+            "reference, tokens/s": others[reference],
+            "adaptive / reference": ratio,
+            "low": low,
+            "high": high,
+            "bar": bar,
+            "ok": max(ratio, high) >= bar,
+        }
+    ]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """In which the median lies with 90 %, by bootstrap; always the same for the same values."""
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(drawn, axis=1), [5, 95])
+    return float(low), float(high)
+
+
+def crossing_rows(steps: Steps, pairs: Sequence[Mapping[str, Sequence[float]]]) -> list[Row]:
+    """One per window; rates and ratios are medians over the pairs."""
+    rows = []
+    for window, start in enumerate(window_starts(steps, WINDOW_S)):
+        plain = [pair["plain"][window] for pair in pairs]
+        adaptive = [pair["adaptive"][window] for pair in pairs]
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(adaptive, plain, strict=True))
+        rows.append(
+            {
+                "from, s": start,
+                "streams": streams_at(steps, start),
+                "plain, tokens/s": statistics.median(plain),
+                "adaptive, tokens/s": statistics.median(adaptive),
+                "adaptive / plain": ratio,
+                "ok": ratio >= CROSSING_BAR,
+            }
+        )
+    return rows
+
+
+def keep(results: Mapping[str, list[Row]], section: str) -> None:
+    """Writes load.json; what other sections found earlier stays, with its own command."""
+    path = RESULTS / "load.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    names = [name for names in SECTIONS.values() for name in names]
+    facts = {name: results.get(name, before.get(name, [])) for name in names}
+    command = shlex.join(["python", "-m", "bench.load", *sys.argv[1:]])
+    commands = {**before.get("commands", {}), section: command}
+    print(save("load", facts.pop("rows"), commands=commands, **facts), flush=True)
+
+
+def cache_bytes(target: str) -> int:
+    """For ROOM tokens of keys and values in float32."""
+    size = INFLATED[target]
+    return ROOM * size.layers * 2 * size.kv_heads * (size.hidden // size.heads) * 4
+
+
+async def measure(
+    address: str, target: str, options: argparse.Namespace, results: dict[str, list[Row]]
+) -> None:
+    """Adds this target's rows to the results, and writes them after each section."""
+    concurrencies = [streams for streams in options.concurrency if target_of(streams, options) == target]
+    async with connected(address) as stub:
+        bench = Bench(stub, target, concurrencies, options)
+        for section in sections_on(target, options):
+            for name, rows in (await getattr(bench, section)()).items():
+                results.setdefault(name, []).extend(rows)
+            keep(results, section)
+
+
+def target_of(streams: int, options: argparse.Namespace) -> str:
+    target: str = options.targets[streams >= options.many]
+    return target
+
+
+def sections_on(target: str, options: argparse.Namespace) -> list[str]:
+    """Those asked for that have something to measure on this target."""
+    every = {target_of(streams, options) for streams in options.concurrency}
+    measured = {
+        "closed": every,
+        "tasks": every,
+        "open": {target_of(max(options.concurrency), options)},
+        "crossing": {target_of(options.crossing, options)},
+    }
+    return [section for section in options.sections if target in measured[section]]
+
+
+def mode(text: str) -> str:
+    """The name of a mode, if there is such a one."""
+    speculation_of(text)
+    return text
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.load",
+        description=__doc__.partition("\n")[0],
+        epilog="With the defaults all sections take about 19 minutes on four cores: closed 8, tasks 6, "
+        "open 2, crossing 2, and the services their start.",
+    )
+    parser.add_argument("sections", nargs="*", choices=SECTIONS, help="all if none is named")
+    parser.add_argument("--targets", nargs=2, choices=INFLATED, default=["190M", "60M"])
+    parser.add_argument(
+        "--from", type=int, default=16, dest="many", help="streams, from which on the second target serves"
+    )
+    parser.add_argument("--target-threads", type=int, default=2, help="the draft has one")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
+    parser.add_argument(
+        "--modes", type=mode, nargs="+", default=["plain", "fixed-2", "fixed-4", "fixed-6", "adaptive"]
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="of the section tasks")
+    parser.add_argument(
+        "--alone-modes", type=mode, nargs="+", default=["fixed-4", "fixed-6"], help="for tasks alone"
+    )
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--slices", type=int, default=7, help="of each mode at each point")
+    parser.add_argument("--seconds", type=float, default=0.8, help="that a slice is measured for")
+    parser.add_argument("--warmup", type=float, default=0.3, help="seconds before, and 8 ms more per stream")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="shares, open loop")
+    parser.add_argument("--open-modes", type=mode, nargs="+", default=["plain", "fixed-4", "adaptive"])
+    parser.add_argument("--open-seconds", type=float, default=8.0, help="in which requests arrive")
+    parser.add_argument("--crossing", type=int, default=64, help="streams at the height of the crossing")
+    parser.add_argument("--crossing-seconds", type=float, nargs=3, default=[6.0, 10.0, 6.0])
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each mode through the crossing")
+    options = parser.parse_args()
+    options.sections = options.sections or list(SECTIONS)
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the service is ended then too
+    results: dict[str, list[Row]] = {}
+    for target in dict.fromkeys(options.targets):
+        if not sections_on(target, options):
+            continue
+        progress(f"starting the service, {target}")
+        with serving(
+            target=inflated_target(target).absolute(),
+            draft=DRAFT,
+            dtype="float32",
+            target_threads=options.target_threads,
+            draft_threads=1,
+            cache_memory=cache_bytes(target),
+        ) as address:
+            asyncio.run(measure(address, target, options, results))
+
+
+if __name__ == "__main__":
+    main()

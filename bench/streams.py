@@ -1,0 +1,269 @@
+"""Requests to a running service over gRPC, many at a time, and what their clients see of them."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+
+from models.prompts import KINDS, prompts
+from protos import generation_pb2, generation_pb2_grpc
+
+TASKS = (*KINDS, "creative")  # stories at a temperature at which no draft guesses well
+CREATIVE_TEMPERATURE = 1.5
+TEMPERATURES = (0.0, 0.7)  # of the other tasks, taking turns
+PROMPTS = 16  # per task, few enough that both workers keep all of them in their caches
+PRIMING_STREAMS = 16
+LONGEST_STEP_S = 1.0  # that is waited for at the end of a slice
+POLL_S = 0.01
+GOLDEN = 0.618034  # its multiples, less their whole part, are spread evenly however many they are
+
+Steps = Sequence[tuple[float, int]]  # seconds, and how many streams are busy during them
+
+
+class Arrival(NamedTuple):
+    """A chunk of an answer."""
+
+    time: float
+    tokens: int
+    rounds: int  # passes of the target over a Draft; this and the next as the tokens' origins tell
+    passes: int
+
+
+@dataclass
+class Answer:
+    """One request as its client saw it; times are the event loop's, in seconds."""
+
+    sent: float
+    arrivals: list[Arrival] = field(default_factory=list)
+    speculation: generation_pb2.Speculation | None = None  # once it is finished
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one mode did in one window of time."""
+
+    rate: float  # tokens/s
+    first_token_s: list[float]  # of each request whose first token came in the window
+    per_token_s: list[float]  # of each request that was finished in the window, after its first token
+    rounds: int  # passes of the target over a Draft
+    passes: int
+    finished: list[generation_pb2.Speculation]  # of each request that was finished in the window
+
+
+def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:
+    """As a request asks for it: "plain", "adaptive", or "fixed-4" for a depth of 4.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode in ("plain", "adaptive"):
+        return generation_pb2.SpeculationSettings(mode="off" if mode == "plain" else "auto")
+    name, _, depth = mode.partition("-")
+    if name != "fixed" or not depth.isdecimal():
+        raise ValueError(f"mode is {mode!r}; accepted: plain, adaptive, fixed-1, fixed-2, ...")
+    return generation_pb2.SpeculationSettings(mode="fixed", depth=int(depth))
+
+
+def request_of(number: int, tasks: Sequence[str], mode: str, tokens: int) -> generation_pb2.GenerateRequest:
+    """The request with this number: the tasks take turns, the seed is the number."""
+    task, turn = tasks[number % len(tasks)], number // len(tasks)
+    creative = task == "creative"
+    return generation_pb2.GenerateRequest(
+        text=prompts("stories" if creative else task, PROMPTS)[turn % PROMPTS],
+        task=task,
+        speculation=speculation_of(mode),
+        sampling=generation_pb2.Sampling(
+            temperature=CREATIVE_TEMPERATURE if creative else TEMPERATURES[turn % len(TEMPERATURES)],
+            max_tokens=tokens,
+            ignore_eos=True,  # answers are of one length in every mode
+            seed=number,
+        ),
+    )
+
+
+def arrival_of(chunk: generation_pb2.GenerateChunk, time: float) -> Arrival:
+    """Each pass of the target gives one token of its own, which says whether there was a Draft."""
+    rounds = sum(origin == generation_pb2.ORIGIN_TARGET for origin in chunk.origins)
+    plain = sum(origin == generation_pb2.ORIGIN_PLAIN for origin in chunk.origins)
+    return Arrival(time, len(chunk.token_ids), rounds, rounds + plain)
+
+
+def first_tokens(stream: int, tokens: int) -> int:
+    """Length of a stream's first answer: streams that begin together must not go on in step."""
+    return max(2, round(tokens * (1 - (stream * GOLDEN + 0.75) % 1)))
+
+
+class Client:
+    """Streams that all ask for the same tasks in the same mode. Requests are numbered in the order sent."""
+
+    def __init__(self, stub: Any, mode: str, tasks: Sequence[str], tokens: int, first: int) -> None:
+        self._stub = stub
+        self._mode = mode
+        self._tasks = tasks
+        self._tokens = tokens
+        self._numbers = itertools.count(first)
+        self.answers: list[Answer] = []
+
+    async def follow(self, steps: Steps) -> float:
+        """Keeps as many streams busy as each step says, one request after another; returns when it began."""
+        begun = until = _now()
+        running: list[asyncio.Task[None]] = []
+        async with asyncio.TaskGroup() as group:
+            for seconds, streams in steps:
+                while len(running) > streams:
+                    running.pop().cancel()
+                while len(running) < streams:
+                    running.append(group.create_task(self._stream(len(running))))
+                until += seconds
+                await asyncio.sleep(until - _now())
+            await self._caught_up(until)
+            for stream in running:
+                stream.cancel()
+        await idle(self._stub)
+        return begun
+
+    async def arrive(self, times: Sequence[float]) -> float:
+        """Sends a request at each of these seconds and reads all to their ends; returns when it began."""
+        begun = _now()
+        async with asyncio.TaskGroup() as group:
+            for time in times:
+                await asyncio.sleep(begun + time - _now())
+                group.create_task(self._ask(self._tokens))
+        return begun
+
+    async def _stream(self, stream: int) -> None:
+        await self._ask(first_tokens(stream, self._tokens))
+        while True:
+            await self._ask(self._tokens)
+
+    async def _ask(self, tokens: int) -> None:
+        request = request_of(next(self._numbers), self._tasks, self._mode, tokens)
+        answer = Answer(_now())
+        self.answers.append(answer)
+        call = self._stub.Generate(request)
+        try:
+            async for chunk in call:
+                if chunk.token_ids:
+                    answer.arrivals.append(arrival_of(chunk, _now()))
+                if chunk.HasField("usage"):
+                    answer.speculation = chunk.usage.speculation
+        finally:
+            answer.is_open = False
+            call.cancel()
+
+    async def _caught_up(self, end: float) -> None:
+        """Until every stream that had a token has got what was under way at ``end``."""
+        waited_for = [answer for answer in self.answers if answer.arrivals and answer.is_open]
+        deadline = end + LONGEST_STEP_S
+        while _now() < deadline and any(answer.is_open and _last(answer) < end for answer in waited_for):
+            await asyncio.sleep(POLL_S)
+
+
+@contextlib.asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Any]:
+    """A stub of the service at host:port, every prompt in the workers' caches."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        await _prime(stub)
+        yield stub
+
+
+async def _prime(stub: Any) -> None:
+    """The mode that comes first must not be the one that pays for prompts that come again in each."""
+    numbers = iter(range(PROMPTS * len(KINDS)))
+
+    async def ask_some() -> None:
+        for number in numbers:
+            await stub.Complete(request_of(number, KINDS, "fixed-1", 4))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(PRIMING_STREAMS):
+            group.create_task(ask_some())
+
+
+async def idle(stub: Any) -> None:
+    """Until the gateway has let go of requests that were cancelled."""
+    while True:
+        loads = await stub.GetLoads(generation_pb2.GetLoadsRequest())
+        if loads.running == 0:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+def arrivals(per_second: float, seconds: float, seed: int) -> list[float]:
+    """A Poisson process: when requests come, from 0 to ``seconds``."""
+    generator, times, time = np.random.default_rng(seed), [], 0.0
+    while (time := time + float(generator.exponential(1 / per_second))) < seconds:
+        times.append(time)
+    return times
+
+
+def window_starts(steps: Steps, seconds: int) -> list[int]:
+    """When windows of so many seconds begin, one a second, as many as fit."""
+    return list(range(int(sum(duration for duration, _ in steps)) - seconds + 1))
+
+
+def streams_at(steps: Steps, time: float) -> int:
+    """How many are busy ``time`` seconds after the beginning."""
+    for seconds, streams in steps:
+        if time < seconds:
+            return streams
+        time -= seconds
+    return 0
+
+
+def slice_of(answers: Sequence[Answer], start: float, end: float) -> Slice:
+    """What happened from ``start`` to ``end``."""
+    begun = [answer for answer in answers if answer.arrivals and start <= answer.arrivals[0].time < end]
+    finished = [answer for answer in answers if answer.speculation and start <= _last(answer) < end]
+    arrived = [arrival for answer in answers for arrival in answer.arrivals if start <= arrival.time < end]
+    return Slice(
+        rate_between(answers, start, end),
+        [answer.arrivals[0].time - answer.sent for answer in begun],
+        [per_token for answer in finished for per_token in _per_token(answer)],
+        sum(arrival.rounds for arrival in arrived),
+        sum(arrival.passes for arrival in arrived),
+        [answer.speculation for answer in finished if answer.speculation],
+    )
+
+
+def rate_between(answers: Sequence[Answer], start: float, end: float) -> float:
+    """Tokens/s in a window. Those of a chunk were made evenly since the chunk before it.
+
+    Counted where they arrive, a window would hold a whole step of the target more or less by chance.
+    """
+    total = 0.0
+    for answer in answers:
+        before = answer.sent
+        for arrival in answer.arrivals:
+            inside = min(arrival.time, end) - max(before, start)
+            if inside > 0:
+                total += arrival.tokens * inside / (arrival.time - before)
+            before = arrival.time
+    return total / (end - start)
+
+
+def _last(answer: Answer) -> float:
+    return answer.arrivals[-1].time
+
+
+def _per_token(answer: Answer) -> Iterator[float]:
+    """Seconds from the first token to the last, over the tokens between; none for a single chunk."""
+    first, *others = answer.arrivals
+    if others:
+        yield (_last(answer) - first.time) / sum(arrival.tokens for arrival in others)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """None of no values."""
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,237 @@
+"""What the load benchmark computes, without a service."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import load, report
+from bench.load import (
+    CROSSING_BAR,
+    against_best,
+    crossing_rows,
+    interval,
+    keep,
+    rotated,
+    summary,
+)
+from bench.streams import (
+    TASKS,
+    Answer,
+    Arrival,
+    Slice,
+    arrival_of,
+    arrivals,
+    first_tokens,
+    percentile,
+    rate_between,
+    request_of,
+    slice_of,
+    speculation_of,
+    streams_at,
+    window_starts,
+)
+from protos import generation_pb2
+
+STEPS = [(6.0, 1), (10.0, 64), (6.0, 1)]
+
+
+def answered(sent: float, *arrivals: tuple[float, int], **record: int) -> Answer:
+    """A finished one if anything is said of its record; a chunk of several tokens is a round."""
+    speculation = generation_pb2.Speculation(**record) if record else None
+    return Answer(sent, [Arrival(time, n, int(n > 1), 1) for time, n in arrivals], speculation)
+
+
+def a_slice(rate: float = 1.0, first: list[float] | None = None, per: list[float] | None = None) -> Slice:
+    record = generation_pb2.Speculation(rounds=2, drafted=5)
+    return Slice(rate, first or [], per or [], rounds=4, passes=5, finished=[record])
+
+
+def test_a_chunk_counts_by_the_share_of_its_time_that_is_inside() -> None:
+    answers = [answered(0.0, (1.0, 1), (3.0, 4), (5.0, 4))]
+    assert rate_between(answers, 2.0, 4.0) == pytest.approx((2 + 2) / 2)
+    assert rate_between(answers, 0.0, 5.0) == pytest.approx(9 / 5)
+    assert rate_between(answers, 6.0, 8.0) == 0.0
+
+
+def test_windows_side_by_side_count_every_token_once() -> None:
+    answers = [answered(0.2 * n, (0.3 * n + 0.5, 1), (0.4 * n + 1.0, 3)) for n in range(7)]
+    parts = [rate_between(answers, start, start + 1) for start in range(5)]
+    assert sum(parts) == pytest.approx(7 * 4)
+
+
+def test_a_slice_counts_requests_by_what_they_did_in_it() -> None:
+    before = answered(0.0, (0.5, 1), (0.9, 4), drafted=9)
+    inside = answered(0.5, (1.1, 1), (1.5, 4), drafted=6)
+    ends_inside = answered(0.1, (0.4, 1), (1.2, 4), drafted=4)
+    goes_on = answered(1.6, (1.9, 1), (2.5, 4))
+    waits = answered(1.0)
+    measured = slice_of([before, inside, ends_inside, goes_on, waits], 1.0, 2.0)
+    assert measured.first_token_s == pytest.approx([0.6, 0.3])
+    assert measured.per_token_s == pytest.approx([0.1, 0.2])
+    assert (measured.rounds, measured.passes) == (2, 4)
+    assert [record.drafted for record in measured.finished] == [6, 4]
+
+
+def test_origins_tell_the_passes_of_the_target() -> None:
+    accepted, own, plain = (
+        generation_pb2.ORIGIN_ACCEPTED,
+        generation_pb2.ORIGIN_TARGET,
+        generation_pb2.ORIGIN_PLAIN,
+    )
+    chunk = generation_pb2.GenerateChunk(
+        token_ids=range(6), origins=[plain, accepted, accepted, own, own, plain]
+    )
+    assert arrival_of(chunk, 2.0) == Arrival(2.0, tokens=6, rounds=2, passes=4)
+
+
+def test_a_single_token_has_no_time_per_token() -> None:
+    measured = slice_of([answered(0.0, (1.0, 1), target_passes=1)], 0.0, 2.0)
+    assert measured.first_token_s == [1.0]
+    assert measured.per_token_s == []
+
+
+def test_percentiles() -> None:
+    assert percentile([], 50) is None
+    assert percentile([7.0], 99) == 7.0
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile(list(range(101)), 99) == 99.0
+
+
+def test_a_summary_takes_the_median_rate_and_all_requests_together() -> None:
+    slices = [a_slice(10, [0.1], [0.01]), a_slice(30, [0.3, 0.5], [0.03]), a_slice(11)]
+    row = summary(slices)
+    assert row["tokens/s"] == 11
+    assert row["first token p50, ms"] == pytest.approx(300)
+    assert row["per token p50, ms"] == pytest.approx(20)
+    assert row["mean depth"] == 2.5
+    assert row["share of passes with a Draft"] == 0.8
+    assert row["finished"] == 3
+
+
+def test_nothing_finished_leaves_gaps() -> None:
+    row = summary([Slice(5.0, [], [], 0, 0, [])])
+    assert row["tokens/s"] == 5.0
+    assert row["first token p99, ms"] is None
+    assert row["mean depth"] is None
+    assert row["share of passes with a Draft"] is None
+
+
+def test_the_reference_is_the_best_median_and_ratios_are_paired() -> None:
+    rates = {
+        "plain": [100.0, 10.0, 100.0],
+        "fixed-2": [90.0, 90.0, 300.0],
+        "adaptive": [95.0, 9.9, 102.0],
+    }
+    (row,) = against_best(rates, bar=0.97)
+    assert row["reference"] == "plain"
+    assert row["adaptive / reference"] == pytest.approx(0.99)  # of the medians it would be 0.95
+    assert row["ok"]
+
+
+def test_below_the_bar_with_its_whole_interval_is_not_ok() -> None:
+    assert not against_best({"plain": [100.0] * 7, "adaptive": [96.0] * 7}, bar=0.97)[0]["ok"]
+    assert against_best({"plain": [100.0] * 7, "adaptive": [97.0] * 7}, bar=0.97)[0]["ok"]
+    scattered = [90.0, 92.0, 94.0, 95.0, 99.0, 100.0, 101.0]
+    row = against_best({"plain": [100.0] * 7, "adaptive": scattered}, bar=0.97)[0]
+    assert row["adaptive / reference"] < 0.97 <= row["high"]
+    assert row["ok"]
+
+
+@pytest.mark.parametrize("rates", [{"plain": [1.0]}, {"adaptive": [1.0]}, {}])
+def test_nothing_to_compare(rates: dict[str, list[float]]) -> None:
+    assert against_best(rates, bar=0.97) == []
+
+
+def test_an_interval_is_the_same_each_time_and_holds_the_median() -> None:
+    values = [0.9, 1.0, 1.1, 1.05, 0.95, 1.02, 0.98]
+    low, high = interval(values)
+    assert (low, high) == interval(values)
+    assert 0.9 <= low < 1.0 < high <= 1.1
+    assert interval([1.0] * 7) == (1.0, 1.0)
+
+
+def test_arrivals_follow_the_seed_and_the_rate() -> None:
+    times = arrivals(20.0, 100.0, seed=3)
+    assert times == arrivals(20.0, 100.0, seed=3) != arrivals(20.0, 100.0, seed=4)
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] < 100.0
+    assert len(times) == pytest.approx(2000, rel=0.1)
+
+
+def test_a_script_of_steps() -> None:
+    assert [streams_at(STEPS, time) for time in (0.0, 5.9, 6.0, 15.9, 16.0, 22.0)] == [1, 1, 64, 64, 1, 0]
+    assert window_starts(STEPS, 5) == list(range(18))
+
+
+def test_the_worst_window_is_found_whatever_the_pairs_did_elsewhere() -> None:
+    plain = [100.0] * 18
+    pairs = [
+        {"plain": plain, "adaptive": [*[ratio] * 9, 80.0, *[ratio] * 8]} for ratio in (90.0, 110.0, 120.0)
+    ]
+    rows = crossing_rows(STEPS, pairs)
+    assert len(rows) == 18
+    worst = min(rows, key=lambda row: row["adaptive / plain"])
+    assert (worst["from, s"], worst["streams"]) == (9, 64)
+    assert worst["adaptive / plain"] == pytest.approx(0.8)
+    assert [row["ok"] for row in rows] == [row["adaptive / plain"] >= CROSSING_BAR for row in rows]
+    assert sum(not row["ok"] for row in rows) == 1
+
+
+def test_every_mode_is_first_in_turn() -> None:
+    modes = ["plain", "fixed-2", "adaptive"]
+    assert [rotated(modes, by)[0] for by in range(4)] == ["plain", "fixed-2", "adaptive", "plain"]
+    assert all(sorted(rotated(modes, by)) == sorted(modes) for by in range(4))
+
+
+def test_a_request_is_the_same_in_every_mode_but_for_its_mode() -> None:
+    for number in range(3 * len(TASKS)):
+        requests = [request_of(number, TASKS, mode, 64) for mode in ("plain", "fixed-4", "adaptive")]
+        assert [request.speculation.mode for request in requests] == ["off", "fixed", "auto"]
+        for request in requests:
+            request.ClearField("speculation")
+        assert requests[0] == requests[1] == requests[2]
+
+
+def test_tasks_take_turns_and_so_do_temperatures() -> None:
+    requests = [request_of(number, TASKS, "plain", 64) for number in range(2 * len(TASKS))]
+    assert [request.task for request in requests] == [*TASKS, *TASKS]
+    assert len({request.sampling.seed for request in requests}) == len(requests)
+    temperatures = [request.sampling.temperature for request in requests if request.task != "creative"]
+    assert temperatures == [0.0] * 6 + [0.7] * 6
+    creative = [request for request in requests if request.task == "creative"]
+    assert all(request.sampling.temperature == 1.5 for request in creative)
+    assert creative[0].text == request_of(TASKS.index("stories"), TASKS, "plain", 64).text
+
+
+@pytest.mark.parametrize("mode", ["", "fixed", "fixed-", "fixed-four", "off"])
+def test_a_mode_that_is_none_is_refused_by_name(mode: str) -> None:
+    with pytest.raises(ValueError, match=f"mode is '{mode}'"):
+        speculation_of(mode)
+
+
+def test_streams_that_begin_together_do_not_end_together() -> None:
+    lengths = [first_tokens(stream, 64) for stream in range(64)]
+    assert min(lengths) >= 2
+    assert max(lengths) <= 64
+    assert len({*lengths}) > 48
+
+
+def test_a_section_measured_alone_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(load, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["load.py", "closed"])
+    keep({"rows": [{"streams": 1}], "ratios": [{"ok": True}]}, "closed")
+    monkeypatch.setattr("sys.argv", ["load.py", "open", "--rates", "0.5"])
+    keep({"open": [{"share": 0.5}]}, "open")
+    kept = json.loads((tmp_path / "load.json").read_text())
+    assert (kept["rows"], kept["ratios"], kept["open"]) == (
+        [{"streams": 1}],
+        [{"ok": True}],
+        [{"share": 0.5}],
+    )
+    assert kept["crossing"] == kept["tasks"] == []
+    assert kept["commands"] == {
+        "closed": "python -m bench.load closed",
+        "open": "python -m bench.load open --rates 0.5",
+    }
