@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class OpenSequence:
 
     def submit(self, round_number: int, work: Callable[[Sequence], Work]) -> None:
         """Has the engine do it. What it refuses ends the answers with its error."""
-        self._engine_loop.command(lambda: self._engine_loop.submit(self, round_number, work))
+        arrived = time.perf_counter()  # the engine may be in a step, and the work waits for its end
+        self._engine_loop.command(lambda: self._engine_loop.submit(self, round_number, work, arrived))
 
     def close(self) -> None:
         """Frees what the engine holds for it."""
@@ -155,12 +157,14 @@ class EngineLoop:
             return
         self._opened[opened.sequence.number] = opened
 
-    def submit(self, opened: OpenSequence, round_number: int, work: Callable[[Sequence], Work]) -> None:
+    def submit(
+        self, opened: OpenSequence, round_number: int, work: Callable[[Sequence], Work], arrived: float
+    ) -> None:
         if opened.sequence is None:
             return  # refused already, or closed
         opened.round = round_number
         try:
-            self._engine.submit(work(opened.sequence))
+            self._engine.submit(work(opened.sequence), arrived)
         except (ValueError, EngineError) as error:
             self._deliver([(opened, error)])
 

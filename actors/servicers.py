@@ -168,7 +168,7 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
         forward_ns=int(timings.forward * 1e9),
         step_ns=int(timings.step * 1e9),
         total_ns=int(timings.total * 1e9),
-        last_step=step_to_message(timings.last_size, timings.last_step),
+        last_step=step_to_message(timings.last_step),
     )
 
 

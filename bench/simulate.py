@@ -9,16 +9,14 @@ The tables below are rooflines from data sheets, memory at 80 % and arithmetic a
 SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s.
 """
 
-import argparse
 import asyncio
 import random
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench import virtual
-from bench.report import save, table
+from bench.report import table
 from bench.simulated import Hardware, SimulatedFleet, is_right_at, simulated_fleet
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.pace.cost import StepSize
+from decoding.pace.cost import Step, StepSize
 from engine.gathering import Gathering
 from gateway.fleet import Fleet
 from gateway.sequence import Sequence
@@ -115,6 +115,7 @@ class SimulatedEngine:
         self._streams: set[SimulatedStream] = set()
         self._woken = asyncio.Event()
         self.busy_s = 0.0
+        self.steps = 0
 
     def take(self, stream: SimulatedStream, request: Any) -> None:
         """A message has arrived."""
@@ -166,14 +167,16 @@ class SimulatedEngine:
         seconds = self._cost(size)
         self.busy_s += seconds
         await asyncio.sleep(seconds)
-        self.stepped(size, seconds)
+        self.steps += 1
+        step = Step(self.steps, size, seconds)
+        self.stepped(step)
         for stream, work in ready:
             if stream.work is not work or stream not in self._streams:
                 continue  # voided meanwhile
             timings = rounds_pb2.Timings(
                 step_ns=int(seconds * 1e9),
                 total_ns=int((loop.time() - work.since) * 1e9),
-                last_step=step_to_message(size, seconds),
+                last_step=step_to_message(step),
             )
             self.advance(stream, work, timings)
 
@@ -184,7 +187,7 @@ class SimulatedEngine:
         """The step that fed its tokens is over."""
         raise NotImplementedError
 
-    def stepped(self, size: StepSize, seconds: float) -> None:
+    def stepped(self, step: Step) -> None:
         return
 
     def patience(self, working: list[SimulatedStream]) -> float:
@@ -197,7 +200,7 @@ class SimulatedTarget(SimulatedEngine):
         self._gathering = Gathering(asyncio.get_running_loop().time)
 
     def work_of(self, stream: SimulatedStream, request: Any) -> _Work:
-        self._gathering.returned(stream)
+        self._gathering.returned(stream, asyncio.get_running_loop().time())
         kind = request.WhichOneof("request")
         turn = getattr(request, kind).turn
         if kind == "plain":
@@ -244,8 +247,8 @@ class SimulatedTarget(SimulatedEngine):
         super().leave(stream)
         self._gathering.left(stream)
 
-    def stepped(self, size: StepSize, seconds: float) -> None:
-        self._gathering.stepped(size, seconds)
+    def stepped(self, step: Step) -> None:
+        self._gathering.stepped(step)
 
     def patience(self, working: list[SimulatedStream]) -> float:
         works = [stream.work for stream in working if stream.work is not None]

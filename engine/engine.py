@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from decoding.draft import ROOT, Draft
-from decoding.pace.cost import StepSize
+from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
 from engine.attention import Paged
 from engine.batch import Batch, Item, pack
@@ -80,6 +80,7 @@ class Engine:
         self._tasks: dict[int, Task] = {}  # by number of their sequence
         self._ready: list[Result] = []  # known without a step
         self._opened = 0
+        self._steps = 0
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> Sequence:
         """A sequence without tokens; it takes up cache once work is submitted for it.
@@ -129,8 +130,10 @@ class Engine:
             return 0.0  # who decodes freely would lose what the others gain
         return self._gathering.patience([task.num_tokens for task in tasks])
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: Work, arrived: float | None = None) -> None:
         """Takes on work for an open sequence.
+
+        arrived: when it was asked for, by time.perf_counter; None: now. Timings count from there.
 
         Raises:
             ValueError: the work contradicts its sequence; the message says how.
@@ -145,27 +148,28 @@ class Engine:
                 f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
                 f"{self._cache.pool.num_blocks * self.settings.block_size}"
             )
-        self._gathering.returned(sequence)
+        arrived = time.perf_counter() if arrived is None else arrived
+        self._gathering.returned(sequence, arrived)
         if isinstance(work, Generate) and self._continues(work):
             self._top_up(work)
         else:
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
-            self._start(work)
+            self._start(work, arrived)
         sequence.is_free = isinstance(work, Generate)
 
-    def _start(self, work: Work) -> None:
+    def _start(self, work: Work, arrived: float) -> None:
         sequence = work.sequence
         length = len(sequence.tokens)
         room = sequence.limit - length
         if isinstance(work, Verify):
             draft = work.draft if self._fits(length + len(work.draft)) else NO_DRAFT
-            self._tasks[sequence.number] = VerifyTask(work, draft, room, self.vocab_size)
+            self._tasks[sequence.number] = VerifyTask(work, draft, room, self.vocab_size, arrived)
         elif isinstance(work, Generate):
-            self._tasks[sequence.number] = GenerateTask(sequence, length + work.count)
+            self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
             fits = self._fits(max(sequence.limit, length + work.depth * work.width))
-            task = ProposeTask(work, room if fits else 0)
+            task = ProposeTask(work, room if fits else 0, arrived)
             if room > 0 and fits and (ROOT in task.nodes() or (work.depth == 0 and sequence.cached < length)):
                 self._tasks[sequence.number] = task
             else:
@@ -184,7 +188,7 @@ class Engine:
         if isinstance(task, GenerateTask):
             task.length = max(task.length, length)
         elif len(sequence.tokens) < length and not has_ended:
-            self._tasks[sequence.number] = GenerateTask(sequence, length)
+            self._tasks[sequence.number] = GenerateTask(sequence, length, time.perf_counter())
 
     def _commit(self, sequence: Sequence, base: int, tokens: tuple[int, ...]) -> None:
         """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
@@ -236,10 +240,11 @@ class Engine:
         passed = time.perf_counter()
         choices = choose_tokens(logits, [task.rows() if item.num_logits else [] for task, item in selected])
         sampled = time.perf_counter()
-        size = self._size_of([item for _, item in selected])
-        self._gathering.stepped(size, sampled - begun)
+        self._steps += 1
+        step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
+        self._gathering.stepped(step)
         for (task, item), chosen in zip(selected, choices, strict=True):
-            task.took_part(begun, passed - built, sampled - begun, size)
+            task.took_part(begun, passed - built, step)
             sequence = item.sequence
             sequence.cached += item.num_committed
             if sequence.cached == len(sequence.tokens):

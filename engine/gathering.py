@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from decoding.pace.cost import StepCost, StepSize
+from decoding.pace.cost import Step, StepCost
 
 FORGETTING = 0.1  # weight of the newest absence in the mean
 PATIENT_FOR = 2.0  # times the mean absence; whoever is away for longer is not waited for
@@ -31,21 +31,21 @@ class Gathering:
         self._absent_since: dict[Hashable, float] = {}
         self._absence = 0.0  # seconds, mean
 
-    def stepped(self, size: StepSize, seconds: float) -> None:
+    def stepped(self, step: Step) -> None:
         """A step is over."""
-        self._cost.observe(size, seconds)
+        self._cost.observe(step)
 
     def answered(self, sequences: Iterable[Hashable]) -> None:
         """They got Verdicts, and are away until their next Drafts come."""
         now = self._clock()
         self._absent_since |= dict.fromkeys(sequences, now)
 
-    def returned(self, sequence: Hashable) -> None:
-        """It has work again."""
+    def returned(self, sequence: Hashable, arrived: float) -> None:
+        """It has work again, which came at that time."""
         since = self._absent_since.pop(sequence, None)
         if since is None:
             return
-        absence = self._clock() - since
+        absence = max(arrived - since, 0.0)
         if self._absence:
             absence = min(absence, PATIENT_FOR * self._absence)  # one client that dawdles is no measure
         self._absence += (FORGETTING if self._absence else 1.0) * (absence - self._absence)

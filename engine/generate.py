@@ -11,8 +11,8 @@ from engine.work import Generated, Result
 class GenerateTask(Task):
     """Grows the sequence until it has ``length`` tokens or ends."""
 
-    def __init__(self, sequence: Sequence, length: int) -> None:
-        super().__init__(sequence)
+    def __init__(self, sequence: Sequence, length: int, arrived: float) -> None:
+        super().__init__(sequence, arrived)
         self.length = length
 
     def tree(self) -> Draft:

@@ -17,9 +17,9 @@ class ProposeTask(Task):
     with noise of its own.
     """
 
-    def __init__(self, work: Propose, room: int) -> None:
+    def __init__(self, work: Propose, room: int, arrived: float) -> None:
         """room: tokens that the sequence may still grow by."""
-        super().__init__(work.sequence)
+        super().__init__(work.sequence, arrived)
         self._round = work.round
         self._depth = min(work.depth, room - 1)  # the target adds one token of its own
         self._is_coupled = work.sequence.sampling.verification == "coupled"

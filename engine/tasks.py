@@ -4,26 +4,28 @@ import time
 from abc import ABC, abstractmethod
 
 from decoding.draft import Draft
-from decoding.pace.cost import StepSize
+from decoding.pace.cost import Step, StepSize
 from decoding.row import Row
 from engine.cache import PagedCache
 from engine.choices import Choices
 from engine.sequence import NO_DRAFT, Sequence
 from engine.work import Result, Timings
 
+NO_STEP = Step(0, StepSize(0, 0), 0.0)
+
 
 class Task(ABC):
     """Work for one sequence, over one or more steps. ``done`` once it needs no further one."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, arrived: float) -> None:
+        """arrived: when the work was asked for, by time.perf_counter."""
         self.sequence = sequence
         self.done = False
-        self._since = time.perf_counter()
+        self._since = arrived
         self._started: float | None = None
         self._forward = 0.0
         self._step = 0.0
-        self._last_step = 0.0
-        self._last_size = StepSize(0, 0)
+        self._last_step = NO_STEP
 
     @abstractmethod
     def tree(self) -> Draft:
@@ -66,13 +68,13 @@ class Task(ABC):
             )
         return rows
 
-    def took_part(self, begun: float, forward: float, step: float, size: StepSize) -> None:
-        """A step that fed its sequence is over; ``forward`` and ``step`` as in Timings, of this step."""
+    def took_part(self, begun: float, forward: float, step: Step) -> None:
+        """A step that fed its sequence is over; ``forward`` are the seconds of its forward pass."""
         if self._started is None:
             self._started = begun
         self._forward += forward
-        self._step += step
-        self._last_step, self._last_size = step, size
+        self._step += step.seconds
+        self._last_step = step
 
     def timings(self) -> Timings:
         """Since submission, or since the last result of the same work."""
@@ -84,7 +86,6 @@ class Task(ABC):
             step=self._step,
             total=now - self._since,
             last_step=self._last_step,
-            last_size=self._last_size,
         )
         self._since, self._started, self._forward, self._step = now, None, 0.0, 0.0
         return timings

@@ -11,13 +11,13 @@ from engine.work import Result, Verified, Verify
 class VerifyTask(Task):
     """One forward pass over what is not cached yet and every node of the Draft."""
 
-    def __init__(self, work: Verify, draft: Draft, room: int, vocab_size: int) -> None:
+    def __init__(self, work: Verify, draft: Draft, room: int, vocab_size: int, arrived: float) -> None:
         """
         Args:
             draft: as much of the work's as there is cache for.
             room: tokens that the sequence may still grow by.
         """
-        super().__init__(work.sequence)
+        super().__init__(work.sequence, arrived)
         self._round = work.round
         self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
 

@@ -6,7 +6,7 @@ Every piece of work says what the sender holds committed: the engine's tokens up
 from dataclasses import dataclass
 
 from decoding.draft import Draft, Verdict
-from decoding.pace.cost import StepSize
+from decoding.pace.cost import Step
 from decoding.sampling import TokenLogprobs
 from engine.sequence import Sequence
 
@@ -53,14 +53,13 @@ Work = Verify | Generate | Propose
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of a piece of work went, in seconds, and how much its last step had to do."""
+    """Where the time of a piece of work went, in seconds."""
 
     queue: float  # before its first forward pass
     forward: float  # in forward passes that it took part in
     step: float  # in steps that it took part in, from building the batch to token ids on the host
     total: float  # from submission to result
-    last_step: float  # the last of these steps
-    last_size: StepSize
+    last_step: Step  # of these
 
 
 @dataclass(frozen=True)

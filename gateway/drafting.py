@@ -22,8 +22,7 @@ class Proposal:
 
     draft: rounds_pb2.Draft
     base: int = 0  # tokens of the sequence that it follows
-    total_s: float = 0.0  # from asking for it to having it
-    overhead_s: float = 0.0  # of these, outside of the draft worker
+    overhead_s: float = 0.0  # that it took outside of the draft worker
 
     def trimmed(self, sequence: Sequence) -> "Proposal":
         """What is left of it now that the sequence has gone on."""
@@ -91,6 +90,10 @@ class Drafting:
         depth = self._paced.max_depth if fixed else self._pace.depth(self._paced)
         return min(depth, self._room)
 
+    def _pays(self) -> bool:
+        self._pace.refresh()
+        return self._speculation.mode == "fixed" or self._pace.may_pay(self._paced)
+
     @property
     def _room(self) -> int:
         """Tokens that a Draft may have: the verdict adds one of the target's own."""
@@ -131,6 +134,8 @@ class Drafting:
         while len(self._sequence) < proposal.base + self._paced.probe_tokens(self._pace.settings):
             self._grew.clear()
             await self._grew.wait()
+            if self._pays():
+                return
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
             self._paced.has_trial = True
@@ -140,23 +145,20 @@ class Drafting:
         right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(guessed))
         self._pace.observe_probe(self._paced, right, min(right + 1, len(guessed)))
 
-    def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, total_s: float = 0.0) -> None:
+    def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float = 0.0) -> None:
         """Has the pace learn from a Verdict, whose tokens are committed.
 
-        total_s: from Verify to Verdict, where there was a Draft.
+        overhead_s: from Verify to Verdict, outside of the target worker.
         """
         self._grew.set()
         self._paced.length = len(self._sequence)
         drafted = bool(proposal.draft.tokens)
-        if reply.timings.last_step.ns:
-            size, seconds = step_from_message(reply.timings.last_step)
-            self._pace.observe_target(size, seconds, reply.load.decoding, drafted)
+        if reply.timings.HasField("last_step"):
+            self._pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
         if drafted:
             accepted = len(reply.accepted)
             verified = accepted + refused(proposal.draft, reply)
-            overhead_s = proposal.overhead_s + total_s - reply.timings.total_ns / 1e9
-            total_s += proposal.total_s
-            self._pace.observe_round(self._paced, accepted, verified, overhead_s, total_s)
+            self._pace.observe_round(self._paced, accepted, verified, proposal.overhead_s + overhead_s)
 
     async def aclose(self) -> None:
         self._begun.cancel()
@@ -180,9 +182,9 @@ class Drafting:
     async def _propose(self, depth: int) -> Proposal | None:
         assert self._drafter is not None
         loop = asyncio.get_running_loop()
-        patience_s = self._pace.patience_s(self._paced, depth)
-        patience_s = self._longest_wait_s if patience_s is None else min(patience_s, self._longest_wait_s)
+        patience_s = min(self._paced.patience_s, self._longest_wait_s)
         begun, base = loop.time(), len(self._sequence)
+        loop.call_soon(self._pace.refresh)  # while the drafter works
         try:
             reply = await self._drafter.propose(depth, patience_s)
         except WorkerLostError:
@@ -192,11 +194,9 @@ class Drafting:
             self._record.late_drafts += 1
             self._may_draft = False
             return None
-        if reply.timings.last_step.ns:
-            size, seconds = step_from_message(reply.timings.last_step)
-            self._pace.observe_drafting(self._paced.drafter, size, seconds)
-        total_s = loop.time() - begun
-        return Proposal(reply.draft, base, total_s, total_s - reply.timings.total_ns / 1e9)
+        if reply.timings.HasField("last_step"):
+            self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
+        return Proposal(reply.draft, base, loop.time() - begun - reply.timings.total_ns / 1e9)
 
     def _lost(self) -> None:
         self._record.lost_drafts += 1

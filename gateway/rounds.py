@@ -132,14 +132,14 @@ class Rounds:
         verify = rounds_pb2.Verify(turn=target.turn(), draft=draft)  # the Draft goes on as it came
         await target.send(rounds_pb2.TargetRequest(verify=verify))
         reply = await self._reply(target)
-        total_s = asyncio.get_running_loop().time() - begun
+        overhead_s = asyncio.get_running_loop().time() - begun - reply.timings.total_ns / 1e9
         if draft.tokens:
             self.record.rounds += 1
             self.record.drafted += len(draft.tokens)
             self.record.accepted_lengths[len(reply.accepted)] += 1
             self.record.verified += len(reply.accepted) + refused(draft, reply)
         step = self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
-        self._drafting.answered(proposal, reply, total_s)
+        self._drafting.answered(proposal, reply, overhead_s)
         return step
 
     async def _plain(self, target: TargetStream) -> AsyncGenerator[Step, None]:

@@ -5,7 +5,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from decoding.draft import Draft, SparseProbs, Verdict
-from decoding.pace.cost import StepSize
+from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
 from protos import generation_pb2, rounds_pb2
 
@@ -20,14 +20,14 @@ def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
     return Sampling.model_validate(set_fields(message))
 
 
-def step_to_message(size: StepSize, seconds: float) -> rounds_pb2.Step:
-    return rounds_pb2.Step(ns=int(seconds * 1e9), **{name: int(count) for name, count in vars(size).items()})
+def step_to_message(step: Step) -> rounds_pb2.Step:
+    size = {name: int(count) for name, count in vars(step.size).items()}
+    return rounds_pb2.Step(number=step.number, ns=int(step.seconds * 1e9), **size)
 
 
-def step_from_message(message: rounds_pb2.Step) -> tuple[StepSize, float]:
-    """How much the step had to do, and its seconds."""
+def step_from_message(message: rounds_pb2.Step) -> Step:
     size = StepSize(message.sequences, message.tokens, message.prompt_tokens, message.context_tokens)
-    return size, message.ns / 1e9
+    return Step(message.number, size, message.ns / 1e9)
 
 
 def set_fields(message: Message) -> dict[str, Any]:

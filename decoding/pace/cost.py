@@ -23,6 +23,15 @@ class StepSize:
     context_tokens: float = 0.0  # cached ones that its sequences look back at, all together
 
 
+@dataclass(frozen=True)
+class Step:
+    """One forward pass, as each of its sequences reports it."""
+
+    number: int  # of the worker's passes
+    size: StepSize
+    seconds: float  # from building the batch to token ids on the host
+
+
 class LinearCost:
     """Seconds as a sum of features with weights of at least 0: least squares of the relative error.
 
@@ -78,14 +87,19 @@ class StepCost:
 
     def __init__(self) -> None:
         self._cost = LinearCost(5 + len(KNEES))
+        self._newest = 0
 
     @property
     def is_known(self) -> bool:
         return self._cost.samples >= ENOUGH_SAMPLES
 
-    def observe(self, size: StepSize, seconds: float) -> None:
-        """A pass that every sequence in it reports counts once."""
-        self._cost.observe(_features(size), seconds, 1.0 / max(size.sequences, 1.0))
+    def observe(self, step: Step) -> bool:
+        """Learns from a step, once though several report it; False: it was known."""
+        if step.number == self._newest:
+            return False
+        self._newest = step.number
+        self._cost.observe(_features(step.size), step.seconds)
+        return True
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
         """Of passes without prompts; arguments broadcast."""

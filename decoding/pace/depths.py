@@ -1,7 +1,16 @@
-"""The depths that give a batch the most tokens per second. Pure functions over arrays, torch-free."""
+"""The depths at which a batch is served fastest. Pure functions over arrays, torch-free.
+
+What counts is the mean over the sequences of the logarithm of their tokens per second. In a batch whose
+sequences are alike that is the most tokens per second. Where they are not, the most tokens per second at a
+moment would come from deep Drafts for those that are easy to guess, at the cost of all others; but these are
+soon through, and the others then fill the batch. Answers do not get longer by being fast: if S streams answer
+request after request in rounds of P seconds, with E tokens a round, the tokens per second over whole answers
+are S / (P mean(1 / E)), the mean over answers. A sequence is in the batch for a share of the time as 1 / E,
+so what these tokens per second change by, relatively, is what the batch's mean of log E - log P changes by.
+"""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +27,8 @@ class Costs(Protocol):
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
 
-    def drafting(self, sequences: Vector, depth: int) -> Vector:
+    def drafting(self, sequences: Vector, depth: Vector) -> Vector:
         """From a Verdict to the next Verify, with so many sequences in rounds."""
-
-    @property
-    def stretch(self) -> float:
-        """Factor by which rounds were measured to last longer than ``round_seconds`` says."""
 
 
 @dataclass(frozen=True)
@@ -33,42 +38,51 @@ class Mix:
     plain: Vector  # sequences that decode freely
     rounds: Vector  # sequences in rounds
     drafted: Vector  # tokens that these verify per round, all together
-    accepted: Vector  # how many of them are expected to stand
+    log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
+    depth: Vector  # of the deepest Draft
 
 
 def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
     """One way to run a batch: [sequences] depths; ``reach`` and ``scale`` as for ``best_depths``."""
     drafted = np.arange(reach.shape[1]) < depths[:, None]
     in_rounds = depths > 0
-    counts = ((~in_rounds).sum(), in_rounds.sum(), drafted.sum(), (reach * drafted).sum())
-    return Mix(*(np.asarray(scale * count, np.float64) for count in counts))
+    log_tokens = np.log1p((reach * drafted).sum(axis=1))
+    return Mix(
+        plain=np.asarray(scale * (~in_rounds).sum(), np.float64),
+        rounds=np.asarray(scale * in_rounds.sum(), np.float64),
+        drafted=np.asarray(scale * drafted.sum(), np.float64),
+        log_tokens=np.asarray(scale * log_tokens.sum(), np.float64),
+        depth=np.asarray(depths.max(initial=0), np.float64),
+    )
 
 
-def round_seconds(mix: Mix, depth: int, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds from Verdict to Verdict, and of a step; ``depth`` is that of the deepest Draft.
+def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
+    """Seconds from Verdict to Verdict, and of a step.
 
     - All in rounds: the target verifies everyone and then waits for Drafts, or it verifies one half while the
       other drafts, whichever is faster: so does the engine (engine/gathering.py).
-    - Mixed: plain sequences fill every step, and a sequence in rounds waits half a step for its turn.
+    - Mixed: plain sequences fill every step, so a Draft misses at least the one that begins with its Verdict,
+      and one that takes longer waits half a step for its turn.
     """
     verified = mix.rounds + mix.drafted
-    drafting = costs.drafting(mix.rounds, depth)
+    drafting = costs.drafting(mix.rounds, mix.depth)
     half = costs.step(mix.rounds / 2, verified / 2)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
     together = drafting + costs.step(mix.rounds, verified)
     share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
     for _ in range(3):
         step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
-        share = step / (drafting + 1.5 * step)
-    return np.where(mix.plain == 0, np.minimum(in_halves, together), drafting + 1.5 * step), step
+        mixed = step + np.maximum(step, drafting + step / 2)
+        share = step / mixed
+    return np.where(mix.plain == 0, np.minimum(in_halves, together), mixed), step
 
 
-def tokens_per_second(mix: Mix, depth: int, costs: Costs) -> Vector:
-    """Of all sequences together; ``depth`` is that of the deepest Draft."""
-    round_, step = round_seconds(mix, depth, costs)
-    all_plain = mix.plain / costs.step(mix.plain, mix.plain)
-    in_rounds = (mix.rounds + mix.accepted) / (costs.stretch * round_)
-    return np.where(mix.rounds == 0, all_plain, mix.plain / step + in_rounds)
+def log_rate(mix: Mix, costs: Costs) -> Vector:
+    """Mean over all sequences of the logarithm of their tokens per second."""
+    round_, step = round_seconds(mix, costs)
+    step = np.where(mix.rounds == 0, costs.step(mix.plain, mix.plain), step)
+    total = mix.log_tokens - mix.rounds * np.log(round_) - mix.plain * np.log(step)
+    return np.asarray(total / (mix.plain + mix.rounds))
 
 
 def best_depths(
@@ -87,40 +101,43 @@ def best_depths(
     """
     depths = np.zeros(len(reach), np.int64)
     for rows in (~is_batch, is_batch):
-        depths = _extended(depths, np.where(rows[:, None], reach, 0.0), reach, costs, scale)
+        if rows.any():
+            depths = _extended(depths, np.where(rows[:, None], reach, 0.0), reach, costs, scale)
     return depths
 
 
 def _extended(
     depths: NDArray[np.int64], open_reach: Vector, reach: Vector, costs: Costs, scale: float
 ) -> NDArray[np.int64]:
-    """With the Drafts among ``open_reach`` that pay, the likeliest tokens first."""
+    """With the Drafts among ``open_reach`` that pay."""
     max_depth = reach.shape[1]
     given = mix_of(depths, reach)
-    deepest_given = int(depths.max(initial=0))
-    order = np.argsort(-open_reach, axis=None, kind="stable")
-    order = order[open_reach.ravel()[order] >= LEAST_REACH]
-    best, best_rate = depths, -np.inf
-    for deepest in range(max_depth + 1):
-        chosen = order[order % max_depth < deepest]
-        # The first so many of them: reach falls along a row, so they are the beginning of every row.
-        counts = np.unique(np.linspace(0, len(chosen), POINTS).astype(np.int64))
-        begun = _counted(chosen % max_depth == 0)[counts]
-        mix = Mix(
-            plain=scale * (given.plain - begun),
-            rounds=scale * (given.rounds + begun),
-            drafted=scale * (given.drafted + counts),
-            accepted=scale * (given.accepted + _counted(open_reach.ravel()[chosen])[counts]),
-        )
-        rates = tokens_per_second(mix, max(deepest, deepest_given), costs)
-        if rates.max() > best_rate:
-            best_rate, count = rates.max(), counts[rates.argmax()]
-            best = depths + np.bincount(chosen[:count] // max_depth, minlength=len(reach))
-        if deepest and len(chosen) == len(order) and deepest >= deepest_given:
-            break
-    return best
+    log_tokens = np.log1p(np.cumsum(reach, axis=1))  # of a round as deep
+    gains = np.diff(log_tokens, axis=1, prepend=0.0)  # of each drafted token; they fall along a row
+    gains = np.where(open_reach >= LEAST_REACH, gains, 0.0).ravel()
+    order = np.argsort(-gains, kind="stable")
+    order = order[gains[order] > 0.0]
+    position = order % max_depth
+    deepest = int(position.max(initial=-1)) + 1
+    # Candidates: the best so many tokens, none deeper than so much. [deepest + 1, len(order)]
+    allowed = position < np.arange(deepest + 1)[:, None]
+    counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
+    added = _counted(allowed)[:, counts]
+    begun = _counted(allowed & (position == 0))[:, counts]
+    mix = Mix(
+        plain=scale * (given.plain - begun),
+        rounds=scale * (given.rounds + begun),
+        drafted=scale * (given.drafted + added),
+        log_tokens=scale * (given.log_tokens + _counted(allowed * gains[order])[:, counts]),
+        depth=np.maximum(np.arange(deepest + 1)[:, None], given.depth) + np.zeros_like(begun),
+    )
+    depth, point = np.unravel_index(log_rate(mix, costs).argmax(), begun.shape)
+    chosen = order[: counts[point]][allowed[depth, : counts[point]]]
+    more: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
+    return depths + more
 
 
-def _counted(values: NDArray[np.generic]) -> Vector:
-    """Sums of the first 0, 1, 2, ... values."""
-    return np.concatenate([[0.0], np.cumsum(values.astype(np.float64))])
+def _counted(values: NDArray[Any]) -> Vector:
+    """[..., n + 1] sums of the first 0, 1, 2, ... values [..., n]."""
+    sums = np.cumsum(values, axis=-1, dtype=np.float64)
+    return np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)

@@ -162,9 +162,9 @@ def test_timings_add_up_and_name_the_batch(engine: Engine) -> None:
     timings = verify(engine, sequence, 0, PROMPT, Draft.chain((5, 6))).timings
     assert 0 < timings.forward < timings.total
     assert timings.queue + timings.forward <= timings.total
-    assert 0 < timings.last_step <= timings.step <= timings.total
+    assert 0 < timings.last_step.seconds <= timings.step <= timings.total
     # The last chunk of the prompt, and the Draft.
-    assert timings.last_size == StepSize(
+    assert timings.last_step.size == StepSize(
         1, tokens=2, prompt_tokens=len(PROMPT) % 16, context_tokens=len(PROMPT)
     )
 
