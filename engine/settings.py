@@ -26,7 +26,7 @@ class EngineSettings(BaseModel):
     cache_memory: Bytes | Share = Field(
         default=0.2, description="memory for the cache: bytes, or a share of the device's memory below 1"
     )
-    max_running: int = Field(default=64, ge=1, description="sequences in one step")
+    max_running: int = Field(default=256, ge=1, description="sequences in one step")
     prefill_chunk: int = Field(
         default=512,
         ge=1,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import grpc
@@ -48,6 +48,7 @@ class Link:
     load: rounds_pb2.Load | None = None  # from the newest reply
     heard_at: float = 0.0  # when that was, in the event loop's time
     suspect_until: float = 0.0  # the same clock
+    closing: set[asyncio.Task[None]] = field(default_factory=set)  # streams that are about to end
 
     def busy(self, now: float) -> int:
         """Sequences there: those that we know of, or more if other gateways had some just now."""
@@ -152,8 +153,17 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return WorkerLostError(f"{worker.role} worker {worker.address}: {_reason(error)}")
 
     async def aclose(self) -> None:
-        """Ends the stream, saying so where it is a normal end; the worker frees the sequence either way."""
+        """Ends the stream, saying so where it is a normal end; the worker frees the sequence either way.
+
+        A reader that has what it wants may be cancelled meanwhile: the worker hears of the end all the same.
+        """
         self._link.streams -= 1
+        closing = asyncio.create_task(self._close())
+        self._link.closing.add(closing)
+        closing.add_done_callback(self._link.closing.discard)
+        await asyncio.shield(closing)
+
+    async def _close(self) -> None:
         if self._sequence.finish_reason is not None:
             with contextlib.suppress(*_BROKEN):
                 await self._call.write(self._request(close=rounds_pb2.Close()))
