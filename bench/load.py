@@ -295,7 +295,7 @@ def parsed() -> argparse.Namespace:
         epilog="With the defaults all sections take about 19 minutes on four cores: closed 8, tasks 6, "
         "open 2, crossing 2, and the services their start.",
     )
-    parser.add_argument("sections", nargs="*", choices=SECTIONS, help="all if none is named")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--targets", nargs=2, choices=INFLATED, default=["190M", "60M"])
     parser.add_argument(
         "--from", type=int, default=16, dest="many", help="streams, from which on the second target serves"
@@ -320,6 +320,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--crossing-seconds", type=float, nargs=3, default=[6.0, 10.0, 6.0])
     parser.add_argument("--pairs", type=int, default=3, help="runs of each mode through the crossing")
     options = parser.parse_args()
+    if unknown := set(options.sections) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(SECTIONS)}")
     options.sections = options.sections or list(SECTIONS)
     return options
 

@@ -5,9 +5,10 @@ import math
 from decoding.pace.settings import MAX_DEPTH
 
 PRIOR_RATE = 0.7  # of a first position about which nothing is known
-PRIOR_SAMPLES = 4.0  # with which a rate is believed before it is measured
-ENOUGH_SAMPLES = 16.0
-LARGEST_ERROR = 0.12  # standard error up to which a rate counts as measured
+PRIOR_SAMPLES = 8.0  # with which a task's rate is believed before it is measured
+ALIKE_SAMPLES = 4.0  # with which a sequence is believed to be like its task
+ENOUGH_SAMPLES = 12.0
+LARGEST_ERROR = 0.15  # standard error up to which a rate counts as measured
 
 
 class TaskAcceptance:
@@ -47,14 +48,14 @@ class TaskAcceptance:
 
 
 class SequenceAcceptance:
-    """How one sequence differs from its task: by a factor on every rate."""
+    """How one sequence differs from its task: by as much at every position."""
 
     def __init__(self, task: TaskAcceptance, memory: float = 16.0) -> None:
         """memory: rounds after which an older one weighs 1/e."""
         self._task = task
         self._kept = 1.0 - 1.0 / memory
         self._accepted = 0.0
-        self._expected = 0.0
+        self._expected = 0.0  # accepted, if it were like its task
         self._verified = 0.0
 
     def observe(self, accepted: int, verified: int) -> None:
@@ -71,11 +72,11 @@ class SequenceAcceptance:
 
     def rates(self) -> list[float]:
         """[MAX_DEPTH], given that the position is reached."""
-        factor = (self._accepted + PRIOR_SAMPLES) / (self._expected + PRIOR_SAMPLES)
-        return [min(rate * factor, 1.0) for rate in self._task.rates()]
+        offset = (self._accepted - self._expected) / (self._verified + ALIKE_SAMPLES)
+        return [min(max(rate + offset, 0.0), 1.0) for rate in self._task.rates()]
 
     @property
     def overall_rate(self) -> float:
         """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
         first = self._task.rates()[0]
-        return (self._accepted + PRIOR_SAMPLES * first) / (self._verified + PRIOR_SAMPLES)
+        return (self._accepted + ENOUGH_SAMPLES * first) / (self._verified + ENOUGH_SAMPLES)

@@ -1,5 +1,6 @@
 """What a forward pass and a round's ways cost, fitted to timings as they come in. Torch-free."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,9 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 Vector = NDArray[np.float64]
 
 KNEES = (8, 16, 32, 64, 128, 256, 512)  # tokens at which a step may begin to cost more per token
-ENOUGH_SAMPLES = 16.0
+REGIONS = 16  # of sizes, the last one without an end
+ENOUGH_SAMPLES = 16
+CHANGED, OFTEN = 1.5, 4  # factor by which, and times in a row that, a changed machine is off
+FADED = 0.1  # weight of what was observed before it changed
+DAMPING = 0.02  # weight of where the weights are, as a share of the observations'
 SHORTEST_S = 1e-9  # of a pass, also before anything was observed
-OUTLIER = 2.0  # a time further off than by this factor counts as if it were just so far off
+OUTLIER = 4.0  # a time further off than by this factor counts as if it were just so far off
 
 
 @dataclass(frozen=True)
@@ -35,37 +40,60 @@ class Step:
 class LinearCost:
     """Seconds as a sum of features with weights of at least 0: least squares of the relative error.
 
-    Older observations are forgotten. The weights move from where they are by coordinate descent, so what the
-    newer observations do not tell apart stays as it was.
+    Observations are forgotten as newer ones come from the same region of sizes: what is not seen any more
+    stays known. The weights are held back a little where they are, so what the observations do not tell apart
+    stays as it was.
     """
 
-    def __init__(self, num_features: int, memory: float = 100.0) -> None:
-        """memory: observations after which an older one weighs 1/e."""
-        self._products = np.zeros((num_features, num_features))
-        self._sums = np.zeros(num_features)
+    def __init__(self, reluctance: Sequence[float], memory: float = 50.0) -> None:
+        """
+        Args:
+            reluctance: [num_features] how much each is held back. What several could explain goes to the
+                least reluctant.
+            memory: observations of one region after which an older one weighs 1/e.
+        """
+        num_features = len(reluctance)
+        self._reluctance = np.array(reluctance)
+        self._products = np.zeros((REGIONS, num_features, num_features))
+        self._sums = np.zeros((REGIONS, num_features))
         self._weights = np.zeros(num_features)
+        self._off = np.zeros(REGIONS, np.int64)  # observations in a row that were far too high, or low: < 0
         self._memory = memory
         self._is_fitted = True
-        self.samples = 0.0  # forgotten ones excluded
+        self.samples = 0
 
-    def observe(self, features: Vector, seconds: float, weight: float = 1.0) -> None:
+    def observe(self, features: Vector, seconds: float, size: float) -> None:
         """
         Args:
             features: [num_features]
             seconds: what it took; 0 and less are ignored.
-            weight: of this observation, as a count.
+            size: by which regions are told apart, one for each doubling.
         """
         if seconds <= 0.0:
             return
+        expected = seconds
         if self.samples >= ENOUGH_SAMPLES:
-            expected = float(self.seconds(features))
+            expected = max(float(self.seconds(features)), SHORTEST_S)
             seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
-        kept = 1.0 - weight / self._memory
-        relative = features / seconds
-        self._products = kept * self._products + weight * np.outer(relative, relative)
-        self._sums = kept * self._sums + weight * relative
-        self.samples = kept * self.samples + weight
+        region = min(int(np.log2(max(size, 1.0))), REGIONS - 1)
+        self._notice_change(region, seconds / expected)
+        kept = 1.0 - 1.0 / self._memory
+        relative = features / expected
+        self._products[region] = kept * self._products[region] + np.outer(relative, relative)
+        self._sums[region] = kept * self._sums[region] + relative * (seconds / expected)
+        self.samples += 1
         self._is_fitted = False
+
+    def _notice_change(self, region: int, error: float) -> None:
+        """A machine that is far off again and again has changed: what it was before is all but forgotten."""
+        direction = int(error > CHANGED) - int(error < 1.0 / CHANGED)
+        same = direction == np.sign(self._off[region])
+        self._off[region] = self._off[region] + direction if same else direction
+        if abs(self._off[region]) >= OFTEN:
+            self._off[region] = 0
+            self._products *= FADED
+            self._sums *= FADED
+            self._products[region] = self._sums[region] = 0.0
 
     def seconds(self, features: Vector) -> Vector:
         """[...] for features [..., num_features]; 0 before the first observation."""
@@ -73,12 +101,21 @@ class LinearCost:
             self._fit()
         return np.asarray(features @ self._weights)
 
-    def _fit(self, sweeps: int = 8) -> None:
-        for _ in range(sweeps):
-            for feature in np.flatnonzero(self._products.diagonal()):
-                gradient = self._sums[feature] - self._products[feature] @ self._weights
-                moved = self._weights[feature] + gradient / self._products[feature, feature]
-                self._weights[feature] = max(0.0, moved)
+    def _fit(self) -> None:
+        """Solves the damped normal equations, without the features whose weight would be negative."""
+        products, sums = self._products.sum(axis=0), self._sums.sum(axis=0)
+        damping = np.diag(DAMPING * self._reluctance * products.diagonal() + 1e-12)
+        sums = sums + damping @ self._weights
+        products = products + damping
+        free = np.ones(len(sums), bool)
+        weights = np.zeros(len(sums))
+        while free.any():
+            weights[free] = np.linalg.solve(products[np.ix_(free, free)], sums[free])
+            if (weights[free] >= 0.0).all():
+                break
+            free &= weights > 0.0
+            weights[~free] = 0.0
+        self._weights = weights
         self._is_fitted = True
 
 
@@ -86,7 +123,8 @@ class StepCost:
     """Seconds of a forward pass: convex in its tokens, since reading the weights hides the first of them."""
 
     def __init__(self) -> None:
-        self._cost = LinearCost(5 + len(KNEES))
+        # Reading the weights comes first, then a cost per token; knees need evidence.
+        self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(KNEES)])
         self._newest = 0
 
     @property
@@ -98,7 +136,7 @@ class StepCost:
         if step.number == self._newest:
             return False
         self._newest = step.number
-        self._cost.observe(_features(step.size), step.seconds)
+        self._cost.observe(_features(step.size), step.seconds, step.size.tokens)
         return True
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
@@ -112,11 +150,11 @@ class RoundCost:
     """Seconds of a round outside of draft and target, by how many sequences are in rounds."""
 
     def __init__(self) -> None:
-        self._cost = LinearCost(2)
+        self._cost = LinearCost([1e-3, 1.0])
 
     def observe(self, sequences: int, seconds: float) -> None:
-        """One sequence's round counts as the share that it is of all."""
-        self._cost.observe(np.array([1.0, sequences]), seconds, 1.0 / max(sequences, 1))
+        """Of one sequence's round."""
+        self._cost.observe(np.array([1.0, sequences]), seconds, sequences)
 
     def seconds(self, sequences: ArrayLike) -> Vector:
         count = np.asarray(sequences, np.float64)

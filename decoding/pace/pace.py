@@ -14,7 +14,7 @@ from decoding.pace.settings import PaceSettings
 from decoding.pace.thresholds import threshold_depth
 
 TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
-FIRST_TRIAL = 16  # steps after which the first trial is due
+FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
@@ -70,10 +70,14 @@ class Pace:
         # Steps of one kind since there was one of the other: verifying Drafts, or decoding.
         self._uniform_steps = float(settings.trial_steps - FIRST_TRIAL)
         self._had_drafts = False
+        self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._observations = 0  # since the last decision
 
     def join(self, sequence: PacedSequence) -> None:
         self._sequences.append(sequence)
+        if len(self._sequences) >= 2 * self._tried_with:
+            self._uniform_steps = max(self._uniform_steps, self.settings.trial_steps - FIRST_TRIAL)
+            self._tried_with = len(self._sequences)
         self._decide()
 
     def leave(self, sequence: PacedSequence) -> None:
@@ -107,7 +111,7 @@ class Pace:
         """A guess that was made while the sequence was plain, compared with what the target said."""
         sequence.acceptance.observe(accepted, verified)
         self._decide()
-        sequence.failed_probes += sequence.depth == 0
+        sequence.failed_probes += sequence.depth == 0 and sequence.acceptance.is_known
 
     def refresh(self) -> None:
         """Decides again if enough was observed since: to be called where nobody waits for it."""
@@ -148,6 +152,7 @@ class Pace:
             self._allot(measured)
         if self.settings.policy == "measured" and self._uniform_steps >= self.settings.trial_steps:
             self._uniform_steps = 0.0
+            self._tried_with = len(self._sequences)
             for sequence in self._sequences:
                 sequence.has_trial = True
 

@@ -40,7 +40,9 @@ class PaceSettings(BaseModel):
         default=16, ge=1, description="plain tokens after which the drafter guesses again, to be compared"
     )
     trial_steps: int = Field(
-        default=400, ge=1, description="plain steps after which rounds are tried again, to see what they cost"
+        default=150,
+        ge=1,
+        description="steps of one kind, with Drafts or without, after which the other is tried for its cost",
     )
 
     @model_validator(mode="after")

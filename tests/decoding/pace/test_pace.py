@@ -1,0 +1,182 @@
+"""The pace in a simulated service: loads and acceptance that jump, noise, bad hours."""
+
+import random
+
+import pytest
+
+from decoding.pace.acceptance import SequenceAcceptance, TaskAcceptance
+from decoding.pace.cost import Step, StepSize
+from decoding.pace.pace import Pace, PacedSequence
+from decoding.pace.settings import PaceSettings
+
+
+class Service:
+    """One target, one draft and ``streams`` sequences of one task, in rounds that all take part in."""
+
+    def __init__(self, streams: int = 1, settings: PaceSettings | None = None) -> None:
+        self.pace = Pace(settings or PaceSettings())
+        self.task = TaskAcceptance()
+        self.drawn = random.Random(0)
+        self.rate = 0.8  # acceptance
+        self.noise = 0.0
+        self.draft_step = 2e-3
+        self.token = 0.3e-3  # seconds per token beyond 32
+        self.steps = 0
+        self.sequences: list[PacedSequence] = []
+        self.since_probe: dict[PacedSequence, int] = {}
+        self.resize(streams)
+
+    def resize(self, streams: int) -> None:
+        while len(self.sequences) > streams:
+            self.pace.leave(self.sequences.pop())
+        while len(self.sequences) < streams:
+            sequence = PacedSequence("model", SequenceAcceptance(self.task), max_depth=16)
+            self.sequences.append(sequence)
+            self.since_probe[sequence] = 0
+            self.pace.join(sequence)
+
+    def _about(self, seconds: float) -> float:
+        return seconds * self.drawn.uniform(1 - self.noise, 1 + self.noise)
+
+    def _judged(self, depth: int) -> tuple[int, int]:
+        accepted = next((i for i in range(depth) if self.drawn.random() >= self.rate), depth)
+        return accepted, min(accepted + 1, depth)
+
+    def run(self, rounds: int) -> list[float]:
+        """The mean depth of each round."""
+        return [self._round() for _ in range(rounds)]
+
+    def _round(self) -> float:
+        streams = len(self.sequences)
+        depths = {sequence: self.pace.depth(sequence) for sequence in self.sequences}
+        tokens = streams + sum(depths.values())
+        self.steps += 1
+        seconds = self._about(15e-3 + self.token * max(0, tokens - 32))
+        step = Step(self.steps, StepSize(streams, tokens), seconds)
+        for sequence, depth in depths.items():
+            sequence.length += 1
+            self.pace.observe_target(step, running=streams)
+            if depth:
+                self.pace.observe_drafting(
+                    "model", Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
+                )
+                self.pace.observe_round(sequence, *self._judged(depth), overhead_s=1e-3)
+                continue
+            self.since_probe[sequence] += 1
+            if self.since_probe[sequence] >= sequence.probe_tokens(self.pace.settings):
+                self.since_probe[sequence] = 0
+                self.pace.observe_drafting(
+                    "model", Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
+                )
+                self.pace.observe_probe(sequence, *self._judged(4))
+        self.pace.refresh()
+        return sum(depths.values()) / streams
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def test_one_bad_round_after_the_start_does_not_end_drafting():
+    service = Service()
+    service.rate = 0.0
+    service.run(1)
+    service.rate = 0.8
+    assert min(service.run(10)) > 0
+
+
+def test_bad_drafts_are_given_up():
+    service = Service()
+    service.rate = 0.05
+    service.run(100)
+    assert mean(service.run(300)) < 0.1
+
+
+def test_good_drafts_go_deep_and_stay_on():
+    service = Service()
+    service.rate = 0.95
+    service.run(100)
+    assert mean(service.run(300)) > 5
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_load_takes_drafts_away_and_gives_them_back(noise):
+    service = Service()
+    service.noise, service.rate = noise, 0.6
+    service.run(200)
+    assert mean(service.run(50)) > 1
+    for streams in (2, 4, 8, 16, 32, 64, 128, 256):
+        service.resize(streams)
+        service.run(20)
+    assert mean(service.run(50)) < 0.3
+    service.resize(1)
+    assert mean(service.run(40)[-20:]) > 1
+
+
+def test_after_a_bad_hour_drafts_are_back_within_200_tokens():
+    service = Service()
+    service.rate = 0.02
+    service.run(2000)
+    service.rate = 0.9
+    assert max(service.run(200)) > 1
+    assert mean(service.run(1000)[-300:]) > 2
+
+
+def test_a_draft_that_was_slow_for_an_hour_is_used_again():
+    service = Service()
+    service.run(100)
+    service.draft_step = 60e-3
+    service.run(600)
+    assert mean(service.run(200)) < 0.2
+    service.draft_step = 2e-3
+    service.run(400)
+    assert mean(service.run(100)) > 2
+
+
+def test_a_target_whose_steps_were_costly_is_tried_again():
+    """While all is plain nothing tells what drafts would cost now, but for the trials."""
+    service = Service(streams=32)
+    service.token = 1e-3
+    service.run(300)
+    assert mean(service.run(100)) < 0.2
+    service.token = 0.02e-3
+    trials = 6 * service.pace.settings.trial_steps
+    assert mean(service.run(trials)[-50:]) > 1
+
+
+def test_noise_does_not_make_it_flap():
+    service = Service(streams=8)
+    service.noise, service.rate = 0.2, 0.7
+    service.run(200)
+    depths = service.run(400)
+    switched = sum((before > 0) != (after > 0) for before, after in zip(depths, depths[1:], strict=False))
+    assert switched <= 4  # a trial is two
+
+
+def test_a_request_s_cap_and_the_settings_cap_are_kept():
+    service = Service(streams=2, settings=PaceSettings(max_depth=5))
+    service.rate = 0.99
+    service.sequences[0].max_depth = 2
+    service.run(300)
+    assert [service.pace.depth(sequence) for sequence in service.sequences] == [2, 5]
+
+
+def test_thresholds_decide_where_they_are_asked_for():
+    service = Service(streams=32, settings=PaceSettings(policy="thresholds"))
+    service.rate = 0.95
+    assert set(service.run(100)[-50:]) == {2}
+    service.pace.settings = PaceSettings(policy="thresholds", half_depth_from=64)
+    service.run(2)
+    assert set(service.run(10)) == {4}
+    service.pace.settings = PaceSettings(policy="thresholds", off_from=32)
+    service.run(2)
+    assert set(service.run(10)) == {0}
+
+
+def test_a_draft_is_waited_for_no_longer_than_it_is_worth():
+    service = Service()
+    service.rate = 0.9
+    service.run(200)
+    (sequence,) = service.sequences
+    usual = 1e-3 + (sequence.depth + 0.5) * service.draft_step
+    assert usual < sequence.patience_s < 10 * 15e-3

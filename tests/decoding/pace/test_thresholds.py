@@ -1,0 +1,30 @@
+"""The classic rules."""
+
+import pytest
+
+from decoding.pace.settings import PaceSettings
+from decoding.pace.thresholds import threshold_depth
+
+SETTINGS = PaceSettings()
+
+
+@pytest.mark.parametrize(
+    ("rate", "running", "is_drafting", "depth"),
+    [
+        (0.55, 1, True, 4),  # between the two thresholds things stay as they are
+        (0.55, 1, False, 0),
+        (0.49, 1, True, 0),
+        (0.61, 1, False, 4),
+        (0.9, 31, True, 4),
+        (0.9, 32, True, 2),
+        (0.9, 127, True, 2),
+        (0.9, 128, True, 0),
+    ],
+)
+def test_thresholds(rate, running, is_drafting, depth):
+    assert threshold_depth(SETTINGS, rate, running, is_drafting) == depth
+
+
+def test_contradicting_thresholds_are_refused():
+    with pytest.raises(ValueError, match="on_above=0.4 must be at least off_below=0.5"):
+        PaceSettings(on_above=0.4)
