@@ -31,6 +31,7 @@ from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.relay import relay
 from bench.report import save, table
+from decoding.pace.settings import PaceSettings
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from engine.speculate import Request
@@ -183,7 +184,7 @@ async def answer(fleet: Fleet, request: Request, depth: int) -> tuple[int, ...]:
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model")
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    rounds = Rounds(sequence, fleet, speculation, Paces(settings.pace), settings, deadline)
+    rounds = Rounds(sequence, fleet, speculation, Paces(PaceSettings()), settings, deadline)
     async for _ in rounds.steps():
         pass
     return tuple(sequence.generated)

@@ -6,31 +6,36 @@ the other, tasks mixed. What is compared is plain decoding, fixed depths and the
 of all streams together.
 
 The tables below are rooflines from data sheets, memory at 80 % and arithmetic at 50 % of the peak: an H100
-SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s.
+SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s. ``--table`` takes others from
+a JSON file: {"pair": {"target": {...}, "draft": {...}}}, with the fields of Hardware.
 """
 
+import argparse
 import asyncio
+import json
 import random
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bench import virtual
-from bench.report import table
+from bench.report import save, table
 from bench.simulated import Hardware, SimulatedFleet, is_right_at, simulated_fleet
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway.pace import Paces
 from gateway.record import Record
 from gateway.rounds import Rounds
-from gateway.sequence import Sequence as Generated
+from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 
 MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peak that are reached
 H100_BYTES_PER_S, H100_FLOPS_PER_S = 3.35e12, 989e12
 L4_BYTES_PER_S, L4_FLOPS_PER_S = 300e9, 121e12
-HOP_S = 0.3e-3  # one way, from one machine to another with the gateway's own work
+HOP_S = 0.3e-3  # one way, the gateway's own work included
 FAR_AHEAD_S = 1e9
+SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
 
 TARGET_70B = Hardware(
     weight_bytes=141e9,
@@ -48,9 +53,9 @@ DRAFT_1B = Hardware(
     cache_bytes_per_token=32_768,  # 16 layers, 8 heads of 64
     constant_s=0.5e-3,
 )
-PAIRS: dict[str, tuple[Hardware, Hardware]] = {
-    "70B on four H100, 1B on an L4": (TARGET_70B, DRAFT_1B),
-    "70B on four H100, 1B in 4 bit on an L4": (TARGET_70B, replace(DRAFT_1B, weight_bytes=0.7e9)),
+PAIRS = {
+    "1B on an L4": (TARGET_70B, DRAFT_1B),
+    "1B in 4 bit on an L4": (TARGET_70B, replace(DRAFT_1B, weight_bytes=0.7e9)),
 }
 ACCEPTANCE = {"code": 0.8, "prose": 0.6, "extraction": 0.9, "creative": 0.3}  # per position
 MODES = {
@@ -58,13 +63,13 @@ MODES = {
     "fixed 2": Speculation(mode="fixed", depth=2),
     "fixed 4": Speculation(mode="fixed", depth=4),
     "fixed 8": Speculation(mode="fixed", depth=8),
-    "pace": Speculation(mode="auto"),
+    "pace": Speculation(),
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Load:
-    """Closed loop."""
+    """Closed loop; lengths are means, drawn from half to one and a half times as much."""
 
     streams: int
     prompt_tokens: int
@@ -73,79 +78,108 @@ class Load:
     counted_s: float
 
 
+@dataclass
 class Counter:
-    """Tokens by the time at which they were committed."""
+    """What all streams did."""
 
-    def __init__(self) -> None:
-        self.arrivals: list[tuple[float, int]] = []
-        self.record = Record()
+    commits: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
+    record: Record = field(default_factory=Record)  # of answers that were finished
 
-    def between(self, begin: float, end: float) -> int:
-        return sum(count for time, count in self.arrivals if begin <= time < end)
+    def rate(self, load: Load) -> float:
+        """Tokens per second, the beginning left out."""
+        return sum(tokens for time, tokens in self.commits if time >= load.warm_s) / load.counted_s
 
 
-async def stream(
-    fleet: SimulatedFleet,
-    task_of: dict[int, str],
-    paces: Paces,
-    speculation: Speculation,
-    load: Load,
-    number: int,
-    counter: Counter,
-) -> None:
-    """One client that asks for one answer after the other, until it is cancelled."""
-    loop = asyncio.get_running_loop()
-    settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
-    drawn = random.Random(number)
-    tasks = sorted(ACCEPTANCE)
-    while True:
-        task = drawn.choice(tasks)
-        prompt = (0,) * drawn.randint(load.prompt_tokens // 2, load.prompt_tokens * 3 // 2)
-        answer = drawn.randint(load.answer_tokens // 2, load.answer_tokens * 3 // 2)
-        sequence = Generated(prompt, Sampling(max_tokens=answer), drawn.getrandbits(60))
-        task_of[sequence.noise_key] = task
-        rounds = Rounds(sequence, fleet, speculation.resolved(settings), paces, settings, FAR_AHEAD_S, task)
-        async with aclosing(rounds.steps()) as steps:
-            async for step in steps:
-                counter.arrivals.append((loop.time(), len(step.tokens)))
-        counter.record.add(rounds.record)
-        del task_of[sequence.noise_key]
+class Streams:
+    """Clients of one gateway, each of which asks for one answer after the other."""
+
+    def __init__(self, speculation: Speculation, load: Load) -> None:
+        self.counter = Counter()
+        self._paces = Paces(PaceSettings())
+        self._speculation = speculation.resolved("model", self._paces.settings)
+        self._load = load
+        self._task_of: dict[int, str] = {}  # by noise key
+
+    def is_right(self, sequence: Sequence, position: int) -> bool:
+        """Whether the draft guesses that token."""
+        return is_right_at(ACCEPTANCE[self._task_of[sequence.noise_key]], sequence, position)
+
+    async def run(self, fleet: SimulatedFleet) -> None:
+        """For as long as the load says."""
+        clients = [asyncio.create_task(self._client(fleet, number)) for number in range(self._load.streams)]
+        done, _ = await asyncio.wait(clients, timeout=self._load.warm_s + self._load.counted_s)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        for client in done:
+            client.result()  # none ends by itself but by a defect
+
+    async def _client(self, fleet: SimulatedFleet, number: int) -> None:
+        drawn = random.Random(number)
+        loop = asyncio.get_running_loop()
+        while True:
+            task = drawn.choice(sorted(ACCEPTANCE))
+            prompt = (0,) * self._about(self._load.prompt_tokens, drawn)
+            sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
+            sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
+            self._task_of[sequence.noise_key] = task
+            rounds = Rounds(sequence, fleet, self._speculation, self._paces, SETTINGS, FAR_AHEAD_S, task)
+            async with aclosing(rounds.steps()) as steps:
+                async for step in steps:
+                    self.counter.commits.append((loop.time(), len(step.tokens)))
+            self.counter.record.add(rounds.record)
+
+    @staticmethod
+    def _about(mean: int, drawn: random.Random) -> int:
+        return drawn.randint(mean // 2, mean * 3 // 2)
 
 
 async def closed_loop(pair: tuple[Hardware, Hardware], speculation: Speculation, load: Load) -> Counter:
-    task_of: dict[int, str] = {}  # by noise key
+    streams = Streams(speculation, load)
+    target, draft = pair
+    async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.is_right) as fleet:
+        await streams.run(fleet)
+    return streams.counter
 
-    def is_right(sequence: Generated, position: int) -> bool:
-        return is_right_at(ACCEPTANCE[task_of[sequence.noise_key]], sequence, position)
 
-    counter = Counter()
-    paces = Paces(PaceSettings())
-    async with simulated_fleet(pair[0].seconds, pair[1].seconds, HOP_S, is_right) as fleet:
-        clients = [
-            asyncio.create_task(stream(fleet, task_of, paces, speculation, load, number, counter))
-            for number in range(load.streams)
-        ]
-        await asyncio.sleep(load.warm_s + load.counted_s)
-        for client in clients:
-            if client.done():
-                client.result()
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-    return counter
+def measure(pair: tuple[Hardware, Hardware], load: Load) -> dict[str, Any]:
+    """A row: tokens per second by mode, and what the pace did."""
+    row: dict[str, Any] = {"streams": load.streams}
+    for name, speculation in MODES.items():
+        counter = virtual.run(closed_loop(pair, speculation, load))
+        row[name] = counter.rate(load)
+    record = counter.record
+    row["pace / best"] = row["pace"] / max(row[name] for name in MODES if name != "pace")
+    row["share of passes with a Draft"] = record.rounds / max(record.target_passes, 1)
+    row["mean depth"] = record.drafted / max(record.rounds, 1)
+    return row
+
+
+def pairs_of(path: Path) -> dict[str, tuple[Hardware, Hardware]]:
+    tables = json.loads(path.read_text())
+    return {name: (Hardware(**pair["target"]), Hardware(**pair["draft"])) for name, pair in tables.items()}
 
 
 def main() -> None:
-    for streams in (1, 4, 16, 64, 128, 256):
-        row: dict[str, Any] = {"streams": streams}
-        for name, speculation in MODES.items():
-            load = Load(streams, 512, 256, 20.0, 40.0)
-            counter = virtual.run(closed_loop(PAIRS["70B on four H100, 1B on an L4"], speculation, load))
-            row[name] = counter.between(20.0, 60.0) / 40
-            r = counter.record
-            if name == "pace":
-                row["share"] = r.rounds / max(r.target_passes, 1)
-                row["depth"] = r.drafted / max(r.rounds, 1)
-        print(table([row]), flush=True)
+    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.partition("\n")[0])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 64, 128])
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="mean")
+    parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
+    parser.add_argument("--warm-s", type=float, default=8.0, help="virtual seconds before tokens count")
+    parser.add_argument("--counted-s", type=float, default=15.0, help="virtual seconds")
+    parser.add_argument("--table", type=Path, help="JSON with other pairs")
+    options = parser.parse_args()
+    pairs = PAIRS if options.table is None else pairs_of(options.table)
+    rows = []
+    for name, pair in pairs.items():
+        for streams in options.streams:
+            load = Load(
+                streams, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s
+            )
+            rows.append({"draft": name, **measure(pair, load)})
+            print(table(rows[-1:]), flush=True)
+    hardware = {name: {"target": asdict(pair[0]), "draft": asdict(pair[1])} for name, pair in pairs.items()}
+    print(save("simulate", rows, hardware=hardware, acceptance=ACCEPTANCE))
 
 
 if __name__ == "__main__":

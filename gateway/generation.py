@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tokenizers import Tokenizer
 
 from decoding.noise_key import noise_key
+from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway.admission import Admission
 from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
@@ -87,7 +88,7 @@ class Generation:
         self.fleet = fleet
         self.tokenizer = tokenizer
         self._vocabulary = Vocabulary(tokenizer)
-        self.paces = Paces(settings.pace)
+        self.paces = Paces(PaceSettings())
         self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -116,7 +117,7 @@ class Generation:
         return Prepared(
             tuple(Sequence(prompt, sampling, noise_key(seed, choice, prompt)) for choice in range(request.n)),
             request.stop,
-            request.speculation.resolved(settings),
+            request.speculation.resolved(settings.drafter, self.paces.settings),
             request.task,
             request.priority,
             request.continues_text,

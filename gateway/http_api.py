@@ -89,7 +89,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.get("/health")
     async def health(request: HttpRequest) -> JSONResponse:
-        """200 when a request can be answered now; to those who may ask also the workers' process ids."""
+        """200 when a request can be answered now; to those who may ask also workers and the pace in force."""
         ready = bool(generation.fleet.workers("target"))
         body: dict[str, Any] = {"status": "ok" if ready else "no target worker is ready"}
         try:
@@ -97,6 +97,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         except UnauthenticatedError:
             return JSONResponse(body, status_code=200 if ready else 503)
         body["workers"] = [asdict(worker) for worker in generation.fleet.workers()]
+        body["pace"] = generation.paces.settings.model_dump()
         return JSONResponse(body, status_code=200 if ready else 503)
 
     _answer_errors(app)

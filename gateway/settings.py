@@ -16,7 +16,6 @@ class GatewaySettings(BaseModel):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
-    pace: PaceSettings = Field(default=PaceSettings(), description="how deep to draft under mode auto")
     drafter: Drafter = Field(default="model", description="what drafts unless a request names another")
     draft_deadline_ms: float = Field(
         default=1000.0,
@@ -52,8 +51,8 @@ class Speculation(BaseModel):
     drafter: Drafter | None = Field(default=None, description="None: the gateway's setting")
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
 
-    def resolved(self, settings: GatewaySettings) -> "Speculation":
-        """With a drafter and, unless the mode is off, a depth."""
-        default = {"auto": MAX_DEPTH, "fixed": max(1, settings.pace.threshold_depth), "off": None}[self.mode]
+    def resolved(self, drafter: Drafter, pace: PaceSettings) -> "Speculation":
+        """With a drafter, ``drafter`` unless it names one, and a depth unless the mode is off."""
+        default = {"auto": MAX_DEPTH, "fixed": max(1, pace.threshold_depth), "off": None}[self.mode]
         depth = default if self.mode == "off" or self.depth is None else self.depth
-        return self.model_copy(update={"depth": depth, "drafter": self.drafter or settings.drafter})
+        return self.model_copy(update={"depth": depth, "drafter": self.drafter or drafter})

@@ -48,5 +48,5 @@ class PaceSettings(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> "PaceSettings":
         if self.on_above < self.off_below:
-            raise ValueError(f"on_above={self.on_above} must be at least off_below={self.off_below}")
+            raise ValueError(f"on_above must be at least off_below, got {self.on_above} and {self.off_below}")
         return self

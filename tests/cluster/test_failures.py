@@ -10,6 +10,8 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +36,8 @@ KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
 REPLACED_S = 60.0  # in which Serve starts another replica, on a slow machine
 TOKENS = 400
 MAX_REQUESTS, MAX_WAITING = 12, 4
+TOKEN = "of the workers in these tests"
+SERVED = {"target_threads": 1, "cache_memory": 2**28}  # as `serving` does
 SETTINGS = f"""
 targets: 2
 target_resources: {{target_side: 1}}
@@ -86,12 +90,19 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def patched() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, patched: pytest.MonkeyPatch) -> Iterator[Machines]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"target_side": 8}})
     try:
         draft_node = cluster.add_node(num_cpus=1, resources={"draft_side": 8})
         folder = tmp_path_factory.mktemp("machines")
         (folder / "outrider.yaml").write_text(SETTINGS)
+        patched.setenv("OUTRIDER_TOKEN", TOKEN)  # so that another driver can deploy to the same workers
         with serving(folder, "config=outrider.yaml", ray_address=cluster.address) as service:
             machines = Machines(service, cluster, draft_node)
             machines.wait_for("target", 2)
@@ -393,6 +404,29 @@ def texts(machines: Machines, speculation: dict[str, Any], count: int) -> list[s
         return list(pool.map(ask, range(count)))
 
 
+def gateway_pids(machines: Machines) -> set[int]:
+    return {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "ServeReplica:default:Gateway" in " ".join(process.info["cmdline"] or [])
+    }
+
+
+def redeploy(machines: Machines, pace: dict[str, Any]) -> None:
+    """As `serve deploy` with another user_config for the gateway."""
+    script = f"""
+import ray, yaml
+from ray import serve
+from cluster import app
+from cluster.settings import Settings
+ray.init(namespace="serve")
+settings = Settings.model_validate({{**yaml.safe_load({SETTINGS!r}), **{SERVED!r}, "pace": {pace!r}}})
+serve.run(app(settings))
+"""
+    environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address, "OUTRIDER_TOKEN": TOKEN}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+
+
 @contextlib.contextmanager
 def killed_every(seconds: float, pids: Callable[[], set[int]]) -> Iterator[list[int]]:
     killed: list[int] = []
@@ -425,6 +459,26 @@ def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: 
         assert texts(machines, MODES["fixed"], 300) == expected
     assert killed
     machines.wait_for("draft", 1)
+
+
+def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
+    """Serve's user_config, deployed again by another driver: the stream under way takes it up."""
+    fields = {**body(12), "speculation": {"mode": "auto"}}
+    processes = {role: machines.pids(role) for role in ("target", "draft")}
+    gateways = gateway_pids(machines)
+
+    def turn_off() -> None:
+        redeploy(machines, {"policy": "thresholds", "off_from": 0})
+
+    before = stream(machines, fields).usage["speculation"]
+    assert before["rounds"] > 0
+    during = stream(machines, {**fields, "max_tokens": 2 * TOKENS}, after=3, then=turn_off)
+    assert during.finish_reason == "length"
+    after = stream(machines, fields).usage["speculation"]
+    assert after["rounds"] == 0
+    assert gateway_pids(machines) == gateways
+    assert {role: machines.pids(role) for role in processes} == processes
+    redeploy(machines, {})
 
 
 def test_the_controller_killed_under_a_stream(machines: Machines) -> None:

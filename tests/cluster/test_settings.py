@@ -49,7 +49,7 @@ def test_a_file_gives_settings_and_arguments_win(tmp_path):
     file.write_text("target: t\ndrafts: 6\npace: {max_depth: 3}\ntarget_resources: {big: 1}\n")
     settings = Settings(config=str(file), drafts=2).resolved()
     assert (settings.target, settings.drafts, settings.target_resources) == ("t", 2, {"big": 1.0})
-    assert settings.gateway().pace.max_depth == 3
+    assert settings.pace.max_depth == 3
 
 
 @pytest.mark.parametrize(

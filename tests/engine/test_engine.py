@@ -169,6 +169,31 @@ def test_timings_add_up_and_name_the_batch(engine: Engine) -> None:
     )
 
 
+def test_a_draft_after_a_pause_is_the_draft_without_one(engine: Engine) -> None:
+    """A cache that fell behind catches up in chunks as small as those of prompts, and guesses as well."""
+    text = tokens_of(plain(engine, SEEDED))
+    followed, paused = (engine.open(len(PROMPT), 1, SEEDED) for _ in range(2))
+
+    def proposed(sequence: Sequence, base: int, tokens: tuple[int, ...], depth: int) -> tuple[Draft, int]:
+        engine.submit(Propose(sequence, base, tokens, depth, 0))
+        results, largest = [], 0
+        while engine.has_work:
+            results += engine.step()
+            assert engine.last_step is not None
+            largest = max(largest, engine.last_step.tokens)
+        (result,) = results
+        assert isinstance(result, Proposed)
+        return result.draft, largest
+
+    proposed(followed, 0, PROMPT, 4)
+    proposed(paused, 0, PROMPT, 0)
+    for end in range(1, 19):
+        draft, _ = proposed(followed, len(PROMPT) + end - 1, text[end - 1 : end], 4)
+    after_pause, largest = proposed(paused, len(PROMPT), text[:18], 4)
+    assert after_pause == draft == Draft.chain(text[18:22])
+    assert largest <= 16
+
+
 def test_a_drafted_token_that_the_target_cannot_say_is_refused_like_any_other(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)

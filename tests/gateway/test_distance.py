@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bench.relay import relay
+from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway.fleet import Fleet
 from gateway.pace import Paces
@@ -34,7 +35,7 @@ async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
         sequence = Sequence((1, 2), Sampling(max_tokens=len(ANSWER)), noise_key=0)
         speculation = Speculation(mode=mode, depth=4, drafter="model")
         settings = GatewaySettings(model="m", tokenizer="t")
-        rounds = Rounds(sequence, far, speculation, Paces(settings.pace), settings, later(60))
+        rounds = Rounds(sequence, far, speculation, Paces(PaceSettings()), settings, later(60))
         async for _ in rounds.steps():
             pass
     assert sequence.generated == ANSWER

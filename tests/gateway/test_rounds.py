@@ -6,6 +6,7 @@ from contextlib import aclosing
 import grpc
 import pytest
 
+from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway import drafters
 from gateway.errors import DeadlineError, InvalidRequestError
@@ -41,7 +42,7 @@ def rounds_of(
 ):
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
-    paces = Paces(settings.pace)
+    paces = Paces(PaceSettings())
     return sequence, Rounds(sequence, fleet, speculation, paces, settings, later(deadline_s))
 
 

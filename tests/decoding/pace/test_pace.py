@@ -1,6 +1,7 @@
 """The pace in a simulated service: loads and acceptance that jump, noise, bad hours."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_noise_does_not_make_it_flap():
     service.noise, service.rate = 0.2, 0.7
     service.run(200)
     depths = service.run(400)
-    switched = sum((before > 0) != (after > 0) for before, after in zip(depths, depths[1:], strict=False))
+    switched = sum((before > 0) != (after > 0) for before, after in pairwise(depths))
     assert switched <= 4  # a trial is two
 
 

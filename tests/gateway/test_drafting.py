@@ -1,0 +1,108 @@
+"""When a sequence has Drafts, seen from the rounds it goes through."""
+
+import asyncio
+
+import pytest
+
+from decoding.pace.settings import PaceSettings
+from decoding.settings import Sampling
+from gateway import drafters
+from gateway.pace import Paces
+from gateway.rounds import Rounds
+from gateway.sequence import Origin, Sequence
+from gateway.settings import GatewaySettings, Speculation
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.gateway.test_rounds import later
+
+ANSWER = [*range(250)]
+ON = PaceSettings(policy="thresholds")
+OFF = PaceSettings(policy="thresholds", off_from=0)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
+
+
+def rounds_of(fleet, paces, **fields):
+    fields = {"mode": "auto", **fields}
+    speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
+    sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
+    settings = GatewaySettings(model="m", tokenizer="t")
+    return sequence, Rounds(sequence, fleet, speculation, paces, settings, later(60))
+
+
+async def answer(fleet, paces, **fields):
+    sequence, rounds = rounds_of(fleet, paces, **fields)
+    async for _ in rounds.steps():
+        pass
+    assert sequence.generated == ANSWER
+    return rounds.record
+
+
+async def test_good_drafts_are_used():
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        record = await answer(fleet, Paces(ON))
+    assert record.target_passes < len(ANSWER) / 3
+
+
+async def test_bad_drafts_are_given_up_and_the_target_pays_nothing_for_those_that_are_only_compared():
+    target = ScriptedTarget(ANSWER)
+    async with fleet_of(target, ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))) as fleet:
+        record = await answer(fleet, Paces(ON))
+    assert record.rounds < 10
+    assert record.target_passes == len(ANSWER)
+
+
+async def test_drafts_come_back_once_guesses_prove_right_again():
+    """Nobody verifies while the sequence is plain: the text itself tells."""
+    draft = ScriptedDraft(ANSWER, wrong=range(60))
+    async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
+        record = await answer(fleet, Paces(ON))
+    assert record.accepted > 50
+
+
+async def test_a_depth_under_mode_auto_is_a_cap():
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        record = await answer(fleet, Paces(ON), depth=2)
+    assert max(record.accepted_lengths) == 2
+
+
+async def test_settings_that_change_take_hold_of_running_requests():
+    paces = Paces(ON)
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        sequence, rounds = rounds_of(fleet, paces)
+        async for step in rounds.steps():
+            if len(sequence.generated) > 50:
+                if paces.settings is ON:
+                    verified = rounds.record.rounds
+                paces.settings = OFF
+                last = step
+    assert sequence.generated == ANSWER
+    assert rounds.record.rounds <= verified + 2
+    assert last.tokens[-1].origin is Origin.PLAIN
+
+
+async def test_after_a_pause_drafts_are_as_good_as_without_one():
+    """The draft worker is told what it missed little by little, and its first Draft stands whole."""
+    paces, draft = Paces(OFF), ScriptedDraft(ANSWER)
+    async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
+        sequence, rounds = rounds_of(fleet, paces)
+        async for _ in rounds.steps():
+            if len(sequence.generated) > 120:
+                paces.settings = ON
+            await asyncio.sleep(0)  # as slow as a target, so that the draft is asked meanwhile
+    assert sequence.generated == ANSWER
+    full, first, last = 4, rounds.record.rounds - rounds.record.accepted_lengths[4], 1
+    assert rounds.record.accepted_lengths[full] > 10
+    assert first <= 1 + last  # the Draft trimmed to what was still ahead, and the one that max_tokens cuts
+    longest = max(
+        len(request.propose.turn.tokens) for request in draft.requests if request.HasField("propose")
+    )
+    assert longest <= 4 * PaceSettings().probe_tokens + 8
+
+
+async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))) as fleet:
+        record = await answer(fleet, Paces(ON), verification="rejection")
+    assert record.rounds > 3
