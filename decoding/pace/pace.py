@@ -145,8 +145,13 @@ class Pace:
             if self._is_measured(sequence):
                 measured.append(sequence)
             else:
-                rate = sequence.acceptance.overall_rate
-                fixed = threshold_depth(self.settings, rate, self._running, sequence.depth > 0)
+                fixed = threshold_depth(
+                    self.settings,
+                    sequence.acceptance.overall_rate,
+                    self._running,
+                    is_drafting=sequence.depth > 0,
+                    is_batch=sequence.is_batch,
+                )
                 sequence.depth, sequence.patience_s = min(fixed, self._cap(sequence)), math.inf
         if measured:
             self._allot(measured)

@@ -22,7 +22,12 @@ SETTINGS = PaceSettings()
     ],
 )
 def test_thresholds(rate, running, is_drafting, depth):
-    assert threshold_depth(SETTINGS, rate, running, is_drafting) == depth
+    assert threshold_depth(SETTINGS, rate, running, is_drafting=is_drafting) == depth
+
+
+@pytest.mark.parametrize(("running", "depth"), [(31, 4), (32, 0)])
+def test_requests_marked_batch_lose_their_drafts_where_others_get_shallower(running, depth):
+    assert threshold_depth(SETTINGS, 0.9, running, is_drafting=True, is_batch=True) == depth
 
 
 def test_contradicting_thresholds_are_refused():
