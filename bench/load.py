@@ -235,7 +235,7 @@ def crossing_rows(steps: Steps, pairs: Sequence[Mapping[str, Sequence[float]]]) 
     return rows
 
 
-def keep(results: Mapping[str, list[Row]], section: str) -> None:
+def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) -> None:
     """Writes load.json; what other sections found earlier stays, with its own command."""
     path = RESULTS / "load.json"
     before = json.loads(path.read_text()) if path.exists() else {}
@@ -243,7 +243,8 @@ def keep(results: Mapping[str, list[Row]], section: str) -> None:
     facts = {name: results.get(name, before.get(name, [])) for name in names}
     command = shlex.join(["python", "-m", "bench.load", *sys.argv[1:]])
     commands = {**before.get("commands", {}), section: command}
-    print(save("load", facts.pop("rows"), commands=commands, **facts), flush=True)
+    threads = {"target": target_threads, "draft": 1}
+    print(save("load", facts.pop("rows"), commands=commands, threads=threads, **facts), flush=True)
 
 
 def cache_bytes(target: str) -> int:
@@ -262,7 +263,7 @@ async def measure(
         for section in sections_on(target, options):
             for name, rows in (await getattr(bench, section)()).items():
                 results.setdefault(name, []).extend(rows)
-            keep(results, section)
+            keep(results, section, options.target_threads)
 
 
 def target_of(streams: int, options: argparse.Namespace) -> str:
