@@ -221,9 +221,9 @@ def test_a_section_measured_alone_leaves_the_others(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(load, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["load.py", "closed"])
-    keep({"rows": [{"streams": 1}], "ratios": [{"ok": True}]}, "closed")
+    keep({"rows": [{"streams": 1}], "ratios": [{"ok": True}]}, "closed", 2)
     monkeypatch.setattr("sys.argv", ["load.py", "open", "--rates", "0.5"])
-    keep({"open": [{"share": 0.5}]}, "open")
+    keep({"open": [{"share": 0.5}]}, "open", 2)
     kept = json.loads((tmp_path / "load.json").read_text())
     assert (kept["rows"], kept["ratios"], kept["open"]) == (
         [{"streams": 1}],
