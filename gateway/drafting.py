@@ -120,6 +120,7 @@ class Drafting:
             if not self._may_draft:
                 await self._drafter.recover()
                 self._may_draft = True
+            await self._grown(self._pace.probe_tokens(self._paced))
             depth, room = self.depth(), self._room
             if room == 0:
                 await _never()
@@ -129,13 +130,18 @@ class Drafting:
             if proposal is not None:
                 await self._compare(proposal)
 
-    async def _compare(self, proposal: Proposal) -> None:
-        """Has the pace learn from a guess that was never verified, once the text has gone on long enough."""
-        while len(self._sequence) < proposal.base + self._paced.probe_tokens(self._pace.settings):
+    async def _grown(self, count: int) -> None:
+        """Until there are so many tokens more, or rounds pay."""
+        end = min(len(self._sequence) + count, self._sequence.limit)
+        while len(self._sequence) < end and not self._pays():
             self._grew.clear()
             await self._grew.wait()
-            if self._pays():
-                return
+
+    async def _compare(self, proposal: Proposal) -> None:
+        """Has the pace learn from a guess that is never verified, once the text has gone on long enough."""
+        while len(self._sequence) <= proposal.base + len(proposal.draft.tokens):
+            self._grew.clear()
+            await self._grew.wait()
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
             self._paced.has_trial = True

@@ -19,6 +19,7 @@ class TaskAcceptance:
         self._kept = 1.0 - 1.0 / memory
         self._verified = [0.0] * MAX_DEPTH
         self._accepted = [0.0] * MAX_DEPTH
+        self._rates: tuple[float, ...] | None = None  # until the next round
 
     def observe(self, accepted: int, verified: int) -> None:
         """A round in which so many positions were reached, and all or all but the last were right."""
@@ -28,14 +29,17 @@ class TaskAcceptance:
         for position in range(verified):
             self._verified[position] += 1.0
             self._accepted[position] += position < accepted
+        self._rates = None
 
     def rates(self) -> tuple[float, ...]:
         """[MAX_DEPTH] Each position is taken to be like the one before it as far as it was not measured."""
-        rates, rate = [], PRIOR_RATE
-        for accepted, verified in zip(self._accepted, self._verified, strict=True):
-            rate = (accepted + PRIOR_SAMPLES * rate) / (verified + PRIOR_SAMPLES)
-            rates.append(rate)
-        return tuple(rates)
+        if self._rates is None:
+            rates, rate = [], PRIOR_RATE
+            for accepted, verified in zip(self._accepted, self._verified, strict=True):
+                rate = (accepted + PRIOR_SAMPLES * rate) / (verified + PRIOR_SAMPLES)
+                rates.append(rate)
+            self._rates = tuple(rates)
+        return self._rates
 
     @property
     def is_known(self) -> bool:
@@ -52,7 +56,7 @@ class SequenceAcceptance:
 
     def __init__(self, task: TaskAcceptance, memory: float = 16.0) -> None:
         """memory: rounds after which an older one weighs 1/e."""
-        self._task = task
+        self.task = task
         self._kept = 1.0 - 1.0 / memory
         self._accepted = 0.0
         self._expected = 0.0  # accepted, if it were like its task
@@ -60,23 +64,23 @@ class SequenceAcceptance:
 
     def observe(self, accepted: int, verified: int) -> None:
         """As for the task, which is told too."""
-        rates = self._task.rates()
+        rates = self.task.rates()
         self._accepted = self._kept * self._accepted + accepted
         self._expected = self._kept * self._expected + sum(rates[:verified])
         self._verified = self._kept * self._verified + verified
-        self._task.observe(accepted, verified)
+        self.task.observe(accepted, verified)
 
     @property
     def is_known(self) -> bool:
-        return self._task.is_known
+        return self.task.is_known
 
     def rates(self) -> list[float]:
         """[MAX_DEPTH], given that the position is reached."""
         offset = (self._accepted - self._expected) / (self._verified + ALIKE_SAMPLES)
-        return [min(max(rate + offset, 0.0), 1.0) for rate in self._task.rates()]
+        return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property
     def overall_rate(self) -> float:
         """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
-        first = self._task.rates()[0]
+        first = self.task.rates()[0]
         return (self._accepted + ENOUGH_SAMPLES * first) / (self._verified + ENOUGH_SAMPLES)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoding.pace.acceptance import SequenceAcceptance
 from decoding.pace.cost import RoundCost, Step, StepCost
@@ -17,6 +16,7 @@ TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
 FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
+PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
 
@@ -37,9 +37,10 @@ class PacedSequence:
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.has_trial = False  # its next turn is to be of the other kind, to see what that costs
 
-    def probe_tokens(self, settings: PaceSettings) -> int:
-        """Plain tokens until the drafter is to guess again: more after every guess that changed nothing."""
-        return settings.probe_tokens * min(1 << self.failed_probes, LONGEST_PROBE)
+    def is_like(self, other: "PacedSequence") -> bool:
+        """Whether as much is known of both, as long as one of them is new."""
+        mine, theirs = self.acceptance.task, other.acceptance.task
+        return mine is theirs and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)
 
 
 @dataclass
@@ -78,7 +79,11 @@ class Pace:
         if len(self._sequences) >= 2 * self._tried_with:
             self._uniform_steps = max(self._uniform_steps, self.settings.trial_steps - FIRST_TRIAL)
             self._tried_with = len(self._sequences)
-        self._decide()
+        alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)
+        if alike is None:
+            self._decide()
+        else:
+            sequence.depth = min(alike.depth, self._cap(sequence))  # until the next decision
 
     def leave(self, sequence: PacedSequence) -> None:
         self._sequences.remove(sequence)
@@ -132,6 +137,14 @@ class Pace:
             return min(TRIAL_DEPTH, self._cap(sequence))
         return sequence.depth
 
+    def probe_tokens(self, sequence: PacedSequence) -> int:
+        """Plain tokens until its drafter is to guess again.
+
+        More after every guess that changed nothing, and where many guess: together they tell as much.
+        """
+        many = min(len(self._sequences), MANY_PROBERS) // PROBERS
+        return self.settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
+
     def _cost_of(self, drafter: str) -> DrafterCost:
         return self._drafters.setdefault(drafter, DrafterCost(StepCost(), RoundCost()))
 
@@ -165,7 +178,7 @@ class Pace:
         return self.settings.policy == "measured" and self._target.is_known and sequence.acceptance.is_known
 
     def _allot(self, sequences: list[PacedSequence]) -> None:
-        reach = np.array([self._reach(sequence) for sequence in sequences])
+        reach = self._reach(sequences)
         is_batch = np.array([sequence.is_batch for sequence in sequences])
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
@@ -181,13 +194,14 @@ class Pace:
         for sequence, depth, seconds in zip(sequences, depths, patience, strict=True):
             sequence.depth, sequence.patience_s = int(depth), float(seconds)
 
-    def _reach(self, sequence: PacedSequence) -> NDArray[np.float64]:
-        """[MAX_DEPTH]"""
-        reach = np.cumprod(sequence.acceptance.rates())
-        sign = 1.0 if sequence.depth > 0 else -1.0
-        reach *= 1.0 + sign * self.settings.hysteresis
-        reach[self._cap(sequence) :] = 0.0
-        return np.asarray(np.minimum(reach, 1.0))
+    def _reach(self, sequences: list[PacedSequence]) -> Vector:
+        """[sequences, MAX_DEPTH]"""
+        rates = np.array([sequence.acceptance.rates() for sequence in sequences])
+        is_drafting = np.array([sequence.depth > 0 for sequence in sequences])
+        caps = np.array([self._cap(sequence) for sequence in sequences])
+        kept = 1.0 + np.where(is_drafting, 1.0, -1.0) * self.settings.hysteresis
+        reach = np.minimum(np.cumprod(rates, axis=1) * kept[:, None], 1.0)
+        return np.asarray(np.where(np.arange(reach.shape[1]) < caps[:, None], reach, 0.0))
 
 
 @dataclass(frozen=True)

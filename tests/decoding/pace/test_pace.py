@@ -64,7 +64,7 @@ class Service:
                 self.pace.observe_round(sequence, *self._judged(depth), overhead_s=1e-3)
                 continue
             self.since_probe[sequence] += 1
-            if self.since_probe[sequence] >= sequence.probe_tokens(self.pace.settings):
+            if self.since_probe[sequence] >= self.pace.probe_tokens(sequence):
                 self.since_probe[sequence] = 0
                 self.pace.observe_drafting(
                     "model", Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
