@@ -236,15 +236,24 @@ def crossing_rows(steps: Steps, pairs: Sequence[Mapping[str, Sequence[float]]]) 
 
 
 def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) -> None:
-    """Writes load.json; what other sections found earlier stays, with its own command."""
+    """Writes load.json; what other sections and targets found earlier stays, with its own command."""
     path = RESULTS / "load.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     names = [name for names in SECTIONS.values() for name in names]
-    facts = {name: results.get(name, before.get(name, [])) for name in names}
+    facts = {name: _merged(before.get(name, []), results.get(name)) for name in names}
     command = shlex.join(["python", "-m", "bench.load", *sys.argv[1:]])
-    commands = {**before.get("commands", {}), section: command}
+    targets = sorted({row["target"] for row in results[SECTIONS[section][0]] if "target" in row})
+    commands = {**before.get("commands", {}), ", ".join([section, *targets]): command}
     threads = {"target": target_threads, "draft": 1}
     print(save("load", facts.pop("rows"), commands=commands, threads=threads, **facts), flush=True)
+
+
+def _merged(before: list[Row], now: list[Row] | None) -> list[Row]:
+    """What was found now, and earlier on targets that were not measured now."""
+    if now is None:
+        return before
+    measured = {row.get("target") for row in now}
+    return [*(row for row in before if row.get("target") not in measured), *now]
 
 
 def cache_bytes(target: str) -> int:

@@ -82,9 +82,9 @@ class SimulatedStream:
     def lag(self) -> int:
         return len(self.sequence) - self.known
 
-    def turn(self) -> rounds_pb2.Turn:
+    def turn(self, round_number: int) -> rounds_pb2.Turn:
         base, self.known = self.known, len(self.sequence)
-        return rounds_pb2.Turn(round=self.sequence.round, base=base, tokens=self.sequence.since(base))
+        return rounds_pb2.Turn(round=round_number, base=base, tokens=self.sequence.since(base))
 
     async def send(self, request: Any, timeout: float = math.inf) -> None:
         loop = asyncio.get_running_loop()

@@ -39,7 +39,7 @@ class ModelDrafter:
         self._fleet = fleet
         self._sequence = sequence
         self._stream: DraftStream | None = None
-        self._asked = 0  # round of the newest Propose
+        self._asked = 0  # number of the newest Propose: there may be several to one turn of the target
         self._pause_s = 0.0
 
     async def start(self) -> None:
@@ -72,8 +72,8 @@ class ModelDrafter:
 
     async def _ask(self, depth: int) -> None:
         assert self._stream is not None
-        self._asked = self._sequence.round
-        propose = rounds_pb2.Propose(turn=self._stream.turn(), depth=depth, width=1)
+        self._asked += 1
+        propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth, width=1)
         try:
             await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
         except (WorkerLostError, InvalidRequestError) as error:

@@ -129,7 +129,9 @@ class Rounds:
     async def _verify(self, target: TargetStream, proposal: Proposal) -> Step:
         draft = proposal.draft
         begun = asyncio.get_running_loop().time()
-        verify = rounds_pb2.Verify(turn=target.turn(), draft=draft)  # the Draft goes on as it came
+        verify = rounds_pb2.Verify(
+            turn=target.turn(self._sequence.round), draft=draft
+        )  # the Draft goes on as it came
         await target.send(rounds_pb2.TargetRequest(verify=verify))
         reply = await self._reply(target)
         overhead_s = asyncio.get_running_loop().time() - begun - reply.timings.total_ns / 1e9
@@ -153,7 +155,7 @@ class Rounds:
             while self._sequence.finish_reason is None and not resuming.done():
                 if until - len(self._sequence) <= PLAIN_STRETCH // 2 and until < self._sequence.limit:
                     until = min(len(self._sequence) + PLAIN_STRETCH, self._sequence.limit)
-                    plain = rounds_pb2.Plain(turn=target.turn(), until=until)
+                    plain = rounds_pb2.Plain(turn=target.turn(self._sequence.round), until=until)
                     await target.send(rounds_pb2.TargetRequest(plain=plain))
                 reply = await self._reply(target)
                 step = self._commit(reply, Origin.PLAIN)

@@ -63,7 +63,7 @@ class Pace:
     """
 
     def __init__(self, settings: PaceSettings) -> None:
-        self.settings = settings  # may be replaced at any time
+        self._settings = settings
         self._sequences: list[PacedSequence] = []
         self._target = StepCost()
         self._drafters: dict[str, DrafterCost] = {}
@@ -74,10 +74,20 @@ class Pace:
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._observations = 0  # since the last decision
 
+    @property
+    def settings(self) -> PaceSettings:
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: PaceSettings) -> None:
+        """In force from the next turn of every sequence on."""
+        self._settings = settings
+        self._decide()
+
     def join(self, sequence: PacedSequence) -> None:
         self._sequences.append(sequence)
         if len(self._sequences) >= 2 * self._tried_with:
-            self._uniform_steps = max(self._uniform_steps, self.settings.trial_steps - FIRST_TRIAL)
+            self._uniform_steps = max(self._uniform_steps, self._settings.trial_steps - FIRST_TRIAL)
             self._tried_with = len(self._sequences)
         alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)
         if alike is None:
@@ -107,7 +117,7 @@ class Pace:
     def observe_round(self, sequence: PacedSequence, accepted: int, verified: int, overhead_s: float) -> None:
         """A Verdict on a Draft. overhead_s: of the round, spent neither in the draft nor in the target."""
         sequence.acceptance.observe(accepted, verified)
-        sequence.failed_probes = 0
+        sequence.failed_probes, sequence.has_trial = 0, False
         self._observations += 1
         in_rounds = sum(other.depth > 0 for other in self._sequences)
         self._cost_of(sequence.drafter).round.observe(in_rounds, overhead_s)
@@ -132,8 +142,7 @@ class Pace:
         if not self.may_pay(sequence):
             sequence.has_trial = False
             return 0
-        if sequence.has_trial:
-            sequence.has_trial = False
+        if sequence.has_trial:  # until a Draft was verified
             return min(TRIAL_DEPTH, self._cap(sequence))
         return sequence.depth
 
@@ -143,13 +152,13 @@ class Pace:
         More after every guess that changed nothing, and where many guess: together they tell as much.
         """
         many = min(len(self._sequences), MANY_PROBERS) // PROBERS
-        return self.settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
+        return self._settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
 
     def _cost_of(self, drafter: str) -> DrafterCost:
         return self._drafters.setdefault(drafter, DrafterCost(StepCost(), RoundCost()))
 
     def _cap(self, sequence: PacedSequence) -> int:
-        return min(sequence.max_depth, self.settings.max_depth)
+        return min(sequence.max_depth, self._settings.max_depth)
 
     def _decide(self) -> None:
         self._observations = 0
@@ -159,7 +168,7 @@ class Pace:
                 measured.append(sequence)
             else:
                 fixed = threshold_depth(
-                    self.settings,
+                    self._settings,
                     sequence.acceptance.overall_rate,
                     self._running,
                     is_drafting=sequence.depth > 0,
@@ -168,14 +177,14 @@ class Pace:
                 sequence.depth, sequence.patience_s = min(fixed, self._cap(sequence)), math.inf
         if measured:
             self._allot(measured)
-        if self.settings.policy == "measured" and self._uniform_steps >= self.settings.trial_steps:
+        if self._settings.policy == "measured" and self._uniform_steps >= self._settings.trial_steps:
             self._uniform_steps = 0.0
             self._tried_with = len(self._sequences)
             for sequence in self._sequences:
                 sequence.has_trial = True
 
     def _is_measured(self, sequence: PacedSequence) -> bool:
-        return self.settings.policy == "measured" and self._target.is_known and sequence.acceptance.is_known
+        return self._settings.policy == "measured" and self._target.is_known and sequence.acceptance.is_known
 
     def _allot(self, sequences: list[PacedSequence]) -> None:
         reach = self._reach(sequences)
@@ -199,7 +208,7 @@ class Pace:
         rates = np.array([sequence.acceptance.rates() for sequence in sequences])
         is_drafting = np.array([sequence.depth > 0 for sequence in sequences])
         caps = np.array([self._cap(sequence) for sequence in sequences])
-        kept = 1.0 + np.where(is_drafting, 1.0, -1.0) * self.settings.hysteresis
+        kept = 1.0 + np.where(is_drafting, 1.0, -1.0) * self._settings.hysteresis
         reach = np.minimum(np.cumprod(rates, axis=1) * kept[:, None], 1.0)
         return np.asarray(np.where(np.arange(reach.shape[1]) < caps[:, None], reach, 0.0))
 

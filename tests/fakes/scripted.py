@@ -59,6 +59,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     """Says ``answer`` whatever is drafted. Takes chains only."""
 
     finish_reason: str = "length"  # of the answer's last token
+    step_s: float = 0.0  # that a token takes in plain decoding
     repeats_itself: bool = False  # sends each reply of an older round once more
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
@@ -77,6 +78,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                 said, newest = said if turn.round == newest else generated, turn.round
                 prompt_length = self.requests[0].open.prompt_length
                 for position in range(said, min(request.plain.until - prompt_length, self.end)):
+                    await asyncio.sleep(self.step_s)
                     previous = self._reply(turn, position, [])
                     said = position + 1
                     yield previous

@@ -1,7 +1,5 @@
 """When a sequence has Drafts, seen from the rounds it goes through."""
 
-import asyncio
-
 import pytest
 
 from decoding.pace.settings import PaceSettings
@@ -16,6 +14,7 @@ from tests.gateway.test_rounds import later
 
 ANSWER = [*range(250)]
 ON = PaceSettings(policy="thresholds")
+STEP_S = 0.002  # long enough for a Draft to come within a few tokens
 OFF = PaceSettings(policy="thresholds", off_from=0)
 
 
@@ -86,12 +85,11 @@ async def test_settings_that_change_take_hold_of_running_requests():
 async def test_after_a_pause_drafts_are_as_good_as_without_one():
     """The draft worker is told what it missed little by little, and its first Draft stands whole."""
     paces, draft = Paces(OFF), ScriptedDraft(ANSWER)
-    async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         sequence, rounds = rounds_of(fleet, paces)
         async for _ in rounds.steps():
             if len(sequence.generated) > 120:
                 paces.settings = ON
-            await asyncio.sleep(0)  # as slow as a target, so that the draft is asked meanwhile
     assert sequence.generated == ANSWER
     full, first, last = 4, rounds.record.rounds - rounds.record.accepted_lengths[4], 1
     assert rounds.record.accepted_lengths[full] > 10
@@ -103,6 +101,7 @@ async def test_after_a_pause_drafts_are_as_good_as_without_one():
 
 
 async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():
-    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))) as fleet:
+    draft = ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         record = await answer(fleet, Paces(ON), verification="rejection")
     assert record.rounds > 3

@@ -47,7 +47,7 @@ async def test_streams_spread_over_the_replicas_and_come_back(fleet):
 async def test_every_stream_opens_under_an_epoch_of_its_own(fleet):
     opening = sequence()
     async with aclosing(fleet.open_target(opening)) as target, aclosing(fleet.open_draft(opening)) as draft:
-        assert (target.turn().epoch, draft.turn().epoch) == (1, 2)
+        assert (target.turn(1).epoch, draft.turn(1).epoch) == (1, 2)
 
 
 async def test_a_prompt_goes_where_its_beginning_was_taken_in(fleet):
