@@ -25,6 +25,7 @@ import httpx
 import openai
 import psutil
 import pytest
+import yaml
 from ray.cluster_utils import Cluster
 
 from client.generation import Client
@@ -97,12 +98,12 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory, patched: pytest.MonkeyPatch) -> Iterator[Machines]:
+    patched.setenv("OUTRIDER_TOKEN", TOKEN)  # workers and gateways of later deployments share it
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"target_side": 8}})
     try:
         draft_node = cluster.add_node(num_cpus=1, resources={"draft_side": 8})
         folder = tmp_path_factory.mktemp("machines")
         (folder / "outrider.yaml").write_text(SETTINGS)
-        patched.setenv("OUTRIDER_TOKEN", TOKEN)  # so that another driver can deploy to the same workers
         with serving(folder, "config=outrider.yaml", ray_address=cluster.address) as service:
             machines = Machines(service, cluster, draft_node)
             machines.wait_for("target", 2)
@@ -413,17 +414,21 @@ def gateway_pids(machines: Machines) -> set[int]:
 
 
 def redeploy(machines: Machines, pace: dict[str, Any]) -> None:
-    """As `serve deploy` with another user_config for the gateway."""
+    """As `serve deploy` with a config file whose user_config of the gateway is ``pace``."""
+    application = {
+        "name": "default",
+        "import_path": "cluster:app",
+        "args": {**yaml.safe_load(SETTINGS), **SERVED},
+        "deployments": [{"name": "Gateway", "user_config": pace}],
+    }
     script = f"""
-import ray, yaml
-from ray import serve
-from cluster import app
-from cluster.settings import Settings
+import ray
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 ray.init(namespace="serve")
-settings = Settings.model_validate({{**yaml.safe_load({SETTINGS!r}), **{SERVED!r}, "pace": {pace!r}}})
-serve.run(app(settings))
+_get_global_client().deploy_apps(ServeDeploySchema(applications=[{application!r}]), _blocking=True)
 """
-    environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address, "OUTRIDER_TOKEN": TOKEN}
+    environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
 
 
@@ -462,7 +467,10 @@ def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: 
 
 
 def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
-    """Serve's user_config, deployed again by another driver: the stream under way takes it up."""
+    """Serve's user_config in a config file that is deployed again: the stream under way takes it up."""
+    redeploy(machines, {})  # from now on as a config file
+    machines.wait_for("target", 2)
+    machines.wait_for("draft", 1)
     fields = {**body(12), "speculation": {"mode": "auto"}}
     processes = {role: machines.pids(role) for role in ("target", "draft")}
     gateways = gateway_pids(machines)
@@ -470,15 +478,16 @@ def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -
     def turn_off() -> None:
         redeploy(machines, {"policy": "thresholds", "off_from": 0})
 
-    before = stream(machines, fields).usage["speculation"]
-    assert before["rounds"] > 0
-    during = stream(machines, {**fields, "max_tokens": 2 * TOKENS}, after=3, then=turn_off)
-    assert during.finish_reason == "length"
-    after = stream(machines, fields).usage["speculation"]
-    assert after["rounds"] == 0
+    before = stream(machines, fields)
+    during = stream(machines, fields, after=3, then=turn_off)
+    after = stream(machines, fields)
+    assert before.usage["speculation"]["rounds"] > during.usage["speculation"]["rounds"] > 0
+    assert after.usage["speculation"]["rounds"] == 0
+    assert before.text == during.text == after.text
     assert gateway_pids(machines) == gateways
     assert {role: machines.pids(role) for role in processes} == processes
     redeploy(machines, {})
+    assert gateway_pids(machines) == gateways
 
 
 def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
