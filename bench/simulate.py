@@ -6,14 +6,16 @@ the other, tasks mixed. What is compared is plain decoding, fixed depths and the
 of all streams together.
 
 The tables below are rooflines from data sheets, memory at 80 % and arithmetic at 50 % of the peak: an H100
-SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s. ``--table`` takes others from
-a JSON file: {"pair": {"target": {...}, "draft": {...}}}, with the fields of Hardware.
+SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s. ``--table`` takes others, and
+other acceptance, from a JSON file of the shape of bench/results/simulate.json: {"hardware": {"a pair":
+{"target": {...}, "draft": {...}}}, "acceptance": {"a task": 0.8}}.
 """
 
 import argparse
 import asyncio
 import json
 import random
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -93,7 +95,8 @@ class Counter:
 class Streams:
     """Clients of one gateway, each of which asks for one answer after the other."""
 
-    def __init__(self, speculation: Speculation, load: Load) -> None:
+    def __init__(self, speculation: Speculation, load: Load, acceptance: Mapping[str, float]) -> None:
+        self._acceptance = acceptance
         self.counter = Counter()
         self._paces = Paces(PaceSettings())
         self._speculation = speculation.resolved("model", self._paces.settings)
@@ -102,7 +105,7 @@ class Streams:
 
     def is_right(self, sequence: Sequence, position: int) -> bool:
         """Whether the draft guesses that token."""
-        return is_right_at(ACCEPTANCE[self._task_of[sequence.noise_key]], sequence, position)
+        return is_right_at(self._acceptance[self._task_of[sequence.noise_key]], sequence, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
         """For as long as the load says."""
@@ -118,7 +121,7 @@ class Streams:
         drawn = random.Random(number)
         loop = asyncio.get_running_loop()
         while True:
-            task = drawn.choice(sorted(ACCEPTANCE))
+            task = drawn.choice(sorted(self._acceptance))
             prompt = (0,) * self._about(self._load.prompt_tokens, drawn)
             sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
             sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
@@ -134,19 +137,21 @@ class Streams:
         return drawn.randint(mean // 2, mean * 3 // 2)
 
 
-async def closed_loop(pair: tuple[Hardware, Hardware], speculation: Speculation, load: Load) -> Counter:
-    streams = Streams(speculation, load)
+async def closed_loop(
+    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], speculation: Speculation, load: Load
+) -> Counter:
+    streams = Streams(speculation, load, acceptance)
     target, draft = pair
     async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.is_right) as fleet:
         await streams.run(fleet)
     return streams.counter
 
 
-def measure(pair: tuple[Hardware, Hardware], load: Load) -> dict[str, Any]:
+def measure(pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: Load) -> dict[str, Any]:
     """A row: tokens per second by mode, and what the pace did."""
     row: dict[str, Any] = {"streams": load.streams}
     for name, speculation in MODES.items():
-        counter = virtual.run(closed_loop(pair, speculation, load))
+        counter = virtual.run(closed_loop(pair, acceptance, speculation, load))
         row[name] = counter.rate(load)
     record = counter.record
     row["pace / best"] = row["pace"] / max(row[name] for name in MODES if name != "pace")
@@ -155,9 +160,14 @@ def measure(pair: tuple[Hardware, Hardware], load: Load) -> dict[str, Any]:
     return row
 
 
-def pairs_of(path: Path) -> dict[str, tuple[Hardware, Hardware]]:
-    tables = json.loads(path.read_text())
-    return {name: (Hardware(**pair["target"]), Hardware(**pair["draft"])) for name, pair in tables.items()}
+def read(path: Path) -> tuple[dict[str, tuple[Hardware, Hardware]], dict[str, float]]:
+    """Pairs and acceptance by their names."""
+    table = json.loads(path.read_text())
+    pairs = {
+        name: (Hardware(**pair["target"]), Hardware(**pair["draft"]))
+        for name, pair in table["hardware"].items()
+    }
+    return pairs, table["acceptance"]
 
 
 def main() -> None:
@@ -167,19 +177,19 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
     parser.add_argument("--warm-s", type=float, default=8.0, help="virtual seconds before tokens count")
     parser.add_argument("--counted-s", type=float, default=15.0, help="virtual seconds")
-    parser.add_argument("--table", type=Path, help="JSON with other pairs")
+    parser.add_argument("--table", type=Path, help="JSON with other costs")
     options = parser.parse_args()
-    pairs = PAIRS if options.table is None else pairs_of(options.table)
+    pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
     rows = []
     for name, pair in pairs.items():
         for streams in options.streams:
             load = Load(
                 streams, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s
             )
-            rows.append({"draft": name, **measure(pair, load)})
+            rows.append({"draft": name, **measure(pair, acceptance, load)})
             print(table(rows[-1:]), flush=True)
     hardware = {name: {"target": asdict(pair[0]), "draft": asdict(pair[1])} for name, pair in pairs.items()}
-    print(save("simulate", rows, hardware=hardware, acceptance=ACCEPTANCE))
+    print(save("simulate", rows, hardware=hardware, acceptance=acceptance))
 
 
 if __name__ == "__main__":
