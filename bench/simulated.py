@@ -112,7 +112,7 @@ class SimulatedEngine:
     def __init__(self, address: str, cost: Cost) -> None:
         self.address = address
         self._cost = cost
-        self._streams: set[SimulatedStream] = set()
+        self._streams: dict[SimulatedStream, None] = {}  # in order of arrival
         self._woken = asyncio.Event()
         self.busy_s = 0.0
         self.steps = 0
@@ -122,11 +122,11 @@ class SimulatedEngine:
         work = self.work_of(stream, request)
         work.since = asyncio.get_running_loop().time()
         stream.work = work
-        self._streams.add(stream)
+        self._streams[stream] = None
         self._woken.set()
 
     def leave(self, stream: SimulatedStream) -> None:
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
 
     async def run(self) -> None:
         """Until it is cancelled."""
