@@ -12,6 +12,7 @@ FORGETTING = 0.1  # weight of the newest absence in the mean
 PATIENT_FOR = 2.0  # times the mean absence; whoever is away for longer is not waited for
 
 REPAID_IN = 4  # rounds
+MARGIN = 0.5  # of the mean absence, that is waited beyond what is expected
 
 
 class Gathering:
@@ -72,7 +73,8 @@ class Gathering:
         apart = np.maximum(first + second, self._absence + np.maximum(first, second))
         gains = REPAID_IN * (apart - together) - waits
         best = int(gains.argmax())
-        return float(waits[best]) if gains[best] > 0.0 else 0.0
+        # Half of all absences are longer than usual: to give up just before would be the worst of both.
+        return float(waits[best] + MARGIN * self._absence) if gains[best] > 0.0 else 0.0
 
     def _arrivals(self) -> NDArray[np.float64]:
         """Seconds until the absent are expected, soonest first."""
