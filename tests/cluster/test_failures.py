@@ -469,7 +469,8 @@ def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: 
 
 def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
     """Serve's user_config in a config file that is deployed again: the stream under way takes it up."""
-    redeploy(machines, {})  # from now on as a config file
+    always = {"policy": "thresholds", "off_below": 0.0, "on_above": 0.0}
+    redeploy(machines, always)  # from now on as a config file
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
     fields = {**body(12), "speculation": {"mode": "auto"}}
@@ -477,7 +478,7 @@ def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -
     gateways = gateway_pids(machines)
 
     def turn_off() -> None:
-        redeploy(machines, {"policy": "thresholds", "off_from": 0})
+        redeploy(machines, {**always, "off_from": 0})
 
     before = stream(machines, fields)
     during = stream(machines, fields, after=3, then=turn_off)
