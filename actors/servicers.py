@@ -11,7 +11,18 @@ from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, OpenSeque
 from decoding.sampling import TokenLogprobs
 from engine.errors import EngineError
 from engine.sequence import Sequence
-from engine.work import Generate, Generated, Propose, Proposed, Timings, Verified, Verify, Work
+from engine.work import (
+    Foreseen,
+    Generate,
+    Generated,
+    Prepared,
+    Propose,
+    Proposed,
+    Timings,
+    Verified,
+    Verify,
+    Work,
+)
 from protos import generation_pb2, rounds_pb2
 from protos.convert import draft_from_message, draft_to_message, sampling_from_message, step_to_message
 
@@ -86,19 +97,21 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
             base=turn.base,
             tokens=tuple(turn.tokens),
             depth=propose.depth,
-            width=propose.width,
+            leaves=propose.leaves,
             round=turn.round,
         )
 
     def reply(self, answer: Answer, epoch: int) -> rounds_pb2.DraftReply:
-        proposed = answer.result
-        assert isinstance(proposed, Proposed)
+        result = answer.result
+        assert isinstance(result, Proposed | Prepared)
+        foreseen = result.foreseen if isinstance(result, Proposed) else None
         return rounds_pb2.DraftReply(
             epoch=epoch,
             round=answer.round,
-            draft=draft_to_message(proposed.draft),
-            timings=_timings(proposed.timings),
+            draft=draft_to_message(result.draft),
+            timings=_timings(result.timings),
             load=_load(answer),
+            foreseen=None if foreseen is None else _foreseen(foreseen),
         )
 
 
@@ -169,6 +182,15 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
         step_ns=int(timings.step * 1e9),
         total_ns=int(timings.total * 1e9),
         last_step=step_to_message(timings.last_step),
+    )
+
+
+def _foreseen(foreseen: Foreseen) -> rounds_pb2.Foreseen:
+    return rounds_pb2.Foreseen(
+        tokens=foreseen.tokens,
+        rank=foreseen.rank,
+        saved_ns=int(foreseen.saved * 1e9),
+        discarded_tokens=foreseen.discarded,
     )
 
 

@@ -25,13 +25,13 @@ from models.prompts import DEMO, KINDS, prompts
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = 40  # per kind
 BATCH = 32
-# name: drafter, depth, width, requests at a time
+# name: drafter, depth, leaves, requests at a time
 WAYS: dict[str, tuple[str | None, int, int, int]] = {
-    "plain, batch 32": (None, 0, 1, BATCH),
-    "draft model, chain of 4, alone": ("model", 4, 1, 1),
-    "draft model, chain of 4, batch 32": ("model", 4, 1, BATCH),
-    "draft model, tree of 3 x 2, batch 32": ("model", 3, 2, BATCH),
-    "n-gram, chain of 4, alone": ("ngram", 4, 1, 1),
+    "plain, batch 32": (None, 0, 0, BATCH),
+    "draft model, chain of 4, alone": ("model", 4, 0, 1),
+    "draft model, chain of 4, batch 32": ("model", 4, 0, BATCH),
+    "draft model, chain of 3 and 3 leaves, batch 32": ("model", 3, 3, BATCH),
+    "n-gram, chain of 4, alone": ("ngram", 4, 0, 1),
 }
 
 
@@ -55,7 +55,7 @@ def measure(dtype: str, count: int, tokens: int, threads: int) -> list[dict[str,
     )
     asked = requests(count, tokens)
 
-    def answers(name: str | None, depth: int, width: int, at_once: int) -> list[Output]:
+    def answers(name: str | None, depth: int, leaves: int, at_once: int) -> list[Output]:
         drafters: dict[str | None, Drafter | None] = {
             None: None,
             "model": SmallModelDrafter(draft),
@@ -64,7 +64,7 @@ def measure(dtype: str, count: int, tokens: int, threads: int) -> list[dict[str,
         return [
             output
             for start in range(0, count, at_once)
-            for output in generate(target, drafters[name], asked[start : start + at_once], depth, width)
+            for output in generate(target, drafters[name], asked[start : start + at_once], depth, leaves)
         ]
 
     reference = answers(None, 0, 1, 1)

@@ -79,23 +79,40 @@ class Draft:
     def _children(self) -> dict[tuple[int, int], int]:
         return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
 
+    def below(self, node: int) -> list[int]:
+        """The nodes that follow ``node``, or ROOT, at any distance; in order."""
+        found = {node}
+        for later in range(node + 1, len(self)):
+            if self.parents[later] in found:
+                found.add(later)
+        return sorted(found - {node})
+
+    def part(self, node: int, below: Sequence[int]) -> "Draft":
+        """What follows ``node``, as a Draft of its own; ``below``: those nodes."""
+        index = {node: ROOT} | {later: place for place, later in enumerate(below)}
+        return Draft(
+            tuple(self.tokens[later] for later in below),
+            tuple(index[self.parents[later]] for later in below),
+            tuple(self.draft_probs[later] for later in below) if self.draft_probs else (),
+        )
+
     def after(self, tokens: Sequence[int]) -> "Draft":
         """What is left of it once ``tokens`` are committed; empty where they are not on one of its paths."""
-        node: int | None = ROOT
-        for token in tokens:
-            node = None if node is None else self.child(node, token)
-        if node is None:
+        path = self.path_of(tokens)
+        if len(path) < len(tokens):
             return Draft()
-        kept = {node: ROOT}  # by node its index in what is left
-        for later in range(node + 1, len(self)):
-            if self.parents[later] in kept:
-                kept[later] = len(kept) - 1
-        nodes = [later for later in kept if later != node]
-        return Draft(
-            tuple(self.tokens[later] for later in nodes),
-            tuple(kept[self.parents[later]] for later in nodes),
-            tuple(self.draft_probs[later] for later in nodes) if self.draft_probs else (),
-        )
+        node = path[-1] if path else ROOT
+        return self.part(node, self.below(node))
+
+    def path_of(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The nodes that ``tokens`` begin with, root first."""
+        path: list[int] = []
+        for token in tokens:
+            node = self.child(path[-1] if path else ROOT, token)
+            if node is None:
+                break
+            path.append(node)
+        return tuple(path)
 
     def ancestor_mask(self) -> list[list[bool]]:
         """[nodes, nodes]; row i is true at node i and at each of its ancestors."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from decoding.draft import ROOT
 from engine.blocks import BlockPool
-from engine.sequence import NO_DRAFT, Sequence
+from engine.sequence import Sequence
 
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
 
@@ -104,21 +105,39 @@ class PagedCache:
 
         A published block is never written again: one that would be is given up and computed anew elsewhere.
         """
-        sequence.pending = NO_DRAFT
+        sequence.forget_pending()
         sequence.cached = min(sequence.cached, length)
         if sequence.cached < len(sequence.digests) * self.block_size:
             self._drop_blocks(sequence, sequence.cached // self.block_size)
 
     def keep_path(self, sequence: Sequence, path: tuple[int, ...]) -> None:
         """Commits the pending nodes of ``path``, root first: their cache moves into place, the rest goes."""
-        start = sequence.cached
-        if path != tuple(range(len(path))):
-            source = self._slots(sequence, start + np.asarray(path))
-            target = self._slots(sequence, start + np.arange(len(path)))
+        self._move(sequence, path)
+        sequence.cached += len(path)
+        sequence.forget_pending()
+
+    def keep_branch(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+        """As ``keep_path``, but what follows the path stays pending."""
+        last = path[-1] if path else ROOT
+        below = sequence.pending.below(last)
+        self._move(sequence, (*path, *below))
+        sequence.cached += len(path)
+        index = {last: ROOT} | {node: place for place, node in enumerate(below)}
+        sequence.pending = sequence.pending.part(last, below)
+        sequence.ranked = {index[node]: ranked for node, ranked in sequence.ranked.items() if node in index}
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Frees the blocks that only pending nodes fill."""
+        self._drop_blocks(sequence, self.blocks_for(sequence.cached))
+
+    def _move(self, sequence: Sequence, nodes: tuple[int, ...]) -> None:
+        """Brings pending nodes to the front."""
+        if nodes != tuple(range(len(nodes))):
+            start = sequence.cached
+            source = self._slots(sequence, start + np.asarray(nodes))
+            target = self._slots(sequence, start + np.arange(len(nodes)))
             for stored in (*self.keys.values(), *self.values.values()):
                 stored[target] = stored[source]
-        sequence.cached += len(path)
-        sequence.pending = NO_DRAFT
 
     def _slots(self, sequence: Sequence, places: np.ndarray) -> torch.Tensor:
         blocks = sequence.table[places // self.block_size]
@@ -134,4 +153,4 @@ class PagedCache:
             self.pool.release(block)
         del sequence.blocks[keep:], sequence.digests[keep:]
         sequence.cached = min(sequence.cached, keep * self.block_size)
-        sequence.pending = NO_DRAFT
+        sequence.forget_pending()

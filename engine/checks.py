@@ -37,8 +37,8 @@ def check_work(work: Work, vocab_size: int) -> None:
     _check_ids("tokens", work.tokens, vocab_size)
     if isinstance(work, Generate) and work.count < 1:
         raise ValueError(f"count={work.count} must be at least 1")
-    if isinstance(work, Propose) and (work.depth < 0 or work.width < 1):
-        raise ValueError(f"depth={work.depth} must be at least 0 and width={work.width} at least 1")
+    if isinstance(work, Propose) and (work.depth < 0 or work.leaves < 0):
+        raise ValueError(f"depth={work.depth} and leaves={work.leaves} must be at least 0")
     if isinstance(work, Verify) and sequence.sampling.verification != "coupled":
         draft = work.draft
         if not draft.is_chain or len(draft.draft_probs) != len(draft):

@@ -18,14 +18,12 @@ class Choices:
     rows: list[Row]
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor  # float32 [num_rows, vocab_size], after every sampling setting
-    chosen: list[int]  # [num_rows] by the coupled rule
+    ranked: list[tuple[int, ...]]  # [num_rows] the best tokens under the keyed noise, best first
 
-    def best(self, count: int) -> list[list[int]]:
-        """Per row the ``count`` best tokens under the keyed noise, the chosen one first."""
-        if count == 1:
-            return [[token] for token in self.chosen]
-        best: list[list[int]] = runners_up(self.processed, self.rows, count).tolist()
-        return best
+    @property
+    def chosen(self) -> list[int]:
+        """[num_rows] by the coupled rule."""
+        return [best[0] for best in self.ranked]
 
     def target_probs(self) -> torch.Tensor:
         """[num_rows, vocab_size]"""
@@ -46,16 +44,20 @@ class Choices:
         return tuple(one for one in found if one is not None)
 
 
-def choose_tokens(logits: torch.Tensor, rows: Items[list[Row]]) -> list[Choices]:
-    """One Choices per piece of work, whose rows follow one another in ``logits`` [num_rows, vocab_size]."""
+def choose_tokens(logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) -> list[Choices]:
+    """One Choices per piece of work, whose rows follow one another in ``logits`` [num_rows, vocab_size].
+
+    ranks: tokens to be found for each row.
+    """
     every = [row for part in rows for row in part]
     if not every:
         return [Choices([], logits, logits, []) for _ in rows]
     processed = process(logits, every)
-    chosen = choose(processed, every).tolist()
+    best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
+    ranked = [tuple(row) for row in best.tolist()]
     choices, start = [], 0
     for part in rows:
         end = start + len(part)
-        choices.append(Choices(part, logits[start:end], processed[start:end], chosen[start:end]))
+        choices.append(Choices(part, logits[start:end], processed[start:end], ranked[start:end]))
         start = end
     return choices

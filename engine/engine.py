@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.draft import ROOT, Draft
+from decoding.draft import Draft
+from decoding.foresight import RANKS, Foresight
 from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
 from engine.attention import Paged
@@ -18,7 +19,8 @@ from engine.gathering import Gathering
 from engine.generate import GenerateTask
 from engine.graphs import Graphs, capture_cuda
 from engine.memory import blocks_within
-from engine.propose import ProposeTask
+from engine.prepare import PrepareTask
+from engine.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
 from engine.scheduler import Scheduler
 from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
@@ -26,7 +28,7 @@ from engine.tasks import Task
 from engine.varlen import Kernel, find_kernel
 from engine.verify import VerifyTask
 from engine.weights import attach, context_length, end_of_sequence, load_model
-from engine.work import Generate, Load, Propose, Result, Verified, Verify, Work
+from engine.work import Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Engine:
         self._gathering = Gathering()
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
+        self._ahead: dict[int, PrepareTask] = {}  # the same: what was prepared, or is
+        self._preparing: dict[int, PrepareTask] = {}  # those that go on when nobody waits for anything
+        self._foresight = Foresight()
         self._ready: list[Result] = []  # known without a step
         self._opened = 0
         self._steps = 0
@@ -93,6 +98,7 @@ class Engine:
         check_sampling(sampling, self.vocab_size, ends)
         limit = min(prompt_length + sampling.max_tokens, self.max_length)
         sequence = Sequence(self._opened, prompt_length, noise_key, sampling, ends, limit)
+        sequence.acceptance_rate = self._foresight.acceptance_rate
         self._opened += 1
         self._sequences[sequence.number] = sequence
         return sequence
@@ -106,7 +112,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._tasks or self._ready)
+        return bool(self._tasks or self._ready or self._preparing)
 
     def load(self) -> Load:
         """How busy the engine is."""
@@ -150,44 +156,87 @@ class Engine:
             )
         arrived = time.perf_counter() if arrived is None else arrived
         self._gathering.returned(sequence, arrived)
-        if isinstance(work, Generate) and self._continues(work):
+        if isinstance(work, Generate) and sequence.is_free and _holds(work):
             self._top_up(work)
+        elif isinstance(work, Verify) and sequence.verified_round == work.round and _holds(work):
+            sequence.ahead = work.base + len(work.tokens), work.draft
+            self._go_on(sequence)
         else:
+            foreseen = self._observe(work) if isinstance(work, Propose) else None
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
-            self._start(work, arrived)
+            self._start(work, arrived, foreseen)
         sequence.is_free = isinstance(work, Generate)
+        sequence.verified_round = work.round if isinstance(work, Verify) else None
 
-    def _start(self, work: Work, arrived: float) -> None:
+    def _start(self, work: Work, arrived: float, foreseen: Foreseen | None) -> None:
         sequence = work.sequence
         length = len(sequence.tokens)
-        room = sequence.limit - length
         if isinstance(work, Verify):
-            draft = work.draft if self._fits(length + len(work.draft)) else NO_DRAFT
-            self._tasks[sequence.number] = VerifyTask(work, draft, room, self.vocab_size, arrived)
+            self._verify(sequence, work.draft, work.round, arrived)
         elif isinstance(work, Generate):
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
-            fits = self._fits(max(sequence.limit, length + work.depth * work.width))
-            task = ProposeTask(work, room if fits else 0, arrived)
-            if room > 0 and fits and (ROOT in task.nodes() or (work.depth == 0 and sequence.cached < length)):
+            task = self._propose_task(work, arrived, foreseen)
+            if task.nodes() or (work.depth == 0 and sequence.cached < length):
                 self._tasks[sequence.number] = task
             else:
                 self._ready.append(task.result())
+                self._prepare(task)
 
-    def _continues(self, work: Generate) -> bool:
-        """Whether the sequence has been decoded freely from what the sender holds."""
-        sequence, end = work.sequence, work.base + len(work.tokens)
-        return sequence.is_free and tuple(sequence.tokens[work.base : end]) == work.tokens
+    def _verify(self, sequence: Sequence, draft: Draft, round: int, arrived: float) -> None:
+        length = len(sequence.tokens)
+        if not self._fits(length + len(draft)):
+            draft = NO_DRAFT
+        room = sequence.limit - length
+        self._tasks[sequence.number] = VerifyTask(sequence, draft, round, room, self.vocab_size, arrived)
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """Verifies the Draft that follows the newest Verdict, if that was foreseen."""
+        if sequence.ahead is None or sequence.number in self._tasks or sequence.has_ended:
+            return
+        base, draft = sequence.ahead
+        following = draft.after(sequence.tokens[base:])
+        if following:
+            assert sequence.verified_round is not None
+            self._verify(sequence, following, sequence.verified_round, time.perf_counter())
+
+    def _propose_task(self, work: Propose, arrived: float, foreseen: Foreseen | None) -> ProposeTask:
+        sequence = work.sequence
+        length = len(sequence.tokens)
+        fits = self._fits(max(sequence.limit, length + work.depth))
+        room = sequence.limit - length if fits else 0
+        if sequence.sampling.verification != "coupled":
+            return SampledProposeTask(work, room, arrived)
+        rate = sequence.acceptance_rate
+        ways = self._foresight.likeliest(rate, work.depth, RANKS * (work.depth + 1)) if work.leaves else []
+        leaves = [way for way in ways if way.accepted < work.depth][: work.leaves]
+        ranks = RANKS if leaves or self.settings.branches else 1
+        return CoupledProposeTask(work, room, arrived, ranks, leaves, foreseen)
+
+    def _observe(self, work: Propose) -> Foreseen | None:
+        """What the Verdict, which the work tells of, shows about what was prepared for it."""
+        ahead = self._ahead.get(work.sequence.number)
+        is_next = work.base == len(work.sequence.tokens)
+        return ahead.observe(work.tokens, self._foresight) if ahead and is_next else None
+
+    def _prepare(self, task: ProposeTask) -> None:
+        """Begins with the Drafts for the likely verdicts, in time that nobody else needs."""
+        sequence, draft = task.sequence, task.draft()
+        if not self.settings.branches or not isinstance(task, CoupledProposeTask) or not draft:
+            return
+        share = max(self.settings.branches // (len(self._preparing) + 1), 1)
+        branches = self._foresight.likeliest(sequence.acceptance_rate, len(task.chain()), share)
+        ahead = PrepareTask(sequence, task.work.round, draft, task.depth, branches, RANKS)
+        self._ahead[sequence.number] = self._preparing[sequence.number] = ahead
 
     def _top_up(self, work: Generate) -> None:
         sequence = work.sequence
         length = work.base + len(work.tokens) + work.count
-        has_ended = sequence.finish_of(sequence.tokens[-1], len(sequence.tokens)) is not None
         task = self._tasks.get(sequence.number)
         if isinstance(task, GenerateTask):
             task.length = max(task.length, length)
-        elif len(sequence.tokens) < length and not has_ended:
+        elif len(sequence.tokens) < length and not sequence.has_ended:
             self._tasks[sequence.number] = GenerateTask(sequence, length, time.perf_counter())
 
     def _commit(self, sequence: Sequence, base: int, tokens: tuple[int, ...]) -> None:
@@ -199,13 +248,19 @@ class Engine:
             )
             self._cache.roll_back(sequence, base + agreed)
         else:
-            self._cache.keep_path(sequence, _path(sequence.pending, tokens[len(held) :]))
+            new = tokens[len(held) :]
+            path = sequence.pending.path_of(new)
+            keep = self._cache.keep_branch if len(path) == len(new) else self._cache.keep_path
+            keep(sequence, path)
         sequence.tokens[base:] = tokens
         if base < sequence.prompt_length:
             sequence.prompt = sequence.tokens[: sequence.prompt_length]
 
     def _void(self, sequence: Sequence) -> None:
         self._tasks.pop(sequence.number, None)
+        self._ahead.pop(sequence.number, None)
+        self._preparing.pop(sequence.number, None)
+        sequence.ahead = None
         self._ready = [result for result in self._ready if result.sequence is not sequence]
 
     def _size_of(self, items: list[Item]) -> StepSize:
@@ -224,10 +279,16 @@ class Engine:
     def step(self) -> list[Result]:
         """One forward pass over everything that may take part; returns what it completed."""
         results, self._ready = self._ready, []
-        begun = time.perf_counter()
-        selected = self._scheduler.select(self._tasks, self._sequences)
-        if not selected:
+        if results:
             return results
+        begun = time.perf_counter()
+        if self._tasks:
+            selected = self._scheduler.select(self._tasks, self._sequences)
+        else:
+            selected = self._scheduler.select_idle(self._preparing)
+        if not selected:
+            self._preparing.clear()  # there is no cache to spare
+            return []
         batch = pack(
             [item for _, item in selected],
             self.settings.block_size,
@@ -238,7 +299,13 @@ class Engine:
         built = time.perf_counter()
         logits = self._forward(batch)
         passed = time.perf_counter()
-        choices = choose_tokens(logits, [task.rows() if item.num_logits else [] for task, item in selected])
+        choices = choose_tokens(
+            logits,
+            [task.rows() if item.num_logits else [] for task, item in selected],
+            min(max(task.ranks for task, _ in selected), self.vocab_size),
+        )
+        if self.settings.shortest_step_s:
+            time.sleep(max(begun + self.settings.shortest_step_s - time.perf_counter(), 0.0))
         sampled = time.perf_counter()
         self._steps += 1
         step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
@@ -252,15 +319,28 @@ class Engine:
                 results += task.take(chosen, self._cache)
             self._cache.publish(sequence)
             if task.done:
-                del self._tasks[sequence.number]
+                self._finish(task)
         self._gathering.answered(
-            result.sequence for result in results if isinstance(result, Verified) and result.finish is None
+            result.sequence
+            for result in results
+            if isinstance(result, Verified)
+            and result.finish is None
+            and result.sequence.number not in self._tasks
         )
         total = time.perf_counter() - begun
         self.last_step = StepTimings(
             built - begun, passed - built, sampled - passed, total, len(selected), batch.num_tokens
         )
         return results
+
+    def _finish(self, task: Task) -> None:
+        """What comes after a piece of work, without anybody asking."""
+        running = self._preparing if isinstance(task, PrepareTask) else self._tasks
+        del running[task.sequence.number]
+        if isinstance(task, ProposeTask):
+            self._prepare(task)
+        elif isinstance(task, VerifyTask):
+            self._go_on(task.sequence)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         """[num_logits, vocab_size]"""
@@ -279,12 +359,7 @@ class Engine:
         return logits
 
 
-def _path(draft: Draft, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """The drafted nodes that ``tokens`` begin with, root first."""
-    path: list[int] = []
-    for token in tokens:
-        node = draft.child(path[-1] if path else ROOT, token)
-        if node is None:
-            break
-        path.append(node)
-    return tuple(path)
+def _holds(work: Generate | Verify) -> bool:
+    """Whether the sequence goes on from what the sender holds, or has done so."""
+    end = work.base + len(work.tokens)
+    return tuple(work.sequence.tokens[work.base : end]) == work.tokens

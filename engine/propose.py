@@ -1,76 +1,152 @@
-"""Drafting with a model: a chain token by token, or a tree level by level."""
+"""Drafting with a model: a chain token by token, and runners-up beside it."""
+
+from abc import abstractmethod
 
 from decoding.draft import ROOT, Draft
+from decoding.foresight import Branch
 from engine.cache import PagedCache
 from engine.choices import Choices
-from engine.sequence import NO_DRAFT
+from engine.sequence import NO_DRAFT, Sequence
 from engine.tasks import Task
-from engine.work import Propose, Proposed, Result
+from engine.work import Foreseen, Propose, Proposed, Result
 
 
 class ProposeTask(Task):
-    """``depth`` steps, each adding a level of the tree. The last level is not fed: nobody asks what follows.
+    """Makes a Draft of ``depth`` tokens. The last one is not fed: nobody asks what follows."""
 
-    A level of a tree holds ``width`` nodes: of every frontier node's ``width`` best tokens under the keyed
-    noise those are kept that needed the fewest second choices on their path, earlier nodes first. An end of
-    sequence is not drafted beyond. Under the ratio rules the Draft is a chain of ``depth`` tokens, sampled
-    with noise of its own.
-    """
-
-    def __init__(self, work: Propose, room: int, arrived: float) -> None:
+    def __init__(self, work: Propose, room: int, arrived: float, foreseen: Foreseen | None = None) -> None:
         """room: tokens that the sequence may still grow by."""
         super().__init__(work.sequence, arrived)
-        self._round = work.round
-        self._depth = min(work.depth, room - 1)  # the target adds one token of its own
-        self._is_coupled = work.sequence.sampling.verification == "coupled"
-        self._width = work.width if self._is_coupled else 1
+        self.work = work
+        self.depth = min(work.depth, room - 1)  # the target adds one token of its own
+        self._foreseen = foreseen
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing may be drafted."""
+        return self.depth <= 0
+
+    @abstractmethod
+    def draft(self) -> Draft:
+        """As it stands."""
+
+    def result(self) -> Proposed:
+        return Proposed(self.sequence, self.work.round, self.draft(), self.timings(), self._foreseen)
+
+
+class CoupledProposeTask(ProposeTask):
+    """The chain of the best tokens under the keyed noise; an end of sequence is not drafted beyond.
+
+    It begins with what is pending, which may be all of it.
+    """
+
+    def __init__(
+        self,
+        work: Propose,
+        room: int,
+        arrived: float,
+        ranks: int,
+        runners_up: list[Branch],
+        foreseen: Foreseen | None = None,
+    ) -> None:
+        """
+        Args:
+            ranks: guesses to be kept for each position, the best ones.
+            runners_up: what the Draft holds beside its chain, as far as there are such positions.
+        """
+        super().__init__(work, room, arrived, foreseen)
+        self.ranks = ranks
+        self._runners_up = runners_up
+
+    def tree(self) -> Draft:
+        if self.is_empty or self._is_complete() or ROOT not in self.sequence.ranked:
+            return self.sequence.pending
+        return extended(self.sequence.pending, [(self._end(), self.chain()[-1])])
+
+    def nodes(self) -> list[int]:
+        if self.is_empty or self._is_complete():
+            return []
+        return [len(self.sequence.pending) if ROOT in self.sequence.ranked else ROOT]
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        if not self.is_empty:
+            self.sequence.ranked[len(self.sequence.pending) - 1] = choices.ranked[0]
+        self.done = self._is_complete()
+        return [self.result()] if self.done else []
+
+    def chain(self) -> list[int]:
+        """Its tokens, as far as they are known."""
+        return chain(self.sequence, self.depth)
+
+    def draft(self) -> Draft:
+        tokens = self.chain()
+        draft = Draft.chain(tokens)
+        beside = []
+        for branch in self._runners_up:
+            if branch.accepted < len(tokens):
+                node = branch.accepted - 1
+                beside.append((node, self.sequence.ranked[self._path()[branch.accepted]][branch.rank]))
+        return extended(draft, beside)
+
+    def _path(self) -> list[int]:
+        """ROOT, and the chain's nodes that are pending."""
+        return [ROOT, *self.sequence.pending.path_of(self.chain())]
+
+    def _end(self) -> int:
+        return self._path()[-1]
+
+    def _is_complete(self) -> bool:
+        tokens = self.chain()
+        has_ended = bool(tokens) and tokens[-1] in self.sequence.end_token_ids
+        return len(tokens) >= self.depth or has_ended
+
+
+class SampledProposeTask(ProposeTask):
+    """Under the ratio rules: a chain sampled with noise of its own, and what it was sampled from."""
+
+    def __init__(self, work: Propose, room: int, arrived: float) -> None:
+        super().__init__(work, room, arrived)
         self.restart()
 
     def restart(self) -> None:
         super().restart()
         self._tree = NO_DRAFT
-        self._frontier = [ROOT]
-        self._second_choices = {ROOT: 0}
-        self._level = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """True when nothing may be drafted."""
-        return self._depth <= 0
 
     def tree(self) -> Draft:
         return self._tree
 
     def nodes(self) -> list[int]:
-        return [] if self.is_empty else self._frontier
+        return [] if self.is_empty else [len(self._tree) - 1]
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         if not self.is_empty:
-            self._grow(choices)
-        self.done = self._level >= self._depth or not self._frontier
+            token, probs = choices.sample_draft_token(self.work.round)
+            self._tree = Draft.chain((*self._tree.tokens, token), (*self._tree.draft_probs, probs))
+        self.done = len(self._tree) >= self.depth
         return [self.result()] if self.done else []
 
-    def result(self) -> Proposed:
-        """The tree as it stands."""
-        return Proposed(self.sequence, self._round, self._tree, self.timings())
+    def draft(self) -> Draft:
+        return self._tree
 
-    def _grow(self, choices: Choices) -> None:
-        self._level += 1
-        if not self._is_coupled:
-            token, probs = choices.sample_draft_token(self._round)
-            self._tree = Draft.chain((*self._tree.tokens, token), (*self._tree.draft_probs, probs))
-            self._frontier = [len(self._tree) - 1]
-            return
-        candidates = [
-            (self._second_choices[node] + rank, node, token)
-            for node, best in zip(self._frontier, choices.best(self._width), strict=True)
-            for rank, token in enumerate(best)
-        ]
-        candidates.sort(key=lambda candidate: candidate[0])
-        self._frontier = []
-        for second_choices, node, token in candidates[: self._width]:
-            added = len(self._tree)
-            self._tree = Draft((*self._tree.tokens, token), (*self._tree.parents, node))
-            self._second_choices[added] = second_choices
-            if token not in self.sequence.end_token_ids:
-                self._frontier.append(added)
+
+def chain(sequence: Sequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
+    """The tokens that are known to follow a pending node: best after best, the first one being of that rank.
+
+    At most ``depth`` of them, and up to one that ends the generation.
+    """
+    tokens: list[int] = []
+    following: int | None = node
+    while following in sequence.ranked and len(tokens) < depth:
+        tokens.append(sequence.ranked[following][0 if tokens else rank])
+        if tokens[-1] in sequence.end_token_ids:
+            break
+        following = sequence.pending.child(following, tokens[-1])
+    return tokens
+
+
+def extended(draft: Draft, nodes: list[tuple[int, int]]) -> Draft:
+    """With further nodes, each given by its parent and its token."""
+    if not nodes:
+        return draft
+    parents, tokens = zip(*nodes, strict=True)
+    return Draft((*draft.tokens, *tokens), (*draft.parents, *parents))

@@ -11,6 +11,8 @@ from engine.tasks import Task
 
 Selected = list[tuple[Task, Item]]
 
+SPARE_SHARE = 0.1  # of the cache, that idle work leaves free
+
 
 class Scheduler:
     """The oldest sequence comes first, in steps and in cache; the youngest is preempted and computed again.
@@ -40,6 +42,19 @@ class Scheduler:
             selected = self._fill(tasks, sequences)
         return selected
 
+    def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
+        """The next step of work for which nobody waits: only with cache that is left over."""
+        selected: Selected = []
+        for task in tasks.values():
+            sequence, tree = task.sequence, task.tree()
+            missing = self._cache.blocks_for(len(sequence.tokens) + len(tree)) - len(sequence.blocks)
+            left = self._cache.pool.available - missing
+            if task.nodes() and left >= SPARE_SHARE * self._cache.pool.num_blocks:
+                self._cache.reserve(sequence, len(sequence.tokens) + len(tree))
+                nodes = list(tree.tokens[len(sequence.pending) :])
+                selected.append((task, Item(sequence, nodes, 0, len(nodes), tree)))
+        return selected
+
     def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
         selected: Selected = []
         budget = self._settings.prefill_chunk
@@ -60,7 +75,12 @@ class Scheduler:
             cache.adopt_prefix(sequence)
         if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
             cache.roll_back(sequence, sequence.cached - 1)  # logits come only from a token that is fed
-        while not cache.reserve(sequence, len(sequence.tokens) + len(task.tree())):
+        length = len(sequence.tokens) + len(task.tree())
+        if not cache.reserve(sequence, length):
+            for other in sequences.values():
+                if other.number not in tasks:
+                    cache.shrink(other)
+        while not cache.reserve(sequence, length):
             youngest = next(
                 other for other in reversed(list(sequences.values())) if other.blocks or other is sequence
             )

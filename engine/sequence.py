@@ -29,6 +29,12 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
     pending: Draft = NO_DRAFT  # drafted tokens whose cache is kept while it may turn out right
+    ranked: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # at a draft: the best tokens after a pending node or ROOT, best first, as far as they are known
+    acceptance_rate: float = 0.0  # at a draft: of its latest chains
+    verified_round: int | None = None  # at a target: of its last work, if that was to verify
+    ahead: tuple[int, Draft] | None = None  # at a target: Drafts that follow so many tokens, to go on with
     blocks: list[int] = field(default_factory=list)
     is_free: bool = False  # its last work was to generate freely
     digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
@@ -41,6 +47,10 @@ class Sequence:
         """Slots that hold something: the next token fed goes here."""
         return self.cached + len(self.pending)
 
+    def forget_pending(self) -> None:
+        """Nothing follows the committed tokens."""
+        self.pending, self.ranked = NO_DRAFT, {}
+
     def push_blocks(self, blocks: list[int]) -> None:
         """Appends cache blocks, the table grown by doubling."""
         start, end = len(self.blocks), len(self.blocks) + len(blocks)
@@ -48,6 +58,11 @@ class Sequence:
             self.table = np.resize(self.table, max(end, 2 * len(self.table)))
         self.table[start:end] = blocks
         self.blocks += blocks
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the generation has."""
+        return self.finish_of(self.tokens[-1], len(self.tokens)) is not None
 
     def finish_of(self, token: int, length: int) -> str | None:
         """Why the generation ends with ``token`` as its ``length``-th: "stop", "length" or None."""

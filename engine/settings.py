@@ -36,6 +36,14 @@ class EngineSettings(BaseModel):
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",
     )
+    branches: int = Field(
+        default=0,
+        ge=0,
+        description="verdicts, of all sequences together, for which a draft prepares in idle time",
+    )
+    shortest_step_s: float = Field(
+        default=0.0, ge=0.0, description="seconds that a step is held to take at least; for benchmarks"
+    )
     threads: int | None = Field(
         default=None,
         ge=1,

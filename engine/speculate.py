@@ -32,14 +32,14 @@ class Output:
 
 
 def generate(
-    target: Engine, drafter: Drafter | None, requests: Sequence[Request], depth: int, width: int = 1
+    target: Engine, drafter: Drafter | None, requests: Sequence[Request], depth: int, leaves: int = 0
 ) -> list[Output]:
     """Answers all requests at once: with rounds of a fixed depth, or by plain decoding without a drafter."""
     if drafter is None:
         return _plain(target, requests)
     runs = [_open(target, request) for request in requests]
     while active := [run for run in runs if run.finish is None]:
-        drafts = drafter.propose([run.generation for run in active], depth, width)
+        drafts = drafter.propose([run.generation for run in active], depth, leaves)
         _verify(target, active, drafts)
     for run in runs:
         drafter.forget(run.generation)

@@ -8,7 +8,7 @@ from decoding.pace.cost import Step, StepSize
 from decoding.row import Row
 from engine.cache import PagedCache
 from engine.choices import Choices
-from engine.sequence import NO_DRAFT, Sequence
+from engine.sequence import Sequence
 from engine.work import Result, Timings
 
 NO_STEP = Step(0, StepSize(0, 0), 0.0)
@@ -16,6 +16,8 @@ NO_STEP = Step(0, StepSize(0, 0), 0.0)
 
 class Task(ABC):
     """Work for one sequence, over one or more steps. ``done`` once it needs no further one."""
+
+    ranks = 1  # best tokens that it wants to know after each of its nodes
 
     def __init__(self, sequence: Sequence, arrived: float) -> None:
         """arrived: when the work was asked for, by time.perf_counter."""
@@ -46,7 +48,7 @@ class Task(ABC):
 
     def restart(self) -> None:
         """The sequence lost its cache: whatever was drafted for it is drafted again."""
-        self.sequence.pending = NO_DRAFT
+        self.sequence.forget_pending()
 
     def rows(self) -> list[Row]:
         """What choosing a token after each of ``nodes`` depends on."""

@@ -4,21 +4,20 @@ from decoding.draft import ROOT, Draft, Verdict
 from decoding.verify import verify_block, verify_coupled, verify_rejection
 from engine.cache import PagedCache
 from engine.choices import Choices
+from engine.sequence import Sequence
 from engine.tasks import Task
-from engine.work import Result, Verified, Verify
+from engine.work import Result, Verified
 
 
 class VerifyTask(Task):
     """One forward pass over what is not cached yet and every node of the Draft."""
 
-    def __init__(self, work: Verify, draft: Draft, room: int, vocab_size: int, arrived: float) -> None:
-        """
-        Args:
-            draft: as much of the work's as there is cache for.
-            room: tokens that the sequence may still grow by.
-        """
-        super().__init__(work.sequence, arrived)
-        self._round = work.round
+    def __init__(
+        self, sequence: Sequence, draft: Draft, round: int, room: int, vocab_size: int, arrived: float
+    ) -> None:
+        """room: tokens that the sequence may still grow by."""
+        super().__init__(sequence, arrived)
+        self._round = round
         self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
 
     def tree(self) -> Draft:

@@ -38,14 +38,17 @@ class Generate:
 
 @dataclass(frozen=True)
 class Propose:
-    """Draft up to ``depth`` tokens beyond the committed ones, ``width`` at each depth; 0: fill the cache."""
+    """Draft a chain of up to ``depth`` tokens beyond the committed ones; 0: fill the cache.
+
+    Beside it ``leaves`` runners-up, each for one of its positions: where they are likeliest to be right.
+    """
 
     sequence: Sequence
     base: int
     tokens: tuple[int, ...]
     depth: int
     round: int
-    width: int = 1
+    leaves: int = 0
 
 
 Work = Verify | Generate | Propose
@@ -83,14 +86,35 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """What was prepared for a Draft before it was asked for, and what in vain."""
+
+    tokens: int  # of the Draft's chain; 0: the Verdict was not foreseen
+    rank: int  # of the Verdict's last token among the guesses for it, 0 the first; as far as it was foreseen
+    saved: float  # seconds of steps
+    discarded: int  # tokens that were drafted for other verdicts
+
+
+@dataclass(frozen=True)
 class Proposed:
+    sequence: Sequence
+    round: int
+    draft: Draft
+    timings: Timings
+    foreseen: Foreseen | None  # None: nothing had been prepared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The Draft of a round once more, and after it those that follow its likely verdicts."""
+
     sequence: Sequence
     round: int
     draft: Draft
     timings: Timings
 
 
-Result = Verified | Generated | Proposed
+Result = Verified | Generated | Proposed | Prepared
 
 
 @dataclass(frozen=True)

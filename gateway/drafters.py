@@ -73,7 +73,7 @@ class ModelDrafter:
     async def _ask(self, depth: int) -> None:
         assert self._stream is not None
         self._asked += 1
-        propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth, width=1)
+        propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth)
         try:
             await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
         except (WorkerLostError, InvalidRequestError) as error:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import generation_pb2 as protos_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/rounds.proto\x12\x12outrider.rounds.v1\x1a\x17protos/generation.proto\"\x9f\x01\n\x0c\x44raftRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12.\n\x07propose\x18\x02 \x01(\x0b\x32\x1b.outrider.rounds.v1.ProposeH\x00\x12*\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"\xca\x01\n\rTargetRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12,\n\x06verify\x18\x02 \x01(\x0b\x32\x1a.outrider.rounds.v1.VerifyH\x00\x12*\n\x05plain\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.PlainH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"h\n\x04Open\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x11\n\tnoise_key\x18\x03 \x01(\x06\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Sampling\"\x07\n\x05\x43lose\"B\n\x04Turn\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"O\n\x07Propose\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\"Z\n\x06Verify\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12(\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\">\n\x05Plain\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05until\x18\x02 \x01(\r\"^\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x34\n\x0b\x64raft_probs\x18\x03 \x03(\x0b\x32\x1f.outrider.rounds.v1.SparseProbs\"/\n\x0bSparseProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x01\"\xaa\x01\n\nDraftReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12(\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\x12,\n\x07timings\x18\x04 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Load\"\xff\x01\n\x0bTargetReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x1a\n\rfinish_reason\x18\x06 \x01(\tH\x00\x88\x01\x01\x12,\n\x07timings\x18\x07 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x08 \x01(\x0b\x32\x18.outrider.rounds.v1.LoadB\x10\n\x0e_finish_reason\"\x7f\n\x07Timings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x0f\n\x07step_ns\x18\x03 \x01(\x04\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\x12+\n\tlast_step\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Step\"t\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\"O\n\x04Load\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r2]\n\x0b\x44raftWorker\x12N\n\x06Stream\x12 .outrider.rounds.v1.DraftRequest\x1a\x1e.outrider.rounds.v1.DraftReply(\x01\x30\x01\x32`\n\x0cTargetWorker\x12P\n\x06Stream\x12!.outrider.rounds.v1.TargetRequest\x1a\x1f.outrider.rounds.v1.TargetReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/rounds.proto\x12\x12outrider.rounds.v1\x1a\x17protos/generation.proto\"\x9f\x01\n\x0c\x44raftRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12.\n\x07propose\x18\x02 \x01(\x0b\x32\x1b.outrider.rounds.v1.ProposeH\x00\x12*\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"\xca\x01\n\rTargetRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12,\n\x06verify\x18\x02 \x01(\x0b\x32\x1a.outrider.rounds.v1.VerifyH\x00\x12*\n\x05plain\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.PlainH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"h\n\x04Open\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x11\n\tnoise_key\x18\x03 \x01(\x06\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Sampling\"\x07\n\x05\x43lose\"B\n\x04Turn\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"P\n\x07Propose\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x0e\n\x06leaves\x18\x03 \x01(\r\"Z\n\x06Verify\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12(\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\">\n\x05Plain\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05until\x18\x02 \x01(\r\"^\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x34\n\x0b\x64raft_probs\x18\x03 \x03(\x0b\x32\x1f.outrider.rounds.v1.SparseProbs\"/\n\x0bSparseProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x01\"\xec\x01\n\nDraftReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12(\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\x12,\n\x07timings\x18\x04 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Load\x12\x33\n\x08\x66oreseen\x18\x06 \x01(\x0b\x32\x1c.outrider.rounds.v1.ForeseenH\x00\x88\x01\x01\x42\x0b\n\t_foreseen\"T\n\x08\x46oreseen\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x10\n\x08saved_ns\x18\x03 \x01(\x04\x12\x18\n\x10\x64iscarded_tokens\x18\x04 \x01(\r\"\xff\x01\n\x0bTargetReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x1a\n\rfinish_reason\x18\x06 \x01(\tH\x00\x88\x01\x01\x12,\n\x07timings\x18\x07 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x08 \x01(\x0b\x32\x18.outrider.rounds.v1.LoadB\x10\n\x0e_finish_reason\"\x7f\n\x07Timings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x0f\n\x07step_ns\x18\x03 \x01(\x04\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\x12+\n\tlast_step\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Step\"t\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\"O\n\x04Load\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r2]\n\x0b\x44raftWorker\x12N\n\x06Stream\x12 .outrider.rounds.v1.DraftRequest\x1a\x1e.outrider.rounds.v1.DraftReply(\x01\x30\x01\x32`\n\x0cTargetWorker\x12P\n\x06Stream\x12!.outrider.rounds.v1.TargetRequest\x1a\x1f.outrider.rounds.v1.TargetReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,27 +43,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TURN']._serialized_start=550
   _globals['_TURN']._serialized_end=616
   _globals['_PROPOSE']._serialized_start=618
-  _globals['_PROPOSE']._serialized_end=697
-  _globals['_VERIFY']._serialized_start=699
-  _globals['_VERIFY']._serialized_end=789
-  _globals['_PLAIN']._serialized_start=791
-  _globals['_PLAIN']._serialized_end=853
-  _globals['_DRAFT']._serialized_start=855
-  _globals['_DRAFT']._serialized_end=949
-  _globals['_SPARSEPROBS']._serialized_start=951
-  _globals['_SPARSEPROBS']._serialized_end=998
-  _globals['_DRAFTREPLY']._serialized_start=1001
-  _globals['_DRAFTREPLY']._serialized_end=1171
-  _globals['_TARGETREPLY']._serialized_start=1174
-  _globals['_TARGETREPLY']._serialized_end=1429
-  _globals['_TIMINGS']._serialized_start=1431
-  _globals['_TIMINGS']._serialized_end=1558
-  _globals['_STEP']._serialized_start=1560
-  _globals['_STEP']._serialized_end=1676
-  _globals['_LOAD']._serialized_start=1678
-  _globals['_LOAD']._serialized_end=1757
-  _globals['_DRAFTWORKER']._serialized_start=1759
-  _globals['_DRAFTWORKER']._serialized_end=1852
-  _globals['_TARGETWORKER']._serialized_start=1854
-  _globals['_TARGETWORKER']._serialized_end=1950
+  _globals['_PROPOSE']._serialized_end=698
+  _globals['_VERIFY']._serialized_start=700
+  _globals['_VERIFY']._serialized_end=790
+  _globals['_PLAIN']._serialized_start=792
+  _globals['_PLAIN']._serialized_end=854
+  _globals['_DRAFT']._serialized_start=856
+  _globals['_DRAFT']._serialized_end=950
+  _globals['_SPARSEPROBS']._serialized_start=952
+  _globals['_SPARSEPROBS']._serialized_end=999
+  _globals['_DRAFTREPLY']._serialized_start=1002
+  _globals['_DRAFTREPLY']._serialized_end=1238
+  _globals['_FORESEEN']._serialized_start=1240
+  _globals['_FORESEEN']._serialized_end=1324
+  _globals['_TARGETREPLY']._serialized_start=1327
+  _globals['_TARGETREPLY']._serialized_end=1582
+  _globals['_TIMINGS']._serialized_start=1584
+  _globals['_TIMINGS']._serialized_end=1711
+  _globals['_STEP']._serialized_start=1713
+  _globals['_STEP']._serialized_end=1829
+  _globals['_LOAD']._serialized_start=1831
+  _globals['_LOAD']._serialized_end=1910
+  _globals['_DRAFTWORKER']._serialized_start=1912
+  _globals['_DRAFTWORKER']._serialized_end=2005
+  _globals['_TARGETWORKER']._serialized_start=2007
+  _globals['_TARGETWORKER']._serialized_end=2103
 # @@protoc_insertion_point(module_scope)

@@ -58,14 +58,14 @@ class Turn(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("turn", "depth", "width")
+    __slots__ = ("turn", "depth", "leaves")
     TURN_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
-    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     turn: Turn
     depth: int
-    width: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., depth: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
+    leaves: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., depth: _Optional[int] = ..., leaves: _Optional[int] = ...) -> None: ...
 
 class Verify(_message.Message):
     __slots__ = ("turn", "draft")
@@ -102,18 +102,32 @@ class SparseProbs(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("epoch", "round", "draft", "timings", "load")
+    __slots__ = ("epoch", "round", "draft", "timings", "load", "foreseen")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    FORESEEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     round: int
     draft: Draft
     timings: Timings
     load: Load
-    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    foreseen: Foreseen
+    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., foreseen: _Optional[_Union[Foreseen, _Mapping]] = ...) -> None: ...
+
+class Foreseen(_message.Message):
+    __slots__ = ("tokens", "rank", "saved_ns", "discarded_tokens")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SAVED_NS_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    rank: int
+    saved_ns: int
+    discarded_tokens: int
+    def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., discarded_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
     __slots__ = ("epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "timings", "load")

@@ -23,8 +23,8 @@ class Drafter(ABC):
     """Guesses what the target will say next. A wrong guess costs time, never correctness."""
 
     @abstractmethod
-    def propose(self, generations: Sequence[Generation], depth: int, width: int) -> list[Draft]:
-        """A Draft for each generation, at most ``depth`` tokens deep and ``width`` at each depth.
+    def propose(self, generations: Sequence[Generation], depth: int, leaves: int) -> list[Draft]:
+        """A Draft for each generation, a chain of at most ``depth`` tokens and ``leaves`` runners-up.
 
         Under the ratio rules a Draft carries the distributions that its tokens were really drawn from.
         """

@@ -8,12 +8,12 @@ from engine.drafters.base import Drafter, Generation
 
 
 class LookupDrafter(Drafter):
-    """Chains only, whatever ``width`` says."""
+    """Chains only, whatever ``leaves`` says."""
 
     def __init__(self) -> None:
         self._indices: dict[Generation, NgramIndex] = {}
 
-    def propose(self, generations: Sequence[Generation], depth: int, width: int) -> list[Draft]:
+    def propose(self, generations: Sequence[Generation], depth: int, leaves: int) -> list[Draft]:
         """Drafts from what each generation holds by itself."""
         return [self._look_up(generation, depth) for generation in generations]
 

@@ -16,7 +16,7 @@ class SmallModelDrafter(Drafter):
         self._draft = draft
         self._sequences: dict[Generation, engine.sequence.Sequence] = {}
 
-    def propose(self, generations: Sequence[Generation], depth: int, width: int) -> list[Draft]:
+    def propose(self, generations: Sequence[Generation], depth: int, leaves: int) -> list[Draft]:
         """Drafts for all generations at once, one step per depth."""
         for generation in generations:
             held = self._sequences.get(generation)
@@ -25,7 +25,7 @@ class SmallModelDrafter(Drafter):
                 self._sequences[generation] = held
             base = len(held.tokens)
             self._draft.submit(
-                Propose(held, base, tuple(generation.tokens[base:]), depth, generation.round, width)
+                Propose(held, base, tuple(generation.tokens[base:]), depth, generation.round, leaves)
             )
         drafts: dict[engine.sequence.Sequence, Draft] = {}
         while self._draft.has_work:

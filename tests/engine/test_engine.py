@@ -63,10 +63,10 @@ def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...
     return result
 
 
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("leaves", [0, 6])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 def test_a_model_that_drafts_for_itself_is_always_right(
-    folders: dict[str, Path], kind: str, width: int
+    folders: dict[str, Path], kind: str, leaves: int
 ) -> None:
     """Every level of a tree attends to its own branch alone, within the window where there is one."""
     target, draft = engine_of(folders[kind]), engine_of(folders[kind])
@@ -74,7 +74,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     verified, drafting = target.open(len(PROMPT), 1, SEEDED), draft.open(len(PROMPT), 1, SEEDED)
     base, tokens, emitted = 0, PROMPT, ()
     while len(emitted) < COUNT:
-        draft.submit(Propose(drafting, base, tokens, 5, 0, width))
+        draft.submit(Propose(drafting, base, tokens, 5, 0, leaves))
         (proposed,) = run(draft)
         assert isinstance(proposed, Proposed)
         verdict = verify(target, verified, base, tokens, proposed.draft).verdict

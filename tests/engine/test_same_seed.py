@@ -34,8 +34,11 @@ SETTINGS = (
 
 
 @cache
-def engine(role: str) -> Engine:
-    return Engine(EngineSettings(model=str(DEMO / role), dtype="float32", threads=2, cache_memory=2**28))
+def engine(role: str, branches: int = 0) -> Engine:
+    settings = EngineSettings(
+        model=str(DEMO / role), dtype="float32", threads=2, cache_memory=2**28, branches=branches
+    )
+    return Engine(settings)
 
 
 def requests(count: int) -> list[Request]:
@@ -50,32 +53,34 @@ def requests(count: int) -> list[Request]:
     return made
 
 
-def alone(drafter: Drafter | None, asked: list[Request], depth: int, width: int) -> list[Output]:
-    return [generate(engine("target"), drafter, [request], depth, width)[0] for request in asked]
+def alone(drafter: Drafter | None, asked: list[Request], depth: int, leaves: int) -> list[Output]:
+    return [generate(engine("target"), drafter, [request], depth, leaves)[0] for request in asked]
 
 
-def together(drafter: Drafter | None, asked: list[Request], depth: int, width: int) -> list[Output]:
+def together(drafter: Drafter | None, asked: list[Request], depth: int, leaves: int) -> list[Output]:
     target = engine("target")
     return [
         output
         for start in range(0, len(asked), 32)
-        for output in generate(target, drafter, asked[start : start + 32], depth, width)
+        for output in generate(target, drafter, asked[start : start + 32], depth, leaves)
     ]
 
 
 Company = Callable[[Drafter | None, list[Request], int, int], list[Output]]
 MODES: dict[str, tuple[Company, Callable[[], Drafter | None], int, int]] = {
-    "plain in a batch": (together, lambda: None, 0, 1),
-    "n-gram alone": (alone, LookupDrafter, 4, 1),
-    "n-gram in a batch": (together, LookupDrafter, 3, 1),
-    "tree in a batch": (together, lambda: SmallModelDrafter(engine("draft")), 3, 2),
-    "tree alone": (alone, lambda: SmallModelDrafter(engine("draft")), 4, 3),
+    "plain in a batch": (together, lambda: None, 0, 0),
+    "n-gram alone": (alone, LookupDrafter, 4, 0),
+    "n-gram in a batch": (together, LookupDrafter, 3, 0),
+    "tree in a batch": (together, lambda: SmallModelDrafter(engine("draft")), 3, 3),
+    "tree alone": (alone, lambda: SmallModelDrafter(engine("draft")), 4, 8),
+    "draft-ahead alone": (alone, lambda: SmallModelDrafter(engine("draft", 12)), 4, 0),
+    "draft-ahead in a batch": (together, lambda: SmallModelDrafter(engine("draft", 64)), 3, 2),
     **{
         f"chain of {depth}": (
             together if depth % 2 else alone,
             lambda: SmallModelDrafter(engine("draft")),
             depth,
-            1,
+            0,
         )
         for depth in range(1, 9)
     },
@@ -96,12 +101,12 @@ def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
 
 def check(count: int, modes: list[str]) -> None:
     asked = requests(count)
-    reference = alone(None, asked, 0, 1)
+    reference = alone(None, asked, 0, 0)
     assert len({output.tokens for output in reference}) > count // 2  # the texts are not all alike
     compared, near_ties = 0, 0
     for name in modes:
-        company, drafter, depth, width = MODES[name]
-        answers = company(drafter(), asked, depth, width)
+        company, drafter, depth, leaves = MODES[name]
+        answers = company(drafter(), asked, depth, leaves)
         for number, (expected, answer) in enumerate(zip(reference, answers, strict=True)):
             compared += 1
             if (answer.tokens, answer.finish) == (expected.tokens, expected.finish):

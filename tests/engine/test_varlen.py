@@ -83,7 +83,7 @@ class Guesses:
     def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]]) -> None:
         self.texts = texts
 
-    def propose(self, generations, depth, width):
+    def propose(self, generations, depth, leaves):
         drafts = []
         for generation in generations:
             prompt = tuple(generation.tokens[: generation.prompt_length])

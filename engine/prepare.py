@@ -1,0 +1,133 @@
+"""Draft-ahead: what follows the likely verdicts on a Draft, drafted before one comes."""
+
+import time
+
+from decoding.draft import ROOT, Draft
+from decoding.foresight import FORGETTING_OF_ONE, Branch, Foresight, agreed, faded
+from engine.cache import PagedCache
+from engine.choices import Choices
+from engine.propose import chain, extended
+from engine.sequence import NO_DRAFT, Sequence
+from engine.tasks import Task
+from engine.work import Foreseen, Prepared, Result
+
+
+class PrepareTask(Task):
+    """Grows a Draft by branches, all of them together: a step each for every token of the next Draft.
+
+    A branch begins with the token with which a Verdict would end. One more step comes first where that token
+    follows the whole Draft, whose last token was not fed yet. Nobody waits for the result.
+    """
+
+    def __init__(
+        self, sequence: Sequence, round: int, draft: Draft, depth: int, branches: list[Branch], ranks: int
+    ) -> None:
+        """
+        Args:
+            draft: of that round, a chain and leaves beside it.
+            depth: of the Drafts that are prepared.
+            branches: verdicts to be prepared for.
+            ranks: as for the Draft.
+        """
+        super().__init__(sequence, time.perf_counter())
+        self.ranks = ranks
+        self._round = round
+        self._draft = draft
+        self._chain = chain(sequence, depth)
+        self._depth = depth
+        self._branches = branches
+        self._own = len(sequence.pending)  # pending nodes that are the Draft's
+        self._steps: list[float] = []  # seconds
+        self._grown: tuple[Draft, Draft] = NO_DRAFT, NO_DRAFT  # what was pending, and with what comes next
+
+    def tree(self) -> Draft:
+        pending = self.sequence.pending
+        if self._grown[0] is not pending:
+            self._grown = pending, extended(pending, self._next())
+        return self._grown[1]
+
+    def nodes(self) -> list[int]:
+        return list(range(len(self.sequence.pending), len(self.tree())))
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is left to be drafted, also where the cache that it began with was lost."""
+        return not self.nodes()
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        pending = self.sequence.pending
+        first = len(pending) - len(choices.ranked)
+        self.sequence.ranked |= {first + index: ranked for index, ranked in enumerate(choices.ranked)}
+        self._steps.append(self._last_step.seconds)
+        self.done = self.is_complete
+        return [Prepared(self.sequence, self._round, self.draft(), self.timings())] if self.done else []
+
+    def draft(self) -> Draft:
+        """The Draft, its nodes first, and what is known of the branches."""
+        draft = self._draft
+        for branch in self._branches:
+            parent = self._parent(branch)
+            if parent is None:
+                continue
+            node = draft.path_of(self._chain[: branch.accepted])[-1] if branch.accepted else ROOT
+            for token in chain(self.sequence, self._room(branch) + 1, parent, branch.rank):
+                known = draft.child(node, token)
+                if known is None:
+                    known, draft = len(draft), extended(draft, [(node, token)])
+                node = known
+        return draft
+
+    def _parent(self, branch: Branch) -> int | None:
+        """The pending node, or ROOT, that the branch follows; None while it is not known what does."""
+        path = [ROOT, *self.sequence.pending.path_of(self._chain[: branch.accepted])]
+        is_known = len(path) > branch.accepted and path[-1] in self.sequence.ranked
+        return path[-1] if is_known else None
+
+    def _next(self) -> list[tuple[int, int]]:
+        """Nodes to be fed next: parent and token."""
+        sequence = self.sequence
+        if ROOT not in sequence.ranked:
+            return []
+        nodes: dict[tuple[int, int], None] = {}
+        for branch in self._branches:
+            parent = self._parent(branch)
+            if parent is None:  # the whole Draft has to be fed first
+                fed = sequence.pending.path_of(self._chain)
+                if len(fed) == len(self._chain) - 1 and self._chain[-1] not in sequence.end_token_ids:
+                    nodes[fed[-1] if fed else ROOT, self._chain[-1]] = None
+                continue
+            room = self._room(branch)
+            tokens = chain(sequence, room + 1, parent, branch.rank)
+            node: int | None = parent
+            for token in tokens[:-1]:
+                assert node is not None
+                node = sequence.pending.child(node, token)
+            if len(tokens) <= room and tokens[-1] not in sequence.end_token_ids and node is not None:
+                nodes[node, tokens[-1]] = None
+        return list(nodes)
+
+    def _room(self, branch: Branch) -> int:
+        """Tokens that the next Draft may have after such a Verdict."""
+        length = len(self.sequence.tokens) + branch.accepted + 1
+        return max(min(self._depth, self.sequence.limit - length - 1), 0)
+
+    def observe(self, tokens: tuple[int, ...], foresight: Foresight) -> Foreseen | None:
+        """How the Verdict fell whose tokens are to be committed; None if they are none on this Draft."""
+        sequence = self.sequence
+        stood = len(self._draft.path_of(tokens))
+        if stood != len(tokens) - 1:
+            return None
+        accepted = agreed(self._chain, tokens)
+        verified = min(accepted + 1, len(self._chain))
+        parent = self._parent(Branch(accepted, 0))
+        ranked = () if parent is None else sequence.ranked[parent]
+        rank = ranked.index(tokens[accepted]) if tokens[accepted] in ranked else len(ranked)
+        refused = accepted < len(self._chain)
+        foresight.observe(accepted, verified, rank if refused else None)
+        sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
+        path = sequence.pending.path_of(tokens)
+        if len(path) < len(tokens):
+            return Foreseen(0, 0, 0.0, len(sequence.pending) - self._own)
+        known = len(chain(sequence, self._depth, path[-1]))
+        used = sum(node >= self._own for node in (*path, *sequence.pending.below(path[-1])))
+        return Foreseen(known, rank, sum(self._steps[:known]), len(sequence.pending) - self._own - used)

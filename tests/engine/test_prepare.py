@@ -1,0 +1,147 @@
+"""Draft-ahead in the engine: what is prepared is what would be drafted, and it costs nobody anything."""
+
+from functools import cache
+
+import pytest
+
+from decoding.draft import Draft
+from decoding.noise_key import noise_key
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.sequence import Sequence
+from engine.settings import EngineSettings
+from engine.work import Prepared, Propose, Proposed, Verified, Verify
+from models.prompts import DEMO
+from tests.engine.test_drafters import prompt_of, text_of
+
+DEPTH = 4
+
+
+@cache
+def engine(role: str, branches: int) -> Engine:
+    settings = EngineSettings(
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**26, branches=branches
+    )
+    return Engine(settings)
+
+
+def run(engine: Engine) -> list:
+    results = []
+    while engine.has_work:
+        results += engine.step()
+    return results
+
+
+def opened(engine: Engine, temperature: float) -> Sequence:
+    prompt = prompt_of("code")
+    sampling = Sampling(max_tokens=64, ignore_eos=True, temperature=temperature)
+    return engine.open(len(prompt), noise_key(1, 0, prompt), sampling)
+
+
+def drafted(
+    engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], depth: int = DEPTH
+) -> Proposed:
+    """Until the Draft is there; nothing is prepared."""
+    engine.submit(Propose(sequence, base, tokens, depth, base))
+    while True:
+        for result in engine.step():
+            if isinstance(result, Proposed):
+                return result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("steps", [1, 3, 100])
+def test_what_is_prepared_is_what_would_be_drafted(temperature: float, steps: int) -> None:
+    """Also where a Verdict comes after a few steps only; the text is the target's, word for word."""
+    prompt = prompt_of("code")
+    text = text_of(prompt, 48, temperature=temperature)
+    ahead, plain = engine("draft", 12), engine("draft", 0)
+    one, other = opened(ahead, temperature), opened(plain, temperature)
+    base, tokens, committed = 0, prompt, 0
+    foreseen = 0
+    while committed < len(text) - DEPTH:
+        proposed = drafted(ahead, one, base, tokens)
+        assert proposed.draft == drafted(plain, other, base, tokens).draft
+        foreseen += bool(proposed.foreseen and proposed.foreseen.tokens)
+        for _ in range(steps):
+            if ahead.has_work:
+                ahead.step()
+        base += len(tokens)
+        rest = text[committed:]
+        stood = next(i for i, token in enumerate((*proposed.draft.tokens, -1)) if token != rest[i])
+        tokens = rest[: stood + 1]
+        committed += len(tokens)
+    assert foreseen > 5
+    ahead.close(one)
+    plain.close(other)
+    assert not ahead.has_work
+
+
+def test_a_foreseen_draft_needs_no_step() -> None:
+    draft = engine("draft", 12)
+    sequence = opened(draft, 0.0)
+    prompt = prompt_of("code")
+    proposed = drafted(draft, sequence, 0, prompt)
+    (prepared,) = run(draft)
+    assert isinstance(prepared, Prepared)
+    assert prepared.draft.tokens[:DEPTH] == proposed.draft.tokens
+    branch = next(
+        prepared.draft.after((*proposed.draft.tokens, token))
+        for node, token in enumerate(prepared.draft.tokens)
+        if prepared.draft.parents[node] == DEPTH - 1
+    )
+    own = next(
+        token for node, token in enumerate(prepared.draft.tokens) if prepared.draft.parents[node] == DEPTH - 1
+    )
+    draft.submit(Propose(sequence, len(prompt), (*proposed.draft.tokens, own), DEPTH, 1))
+    (again,) = draft.step()
+    assert isinstance(again, Proposed)
+    assert again.draft == branch
+    assert again.foreseen is not None
+    assert (again.foreseen.tokens, again.foreseen.rank) == (DEPTH, 0)
+    assert again.foreseen.saved > 0.0
+    draft.close(sequence)
+
+
+def test_whoever_waits_for_a_draft_goes_first() -> None:
+    draft = engine("draft", 12)
+    first, second = opened(draft, 1.0), opened(draft, 1.0)
+    drafted(draft, first, 0, prompt_of("code"))
+    draft.step()  # prepares
+    draft.submit(Propose(second, 0, prompt_of("code"), 2, 0))
+    results = [*draft.step(), *draft.step()]
+    assert [result.sequence for result in results if isinstance(result, Proposed)] == [second]
+    assert not any(isinstance(result, Prepared) for result in results)
+    draft.close(first)
+    draft.close(second)
+
+
+def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:
+    """The text is the same, and a Verdict that was not foreseen ends it."""
+    target = engine("target", 0)
+    prompt = prompt_of("code")
+    text = text_of(prompt, 48, temperature=1.0)
+    sequence = opened(target, 1.0)
+    first, second = text[:4], text[5:9]
+    tree = Draft.chain((*first, text[4], *second))
+    target.submit(Verify(sequence, 0, prompt, Draft.chain(first), 1))
+    target.submit(Verify(sequence, len(prompt), (), tree, 1))
+    verdicts = run(target)
+    assert all(isinstance(verdict, Verified) for verdict in verdicts)
+    assert [verdict.verdict.tokens for verdict in verdicts] == [text[:5], text[5:10]]
+    target.submit(Verify(sequence, len(prompt), text[:10], Draft.chain((text[10] ^ 1,)), 2))
+    target.submit(Verify(sequence, len(prompt) + 10, (), tree, 2))
+    assert [verdict.verdict.tokens for verdict in run(target)] == [text[10:11]]
+    target.close(sequence)
+
+
+def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
+    target = engine("target", 0)
+    prompt = prompt_of("code")
+    text = text_of(prompt, 16, temperature=1.0)
+    sequence = opened(target, 1.0)
+    target.submit(Verify(sequence, 0, prompt, Draft.chain(text[:2]), 1))
+    run(target)
+    target.submit(Verify(sequence, len(prompt), (), Draft.chain(text[:6]), 1))
+    assert [verdict.verdict.tokens for verdict in run(target)] == [text[3:7]]
+    target.close(sequence)
