@@ -19,9 +19,11 @@ import shlex
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -344,15 +346,19 @@ def main() -> None:
         if not sections_on(target, options):
             continue
         progress(f"starting the service, {target}")
-        with serving(
-            target=inflated_target(target).absolute(),
-            draft=DRAFT,
-            dtype="float32",
-            target_threads=options.target_threads,
-            draft_threads=1,
-            cache_memory=cache_bytes(target),
-        ) as address:
-            asyncio.run(measure(address, target, options, results))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(
+                Path(folder),
+                target=inflated_target(target).absolute(),
+                draft=DRAFT,
+                dtype="float32",
+                target_threads=options.target_threads,
+                draft_threads=1,
+                cache_memory=cache_bytes(target),
+            ) as service,
+        ):
+            asyncio.run(measure(service.grpc, target, options, results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A service of its own for a benchmark: `serve run cluster.app` on free ports, ended by process id."""
+"""A service of its own for a benchmark or a test: `serve run cluster.app`, ended by process id."""
 
 import contextlib
 import os
@@ -6,9 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -22,31 +22,53 @@ class StartError(Exception):
     """The service ended, or took too long, before it was ready."""
 
 
+class LeftBehindError(Exception):
+    """Processes of the service outlived its Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Service:
+    http: str  # base URL
+    grpc: str  # host:port
+    process: psutil.Process  # of `serve run`
+
+
 @contextlib.contextmanager
-def serving(**settings: object) -> Iterator[str]:
-    """The gRPC address of a service with these settings, once it is ready; leaves no process behind.
+def serving(folder: Path, *, ray_address: str = "local", **settings: object) -> Iterator[Service]:
+    """A service with these settings on free ports, once it is ready; leaves no process behind.
+
+    Args:
+        folder: it runs here, and leaves what it prints in serve.log.
 
     Raises:
         StartError: with what the service printed.
+        LeftBehindError: with the processes that had to be killed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        log, address = Path(folder) / "serve.log", f"127.0.0.1:{free_port()}"
-        ports = [f"http_port={free_port()}", f"grpc_port={address.partition(':')[2]}"]
-        arguments = [*ports, *(f"{name}={value}" for name, value in settings.items())]
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [str(Path(sys.executable).parent / "serve"), "run", "cluster.app", *arguments],
-                cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "RAY_ADDRESS": "local"},
-                start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the service
-            )
-        try:
-            _wait_until_announced(process, log)
-            yield address
-        finally:
-            _end(process)
+    http_port, grpc_port = free_port(), free_port()
+    arguments = {"http_port": http_port, "grpc_port": grpc_port, **settings}
+    log = folder / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "serve"),
+                "run",
+                "cluster.app",
+                *(f"{name}={value}" for name, value in arguments.items()),
+            ],
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "RAY_ADDRESS": ray_address},
+            start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
+        )
+    try:
+        parent = psutil.Process(process.pid)
+        _wait_until_announced(process, log)
+        yield Service(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", parent)
+    finally:
+        left = _end(process)
+    if left:
+        raise LeftBehindError(", ".join(left))
 
 
 def free_port() -> int:
@@ -64,16 +86,18 @@ def _wait_until_announced(process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.2)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C would; what is left of its session after that is killed."""
+def _end(process: subprocess.Popen[bytes]) -> list[str]:
+    """As Ctrl-C would; what is left of its session after that is named and killed."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
     _, alive = psutil.wait_procs(_in_session(process.pid), timeout=KILL_S)
-    for left in alive:
+    left = [str(member) for member in alive]
+    for member in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
-            left.kill()
+            member.kill()
     process.wait()
+    return left
 
 
 def _in_session(session: int) -> list[psutil.Process]:

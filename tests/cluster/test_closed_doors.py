@@ -9,10 +9,11 @@ import httpx
 import openai
 import pytest
 
+from bench.running import Service, serving
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc, rounds_pb2, rounds_pb2_grpc
 from protos.trust import NAME
-from tests.cluster.conftest import Service, serving
+from tests.cluster.conftest import SERVED
 from tests.fakes.authority import Authority
 
 pytestmark = pytest.mark.slow
@@ -29,14 +30,14 @@ def authority() -> Authority:
 def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("closed")
     trust = authority.trust()
-    arguments = ["gateways=2", "targets=2", "drafts=2", "api_keys_file=keys"]
+    files = {"api_keys_file": "keys"}
     for name in ("certificate", "key", "authority"):
         content = getattr(trust, name)
         assert content is not None
         (folder / name).write_bytes(content)
-        arguments.append(f"tls_{name}={name}")
+        files[f"tls_{name}"] = name
     (folder / "keys").write_text(KEY + "\n")
-    with serving(folder, *arguments) as service:
+    with serving(folder, gateways=2, targets=2, drafts=2, **files, **SERVED) as service:
         yield service
 
 

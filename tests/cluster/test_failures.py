@@ -28,17 +28,17 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
+from bench.running import Service, serving
 from client.generation import Client
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
-from tests.cluster.conftest import Service, serving
+from tests.cluster.conftest import SERVED
 
 KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
 REPLACED_S = 60.0  # in which Serve starts another replica, on a slow machine
 TOKENS = 400
 MAX_REQUESTS, MAX_WAITING = 12, 4
 TOKEN = "of the workers in these tests"
-SERVED = {"target_threads": 1, "cache_memory": 2**28}  # as `serving` does
 SETTINGS = f"""
 targets: 2
 target_resources: {{target_side: 1}}
@@ -104,7 +104,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, patched: pytest.MonkeyPat
         draft_node = cluster.add_node(num_cpus=1, resources={"draft_side": 8})
         folder = tmp_path_factory.mktemp("machines")
         (folder / "outrider.yaml").write_text(SETTINGS)
-        with serving(folder, "config=outrider.yaml", ray_address=cluster.address) as service:
+        with serving(folder, ray_address=cluster.address, config="outrider.yaml", **SERVED) as service:
             machines = Machines(service, cluster, draft_node)
             machines.wait_for("target", 2)
             machines.wait_for("draft", 1)

@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from bench.running import Service
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
-from tests.cluster.conftest import Service
 
 JSON_PROMPT = prompts("json", 1)[0]
 MODES: dict[str, dict[str, Any]] = {
