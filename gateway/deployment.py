@@ -31,7 +31,7 @@ class Gateway(GenerationServicer):
         Raises:
             ValidationError: naming the field; what was in force stays.
         """
-        self.generation.paces.settings = PaceSettings.model_validate(user_config)
+        self.generation.paces.use(PaceSettings.model_validate(user_config))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_api.build(self.generation, self._template, self.authentication)

@@ -20,12 +20,11 @@ class Paces:
     def settings(self) -> PaceSettings:
         return self._settings
 
-    @settings.setter
-    def settings(self, settings: PaceSettings) -> None:
+    def use(self, settings: PaceSettings) -> None:
         """In force from the next round on."""
         self._settings = settings
         for pace in self._of_target.values():
-            pace.settings = settings
+            pace.use(settings)
 
     def of_target(self, address: str) -> Pace:
         if address not in self._of_target:

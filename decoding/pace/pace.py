@@ -74,12 +74,7 @@ class Pace:
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._observations = 0  # since the last decision
 
-    @property
-    def settings(self) -> PaceSettings:
-        return self._settings
-
-    @settings.setter
-    def settings(self, settings: PaceSettings) -> None:
+    def use(self, settings: PaceSettings) -> None:
         """In force from the next turn of every sequence on."""
         self._settings = settings
         self._decide()

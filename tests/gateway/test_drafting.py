@@ -75,7 +75,7 @@ async def test_settings_that_change_take_hold_of_running_requests():
             if len(sequence.generated) > 50:
                 if paces.settings is ON:
                     verified = rounds.record.rounds
-                paces.settings = OFF
+                paces.use(OFF)
                 last = step
     assert sequence.generated == ANSWER
     assert rounds.record.rounds <= verified + 2
@@ -89,7 +89,7 @@ async def test_after_a_pause_drafts_are_as_good_as_without_one():
         sequence, rounds = rounds_of(fleet, paces)
         async for _ in rounds.steps():
             if len(sequence.generated) > 120:
-                paces.settings = ON
+                paces.use(ON)
     assert sequence.generated == ANSWER
     full, first, last = 4, rounds.record.rounds - rounds.record.accepted_lengths[4], 1
     assert rounds.record.accepted_lengths[full] > 10

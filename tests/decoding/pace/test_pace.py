@@ -141,7 +141,7 @@ def test_a_target_whose_steps_were_costly_is_tried_again():
     service.run(300)
     assert mean(service.run(100)) < 0.2
     service.token = 0.02e-3
-    trials = 6 * service.pace.settings.trial_steps
+    trials = 6 * PaceSettings().trial_steps
     assert mean(service.run(trials)[-50:]) > 1
 
 
@@ -166,10 +166,10 @@ def test_thresholds_decide_where_they_are_asked_for():
     service = Service(streams=32, settings=PaceSettings(policy="thresholds"))
     service.rate = 0.95
     assert set(service.run(100)[-50:]) == {2}
-    service.pace.settings = PaceSettings(policy="thresholds", half_depth_from=64)
+    service.pace.use(PaceSettings(policy="thresholds", half_depth_from=64))
     service.run(2)
     assert set(service.run(10)) == {4}
-    service.pace.settings = PaceSettings(policy="thresholds", off_from=32)
+    service.pace.use(PaceSettings(policy="thresholds", off_from=32))
     service.run(2)
     assert set(service.run(10)) == {0}
 
