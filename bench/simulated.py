@@ -114,7 +114,6 @@ class SimulatedEngine:
         self._cost = cost
         self._streams: dict[SimulatedStream, None] = {}  # in order of arrival
         self._woken = asyncio.Event()
-        self.busy_s = 0.0
         self.steps = 0
 
     def take(self, stream: SimulatedStream, request: Any) -> None:
@@ -165,7 +164,6 @@ class SimulatedEngine:
         context = sum(len(stream.sequence) for stream in working)
         size = StepSize(len(working), tokens, prompts, context)
         seconds = self._cost(size)
-        self.busy_s += seconds
         await asyncio.sleep(seconds)
         self.steps += 1
         step = Step(self.steps, size, seconds)
