@@ -22,6 +22,7 @@ from protos.trust import Trust
 
 RIGHT, WRONG = 1, 0  # the target always says RIGHT; where a draft would say WRONG is drawn beforehand
 PREFILL_CHUNK = 512
+LONGEST_SUFFIX = 64  # tokens; what is longer is a prompt chunk, as beyond one cache block in the engine
 MAX_LENGTH = 1 << 20
 EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
 
@@ -153,7 +154,7 @@ class SimulatedEngine:
         for stream in working:
             work = stream.work
             assert work is not None
-            if work.tokens > 64:
+            if work.tokens > LONGEST_SUFFIX:
                 chunk = min(budget, work.tokens)
                 budget, prompts, work.tokens = budget - chunk, prompts + chunk, work.tokens - chunk
                 if work.tokens:
