@@ -46,6 +46,12 @@ class Settings(BaseModel):
         default=None,
         description="auto: the checkpoint's; None: float32 for the demo, else auto",
     )
+    draft_ahead: int = Field(
+        default=12, ge=0, description="verdicts that a draft worker prepares for in idle time; 0: none"
+    )
+    shortest_draft_step_ms: float = Field(
+        default=0.0, ge=0.0, description="that a step of the draft is held to take; for benchmarks"
+    )
     cache_memory: int | float = Field(
         default=0.2,
         gt=0.0,
@@ -128,9 +134,14 @@ class Settings(BaseModel):
         return self._engine(model=self.target, threads=self.target_threads)
 
     def draft_engine(self) -> EngineSettings:
-        return self._engine(model=self.draft, threads=self.draft_threads)
+        return self._engine(
+            model=self.draft,
+            threads=self.draft_threads,
+            branches=self.draft_ahead,
+            shortest_step_s=self.shortest_draft_step_ms / 1e3,
+        )
 
-    def _engine(self, **fields: str | int | None) -> EngineSettings:
+    def _engine(self, **fields: str | float | None) -> EngineSettings:
         return EngineSettings.model_validate({**fields, **self.model_dump(include={"dtype", "cache_memory"})})
 
 

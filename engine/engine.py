@@ -309,7 +309,8 @@ class Engine:
         sampled = time.perf_counter()
         self._steps += 1
         step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
-        self._gathering.stepped(step)
+        if any(isinstance(task, VerifyTask) for task, _ in selected):
+            self._gathering.stepped(step)
         for (task, item), chosen in zip(selected, choices, strict=True):
             task.took_part(begun, passed - built, step)
             sequence = item.sequence

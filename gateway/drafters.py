@@ -26,6 +26,12 @@ class Drafter(Protocol):
         Raises WorkerLostError. After either, the next call is ``recover``.
         """
 
+    async def ahead(self) -> rounds_pb2.Draft | None:
+        """The newest Draft and what follows its likely verdicts, once that is prepared; None: never.
+
+        Cancelled by whoever proposes again. Raises WorkerLostError.
+        """
+
     async def recover(self) -> None:
         """Returns once Drafts can be asked for again, however long that takes."""
 
@@ -53,6 +59,10 @@ class ModelDrafter:
         if reply is not None:
             self._pause_s = 0.0
         return reply
+
+    async def ahead(self) -> rounds_pb2.Draft | None:
+        reply = await self._reply()
+        return None if reply is None else reply.draft
 
     async def recover(self) -> None:
         """At once after one failure; after more in a row with pauses that grow."""
@@ -109,6 +119,10 @@ class NgramDrafter:
     async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
         await self.start()
         return rounds_pb2.DraftReply(draft=draft_to_message(self._index.propose(depth)))
+
+    async def ahead(self) -> rounds_pb2.Draft | None:
+        """Nothing is prepared: looking up takes no time."""
+        return None
 
     async def recover(self) -> None:
         """Nothing to wait for."""

@@ -1,7 +1,7 @@
 """The Drafts of one sequence: how deep, how long to wait for one, when to begin again."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -47,12 +47,14 @@ class Drafting:
         paced: PacedSequence,
         record: Record,
         longest_wait_s: float,
+        forward: Callable[[Proposal], Awaitable[None]],
     ) -> None:
         """
         Args:
             speculation: resolved.
             paced: the sequence as the pace sees it.
             longest_wait_s: for any Draft, whatever the pace says.
+            forward: takes the Drafts that were prepared for the likely verdicts, in one tree.
         """
         self._sequence = sequence
         self._drafter = drafter
@@ -61,26 +63,29 @@ class Drafting:
         self._record = record
         self._longest_wait_s = longest_wait_s
         self._pace: Pace
+        self._is_started = False  # the drafter was given the prompt
         self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
+        self._forward = forward
         self._grew = asyncio.Event()
-        self._begun: asyncio.Task[Proposal | None]
-
-    def start(self) -> None:
-        """Hands the prompt over; nobody waits for it."""
-        self._begun = asyncio.create_task(self._start())
+        self._begun: asyncio.Task[Proposal | None] | None = None
+        self._listening: asyncio.Task[None] | None = None  # for what is prepared after the newest Draft
 
     @contextmanager
     def at(self, pace: Pace) -> Iterator[None]:
         """While the sequence is verified by the target with that pace."""
         self._pace = pace
-        if self._speculation.mode != "auto":
-            yield
-            return
-        pace.join(self._paced)
+        is_paced = self._speculation.mode == "auto"
+        if is_paced:
+            pace.join(self._paced)
+        if not self._is_started and self.depth() > 0:
+            # Both workers take the prompt in at the same time: the first token never waits for the draft.
+            self._is_started = True
+            self._begun = asyncio.create_task(self._start())
         try:
             yield
         finally:
-            pace.leave(self._paced)
+            if is_paced:
+                pace.leave(self._paced)
 
     def depth(self) -> int:
         """Of the next Draft; 0 for plain decoding."""
@@ -105,6 +110,7 @@ class Drafting:
 
     async def proposal(self) -> Proposal | None:
         """What ``begin`` asked for; None if it is late or the drafter lost: then ``resume`` is next."""
+        assert self._begun is not None
         return await self._begun
 
     async def resume(self) -> Proposal:
@@ -113,14 +119,18 @@ class Drafting:
         The drafter goes on guessing now and then, and the text itself tells how good the guesses are: it is
         what the target would have answered. That keeps its cache up to date too.
         """
-        await self._begun
         if self._drafter is None:
             await _never()
+        if self._begun is not None:
+            await self._begun
         while True:
             if not self._may_draft:
                 await self._drafter.recover()
                 self._may_draft = True
             await self._grown(self._pace.probe_tokens(self._paced))
+            if not self._is_started:  # what was plain from the beginning took none of the draft's time
+                await self._drafter.recover()
+                self._is_started = True
             depth, room = self.depth(), self._room
             if room == 0:
                 await _never()
@@ -167,8 +177,10 @@ class Drafting:
             self._pace.observe_round(self._paced, accepted, verified, proposal.overhead_s + overhead_s)
 
     async def aclose(self) -> None:
-        self._begun.cancel()
-        await asyncio.gather(self._begun, return_exceptions=True)
+        tasks = [task for task in (self._begun, self._listening) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._drafter is not None:
             await self._drafter.aclose()
 
@@ -179,14 +191,17 @@ class Drafting:
             except WorkerLostError:
                 self._lost()
 
-    async def _after(self, before: "asyncio.Task[Proposal | None]", depth: int) -> Proposal | None:
-        await before
+    async def _after(self, before: "asyncio.Task[Proposal | None] | None", depth: int) -> Proposal | None:
+        if before is not None:
+            await before
         if not self._may_draft:
             return None
         return await self._propose(depth)
 
     async def _propose(self, depth: int) -> Proposal | None:
         assert self._drafter is not None
+        if self._listening is not None:
+            self._listening.cancel()
         loop = asyncio.get_running_loop()
         patience_s = min(self._paced.patience_s, self._longest_wait_s)
         begun, base = loop.time(), len(self._sequence)
@@ -202,7 +217,28 @@ class Drafting:
             return None
         if reply.timings.HasField("last_step"):
             self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
+        if reply.HasField("foreseen"):
+            self._count(reply.foreseen)
+        if reply.draft.tokens:
+            self._listening = asyncio.create_task(self._listen(base))
         return Proposal(reply.draft, base, loop.time() - begun - reply.timings.total_ns / 1e9)
+
+    async def _listen(self, base: int) -> None:
+        assert self._drafter is not None
+        try:
+            draft = await self._drafter.ahead()
+        except WorkerLostError:
+            self._lost()
+            return
+        if draft is not None:
+            await self._forward(Proposal(draft, base))
+
+    def _count(self, foreseen: rounds_pb2.Foreseen) -> None:
+        self._record.prepared_for += 1
+        if foreseen.tokens:
+            self._record.foreseen[foreseen.rank] += 1
+        self._record.saved_s += foreseen.saved_ns / 1e9
+        self._record.discarded += foreseen.discarded_tokens
 
     def _lost(self) -> None:
         self._record.lost_drafts += 1

@@ -273,5 +273,10 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
             lost_drafts=record.lost_drafts,
             lost_targets=record.lost_targets,
             seed=seed,
+            prepared_for=record.prepared_for,
+            foreseen_ranks=record.foreseen_ranks,
+            gone_on=record.gone_on,
+            saved_ms=1e3 * record.saved_s,
+            discarded=record.discarded,
         ),
     )

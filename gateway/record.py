@@ -12,6 +12,11 @@ class Record:
     drafted: int = 0  # tokens
     verified: int = 0  # drafted tokens whose position was reached
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
+    prepared_for: int = 0  # verdicts for which the draft worker had prepared
+    foreseen: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
+    gone_on: int = 0  # rounds for which the target had the Draft before the Verdict fell
+    saved_s: float = 0.0  # in steps of the draft that were over when the Draft was asked for
+    discarded: int = 0  # tokens that were drafted for other verdicts
     target_passes: int = 0  # verdicts, with a Draft or without
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
@@ -30,9 +35,18 @@ class Record:
     @property
     def histogram(self) -> list[int]:
         """Rounds that accepted 0, 1, 2, ... tokens."""
-        return [self.accepted_lengths[n] for n in range(max(self.accepted_lengths, default=-1) + 1)]
+        return _listed(self.accepted_lengths)
+
+    @property
+    def foreseen_ranks(self) -> list[int]:
+        """Foreseen verdicts that ended with the draft's first guess, its second, ..."""
+        return _listed(self.foreseen)
 
     def add(self, other: "Record") -> None:
         """Counts another sequence in."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+def _listed(counter: Counter[int]) -> list[int]:
+    return [counter[number] for number in range(max(counter, default=-1) + 1)]

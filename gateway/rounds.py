@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from gateway.drafters import DRAFTERS
@@ -56,10 +56,13 @@ class Rounds:
         if speculation.mode != "off" and speculation.drafter is not None:
             drafter = DRAFTERS[speculation.drafter](fleet, sequence)
         paced = paces.sequence(speculation, task, priority)
+        longest_wait_s = settings.draft_deadline_ms / 1e3
         self._drafting = Drafting(
-            sequence, drafter, speculation, paced, self.record, settings.draft_deadline_ms / 1e3
+            sequence, drafter, speculation, paced, self.record, longest_wait_s, self._extend
         )
         self._resumed: Proposal | None = None  # the Draft with which rounds go on after plain decoding
+        self._verifying: TargetStream | None = None  # has a Draft that follows the committed tokens
+        self._ahead: Proposal | None = None  # the Drafts of this turn that it was sent beforehand
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Each Verdict once its tokens are committed.
@@ -73,8 +76,6 @@ class Rounds:
         """
         failures = 0  # in a row
         self._sequence.round += 1
-        # Both workers take the prompt in at the same time: the first token never waits for the draft.
-        self._drafting.start()
         try:
             while self._sequence.finish_reason is None:
                 try:
@@ -104,6 +105,7 @@ class Rounds:
     async def _with(self, target: TargetStream) -> AsyncGenerator[Step, None]:
         """Rounds while they pay, plain decoding while they do not."""
         with self._drafting.at(self._paces.of_target(target.address)):
+            self._verifying = self._ahead = None
             proposal = NO_PROPOSAL if self._drafting.depth() > 0 else None
             while self._sequence.finish_reason is None:
                 stretch = self._plain(target) if proposal is None else self._speculative(target, proposal)
@@ -114,25 +116,47 @@ class Rounds:
                 proposal, self._resumed = self._resumed, None
 
     async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
-        """Rounds, until the sequence is finished, they no longer pay, or there is no Draft."""
+        """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
+
+        Where the target was sent what follows a Verdict before it fell, it is at the next one already.
+        """
         proposal: Proposal | None = first
         while proposal is not None:
-            step = await self._verify(target, proposal)
+            if self._verifying is None:
+                await self._send(target, proposal)
+            step = await self._verdict(target, proposal)
             depth = self._drafting.depth() if step.finish_reason is None else 0
+            following = None if self._ahead is None or depth == 0 else self._ahead.trimmed(self._sequence)
+            goes_on = following is not None and len(following.draft.tokens) > 0
+            if not goes_on:
+                self._verifying = self._ahead = None
             if depth > 0:
                 # Drafting goes on while this verdict's tokens travel to the client.
-                self._sequence.round += 1
+                self._sequence.round += not goes_on
                 self._drafting.begin(depth)
             yield step
-            proposal = await self._drafting.proposal() if depth > 0 else None
+            if depth == 0:
+                return
+            self.record.gone_on += goes_on
+            proposal = following if goes_on else await self._drafting.proposal()
 
-    async def _verify(self, target: TargetStream, proposal: Proposal) -> Step:
+    async def _send(self, target: TargetStream, proposal: Proposal) -> None:
+        """The Draft goes on as it came."""
+        turn = target.turn(self._sequence.round)
+        self._verifying = target
+        await target.send(rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=proposal.draft)))
+
+    async def _extend(self, prepared: Proposal) -> None:
+        """Sends the target what follows the likely verdicts, while it verifies."""
+        if self._verifying is None or prepared.base != len(self._sequence):
+            return
+        self._ahead = prepared
+        with suppress(WorkerLostError):  # whoever waits for the Verdict notices too
+            await self._send(self._verifying, prepared)
+
+    async def _verdict(self, target: TargetStream, proposal: Proposal) -> Step:
         draft = proposal.draft
         begun = asyncio.get_running_loop().time()
-        verify = rounds_pb2.Verify(
-            turn=target.turn(self._sequence.round), draft=draft
-        )  # the Draft goes on as it came
-        await target.send(rounds_pb2.TargetRequest(verify=verify))
         reply = await self._reply(target)
         overhead_s = asyncio.get_running_loop().time() - begun - reply.timings.total_ns / 1e9
         if draft.tokens:

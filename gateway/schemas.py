@@ -109,6 +109,11 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
             "late_drafts": record.late_drafts,
             "lost_drafts": record.lost_drafts,
             "lost_targets": record.lost_targets,
+            "prepared_for": record.prepared_for,
+            "foreseen_ranks": record.foreseen_ranks,
+            "gone_on": record.gone_on,
+            "saved_ms": round(1e3 * record.saved_s, 3),
+            "discarded": record.discarded,
             "seed": seed,
         },
     }

@@ -68,6 +68,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._opened = False
         self._known = 0  # tokens of the sequence that the worker was told
         self._read: asyncio.Task[ReplyT] | None = None
+        self._writing = asyncio.Lock()  # a call takes one message after the other
         link.streams += 1
         sequence.epoch += 1
         self._epoch = sequence.epoch
@@ -102,7 +103,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             InvalidRequestError: the worker cannot serve such a sequence.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout), self._writing:
                 if not self._opened:
                     self._opened = True
                     await self._call.write(self._request(open=self._opening()))

@@ -1,0 +1,131 @@
+"""Draft-ahead through gateway and workers: real engines behind real gRPC, the demo pair."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+import pytest
+
+from actors.engine_loop import EngineLoop
+from actors.servicers import DraftServicer, TargetServicer
+from actors.worker import start_server
+from bench.relay import relay
+from decoding.noise_key import noise_key
+from decoding.pace.settings import PaceSettings
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from gateway.fleet import Fleet
+from gateway.pace import Paces
+from gateway.record import Record
+from gateway.rounds import Rounds
+from gateway.sequence import Sequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.streams import Role, Worker
+from models.prompts import DEMO, KINDS
+from protos import rounds_pb2_grpc
+from tests.actors.conftest import TRUST
+from tests.engine.test_drafters import prompt_of
+
+TOKENS = 64
+OFF = Speculation(mode="off")
+FIXED = Speculation(mode="fixed", depth=4)
+ADDERS = {
+    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
+    "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
+}
+
+
+@asynccontextmanager
+async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Worker]:
+    made = EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**26, **settings)
+    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(made))
+    engine_loop.attach(asyncio.get_running_loop())
+    servicer, add = ADDERS[role]
+
+    def add_servicer(server: grpc.aio.Server) -> None:
+        add(servicer(engine_loop), server)
+
+    server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
+    engine = engine_loop.engine
+    async with relay(address, delay_s) as far:
+        yield Worker(role, "demo", far, 0, "here", engine.vocab_size, engine.max_length)
+        await server.stop(None)
+    engine_loop.stop()
+
+
+@asynccontextmanager
+async def pair(branches: int, delay_s: float = 0.0, **of_target) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(worker_of("target", delay_s, **of_target)),
+            await stack.enter_async_context(worker_of("draft", delay_s, branches=branches)),
+        ]
+        fleet = Fleet(lambda: workers, TRUST)
+        stack.push_async_callback(fleet.close)
+        yield fleet
+
+
+async def answer(fleet: Fleet, kind: str, speculation: Speculation, **sampling) -> tuple[list[int], Record]:
+    prompt = prompt_of(kind)
+    settings = Sampling(max_tokens=TOKENS, ignore_eos=True, **sampling)
+    sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
+    paces = Paces(PaceSettings())
+    rounds = Rounds(
+        sequence,
+        fleet,
+        speculation.resolved("model", PaceSettings()),
+        paces,
+        GatewaySettings(model="m", tokenizer="t"),
+        asyncio.get_running_loop().time() + 60,
+    )
+    async for _ in rounds.steps():
+        pass
+    return sequence.generated, rounds.record
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_the_text_is_the_same_and_most_verdicts_are_foreseen(temperature):
+    """The target's step is held, as a large model's would be: there is time to prepare."""
+    async with pair(12, shortest_step_s=0.02) as fleet:
+        records = []
+        for kind in KINDS:
+            expected, _ = await answer(fleet, kind, OFF, temperature=temperature)
+            text, record = await answer(fleet, kind, FIXED, temperature=temperature)
+            assert text == expected, kind
+            records.append(record)
+    foreseen = sum(record.foreseen.total() for record in records)
+    assert foreseen >= 0.6 * sum(record.prepared_for for record in records)
+    assert sum(record.gone_on for record in records) > foreseen / 2
+    assert all(record.saved_s > 0 for record in records)
+
+
+@pytest.mark.parametrize("delay_s", [0.001, 0.004])
+async def test_messages_that_cross_on_the_wire_change_no_token(delay_s):
+    """Fast steps and slow hops: trees come late, verdicts of one turn overtake the next."""
+    async with pair(12, delay_s) as fleet:
+        for kind in ("code", "json"):
+            expected, _ = await answer(fleet, kind, OFF, temperature=0.7)
+            for _ in range(3):
+                text, record = await answer(fleet, kind, FIXED, temperature=0.7)
+                assert text == expected
+                assert record.lost_drafts == record.lost_targets == 0
+
+
+async def test_many_at_a_time_say_what_each_says_alone():
+    async with pair(12) as fleet:
+        expected = [(await answer(fleet, kind, OFF, temperature=1.0))[0] for kind in KINDS]
+        together = await asyncio.gather(
+            *(answer(fleet, kind, FIXED, temperature=1.0) for kind in (*KINDS, *KINDS))
+        )
+    assert [text for text, _ in together] == [*expected, *expected]
+
+
+async def test_a_draft_worker_without_it_interoperates():
+    async with pair(0) as fleet:
+        expected, _ = await answer(fleet, "json", OFF, temperature=0.7)
+        text, record = await answer(fleet, "json", FIXED, temperature=0.7)
+    assert text == expected
+    assert (record.prepared_for, record.gone_on) == (0, 0)
+    assert record.rounds > 0
