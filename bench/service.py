@@ -51,11 +51,8 @@ BARE_HOPS = 60
 USUAL_ROUND_S = 0.05  # of the 190 M target on two cores
 
 
-def serve_worker(role: Role, path: str, threads: int, dtype: str, ready: Connection) -> None:
+def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> None:
     """A worker's process, until it is ended."""
-    settings = EngineSettings.model_validate(
-        {"model": path, "threads": threads, "dtype": dtype, "cache_memory": CACHE_BYTES}
-    )
     asyncio.run(_serve(role, EngineLoop(lambda: Engine(settings)), ready))
 
 
@@ -128,8 +125,12 @@ def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def worker_process(role: Role, path: str, threads: int, dtype: str) -> Iterator[Worker]:
-    with process_of(serve_worker, role, path, threads, dtype) as (address, vocab_size, max_length):
+def worker_process(role: Role, path: str, threads: int, dtype: str, **others: float) -> Iterator[Worker]:
+    """others: settings of its engine."""
+    settings = EngineSettings.model_validate(
+        {"model": path, "threads": threads, "dtype": dtype, "cache_memory": CACHE_BYTES, **others}
+    )
+    with process_of(serve_worker, role, settings) as (address, vocab_size, max_length):
         yield Worker(role, path, address, 0, "here", vocab_size, max_length)
 
 

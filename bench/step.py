@@ -51,14 +51,16 @@ class Steps:
     def __init__(self, engine: Engine, sequences: int, tokens: int) -> None:
         sampling = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
         self._engine = engine
+        self._round = 0
         self._draft = Draft.chain([5] * (tokens - 1))
         self._sequences = [engine.open(len(PROMPT), number, sampling) for number in range(sequences)]
         self.take(PROMPT)
 
     def take(self, tokens: tuple[int, ...] = ()) -> float:
         """Seconds of one step; the first takes the prompt in."""
+        self._round += 1
         for sequence in self._sequences:
-            self._engine.submit(Verify(sequence, len(sequence.tokens), tokens, self._draft, 0))
+            self._engine.submit(Verify(sequence, len(sequence.tokens), tokens, self._draft, self._round))
         while self._engine.has_work:
             self._engine.step()
         assert self._engine.last_step is not None

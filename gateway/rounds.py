@@ -87,6 +87,7 @@ class Rounds:
                             failures = 0
                             yield step
                 except WorkerLostError as lost:
+                    print("LOST", lost, flush=True)
                     failures += 1
                     await self._before_retry(failures, lost)
         finally:
@@ -123,7 +124,8 @@ class Rounds:
         proposal: Proposal | None = first
         while proposal is not None:
             if self._verifying is None:
-                await self._send(target, proposal)
+                self._verifying = target
+                await target.send(self._verify(target, proposal))
             step = await self._verdict(target, proposal)
             depth = self._drafting.depth() if step.finish_reason is None else 0
             following = None if self._ahead is None or depth == 0 else self._ahead.trimmed(self._sequence)
@@ -140,19 +142,20 @@ class Rounds:
             self.record.gone_on += goes_on
             proposal = following if goes_on else await self._drafting.proposal()
 
-    async def _send(self, target: TargetStream, proposal: Proposal) -> None:
+    def _verify(self, target: TargetStream, proposal: Proposal) -> rounds_pb2.TargetRequest:
         """The Draft goes on as it came."""
         turn = target.turn(self._sequence.round)
-        self._verifying = target
-        await target.send(rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=proposal.draft)))
+        return rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=proposal.draft))
 
     async def _extend(self, prepared: Proposal) -> None:
         """Sends the target what follows the likely verdicts, while it verifies."""
         if self._verifying is None or prepared.base != len(self._sequence):
             return
         self._ahead = prepared
+        verify = self._verify(self._verifying, prepared)
         with suppress(WorkerLostError):  # whoever waits for the Verdict notices too
-            await self._send(self._verifying, prepared)
+            # The next Verdict may cancel this, and a write that is cancelled would end the stream.
+            await asyncio.shield(self._verifying.send(verify))
 
     async def _verdict(self, target: TargetStream, proposal: Proposal) -> Step:
         draft = proposal.draft

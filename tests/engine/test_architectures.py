@@ -91,7 +91,8 @@ def test_verification_with_refusals_in_one_batch_with_prefills(
                 finished += 1
                 continue
             draft = _draft(references[index].tokens[len(answers[index]) :], rng, width)
-            engine.submit(Verify(result.sequence, len(result.sequence.tokens), (), draft, 0))
+            length = len(result.sequence.tokens)
+            engine.submit(Verify(result.sequence, length, (), draft, round=length))
     for sequence in sequences:
         engine.close(sequence)
     assert not differences(references, answers)

@@ -51,9 +51,9 @@ def test_drafts_after_a_pause_are_those_without_one(temperature: float) -> None:
     paused = SmallModelDrafter(engine("draft"))
     always, sometimes = (generation(prompt, temperature=temperature) for _ in range(2))
     for place in range(len(text) - 4):
-        expected = steady.propose([always], 4, 1)[0]
+        expected = steady.propose([always], 4, 0)[0]
         if place < 5 or place >= 25:
-            assert paused.propose([sometimes], 4, 1)[0] == expected
+            assert paused.propose([sometimes], 4, 0)[0] == expected
         always.tokens.append(text[place])
         sometimes.tokens.append(text[place])
 
@@ -62,8 +62,8 @@ def test_a_sequence_past_the_drafts_context_does_not_hurt_the_others() -> None:
     draft = engine("draft")
     short, long = prompt_of("json"), tuple(range(5, 25)) * (draft.max_length // 20 + 1)
     drafter = SmallModelDrafter(draft)
-    alone = drafter.propose([generation(short, temperature=0.0)], 4, 1)[0]
-    together = drafter.propose([generation(long, temperature=0.0), generation(short, temperature=0.0)], 4, 1)
+    alone = drafter.propose([generation(short, temperature=0.0)], 4, 0)[0]
+    together = drafter.propose([generation(long, temperature=0.0), generation(short, temperature=0.0)], 4, 0)
     assert len(together[0]) == 0
     assert together[1] == alone
     assert len(alone) == 4
@@ -73,14 +73,14 @@ def test_a_tree_holds_the_chain() -> None:
     drafter = SmallModelDrafter(engine("draft"))
     for kind in ("code", "prose", "stories"):
         prompt = prompt_of(kind)
-        chain = drafter.propose([generation(prompt, temperature=1.0)], 4, 1)[0]
+        chain = drafter.propose([generation(prompt, temperature=1.0)], 4, 0)[0]
         tree = drafter.propose([generation(prompt, temperature=1.0)], 4, 3)[0]
         node = -1
         for token in chain.tokens:
             child = tree.child(node, token)
             assert child is not None
             node = child
-        assert len(tree) > len(chain)
+        assert len(tree) == len(chain) + 3
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block"])
@@ -112,7 +112,7 @@ def test_the_ratio_rules_finish_requests_and_accept(verification: str) -> None:
 def test_a_draft_is_never_longer_than_what_remains() -> None:
     prompt = prompt_of("json")
     asked = Generation(len(prompt), 1, Sampling(max_tokens=3, temperature=0.0), list(prompt))
-    assert len(SmallModelDrafter(engine("draft")).propose([asked], 8, 1)[0]) <= 2
+    assert len(SmallModelDrafter(engine("draft")).propose([asked], 8, 0)[0]) <= 2
 
 
 def test_another_vocabulary_is_refused_naming_both(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def tokens_of(results: list[Generated]) -> tuple[int, ...]:
 
 
 def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], draft: Draft) -> Verified:
-    engine.submit(Verify(sequence, base, tokens, draft, 0))
+    engine.submit(Verify(sequence, base, tokens, draft, round=base))
     (result,) = run(engine)
     assert isinstance(result, Verified)
     return result
@@ -236,7 +236,7 @@ def test_work_that_contradicts_its_sequence_is_refused(
     sampling = Sampling.model_validate({"max_tokens": COUNT, "verification": verification})
     sequence = engine.open(len(PROMPT), 1, sampling)
     with pytest.raises(ValueError, match=message):
-        engine.submit(Verify(sequence, base, tokens, draft, 0))
+        engine.submit(Verify(sequence, base, tokens, draft, round=base))
     assert not engine.has_work
 
 

@@ -1,0 +1,349 @@
+"""What draft-ahead gives, and where a round's time goes: `python -m bench.ahead`.
+
+Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway,
+one stream at a time. Besides the small draft as it is there are drafts whose step is held to a share of the
+target's: a real draft has memory of its own, and a larger one here would slow the target. Each is run with
+draft-ahead and without, at several fixed depths, in turns; compared are the best depths of both sides, in
+tokens per second, medians of the repetitions, mean over the tasks.
+
+The time line adds up to the time between two Verdicts, as the gateway receives them: the target's and the
+draft's steps, waiting for a step to begin, the wire with the event loops at its ends, and the gateway. The
+bound charges each of the target's passes what a plain step costs, and nothing else.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.engine import requests_of
+from bench.report import save, table
+from bench.service import TRUST, at_distance, worker_process
+from decoding.pace.settings import PaceSettings
+from engine.speculate import Request
+from gateway.fleet import DraftStream, Fleet, TargetStream
+from gateway.pace import Paces
+from gateway.record import Record
+from gateway.rounds import Rounds
+from gateway.sequence import Sequence as GatewaySequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.streams import Worker
+from models.prompts import KINDS
+
+FAR_AHEAD_S = 3600.0
+BRANCHES = 12
+DEPTHS = {0.0: (3, 4, 6), 0.2: (2, 3, 4), 0.45: (1, 2, 3)}  # by the draft's step as a share of the target's
+DELAY_MS = 2.0
+PARTS = ("gateway", "wire", "draft", "wait", "target")
+PLAIN = Speculation(mode="off", drafter="model")
+SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
+
+
+@dataclass
+class Times:
+    """Of one answer, seconds."""
+
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    rounds: int = 0
+
+
+class TimedFleet(Fleet):
+    """A Fleet that notes what the time between two Verdicts is made of."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        super().__init__(lambda: workers, TRUST)
+        self.times = Times()
+        self._verdict_at: float | None = None
+        self._round = 0  # of the newest turn
+        self._asked_at = self._drafted_at = self._sent_at = 0.0
+        self._draft: Any = None  # reply to the newest Propose, as far as somebody waited for it
+
+    def open_target(self, sequence: GatewaySequence) -> TargetStream:
+        """As the Fleet does; every Verify and every Verdict is noted."""
+        stream = super().open_target(sequence)
+        send, receive = stream.send, stream.receive
+
+        async def noted_send(request: Any) -> None:
+            turn = (request.verify if request.HasField("verify") else request.plain).turn
+            if turn.round > self._round:  # the same again only says what follows
+                self._round, self._sent_at = turn.round, time.perf_counter()
+            await send(request)
+
+        async def noted(*arguments: Any) -> Any:
+            reply = await receive(*arguments)
+            if reply is not None:
+                self._note(reply.timings)
+            return reply
+
+        stream.send, stream.receive = noted_send, noted  # type: ignore[assignment, method-assign]
+        return stream
+
+    def open_draft(self, sequence: GatewaySequence) -> DraftStream:
+        """As the Fleet does; every Propose and its Draft are noted."""
+        stream = super().open_draft(sequence)
+        send, receive = stream.send, stream.receive
+
+        async def noted_send(*arguments: Any) -> None:
+            self._asked_at, self._draft = time.perf_counter(), None
+            await send(*arguments)
+
+        async def noted(*arguments: Any) -> Any:
+            reply = await receive(*arguments)
+            if reply is not None and self._draft is None:
+                self._drafted_at, self._draft = time.perf_counter(), reply
+            return reply
+
+        stream.send, stream.receive = noted_send, noted  # type: ignore[assignment, method-assign]
+        return stream
+
+    def _note(self, target: Any) -> None:
+        """A Verdict has come."""
+        now, before = time.perf_counter(), self._verdict_at
+        self._verdict_at = now
+        if before is None:
+            return
+        parts = self.times.parts
+        self.times.rounds += 1
+        step, total = target.step_ns / 1e9, target.total_ns / 1e9
+        if self._sent_at <= before:  # the target went on by itself
+            parts["target"] += min(step, now - before)
+            parts["wait"] += max(min(total, now - before) - step, 0.0)
+            parts["wire"] += max(now - before - total, 0.0)
+            return
+        parts["target"] += step
+        parts["wait"] += total - step
+        parts["wire"] += now - self._sent_at - total
+        if self._draft is not None and self._asked_at > before:
+            timings = self._draft.timings
+            draft_step, draft_total = timings.step_ns / 1e9, timings.total_ns / 1e9
+            parts["draft"] += draft_step
+            parts["wait"] += draft_total - draft_step
+            parts["wire"] += self._drafted_at - self._asked_at - draft_total
+            parts["gateway"] += (self._asked_at - before) + (self._sent_at - self._drafted_at)
+        else:
+            parts["gateway"] += self._sent_at - before
+
+
+@dataclass
+class Run:
+    """One answer."""
+
+    seconds: float
+    tokens: tuple[int, ...]
+    record: Record
+    times: Times
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return len(self.tokens) / self.seconds
+
+
+async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:
+    """From the first Verdict on: taking the prompt in is the same for all. Depth 0: plain decoding."""
+    fleet = TimedFleet(workers)
+    sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
+    speculation = Speculation(mode="fixed", depth=depth, drafter="model") if depth else PLAIN
+    deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
+    rounds = Rounds(sequence, fleet, speculation, Paces(PaceSettings()), SETTINGS, deadline)
+    begun = None
+    async for _ in rounds.steps():
+        begun = time.perf_counter() if begun is None else begun
+    assert begun is not None
+    seconds = time.perf_counter() - begun
+    await fleet.close()
+    return Run(seconds, tuple(sequence.generated[1:]), rounds.record, fleet.times)
+
+
+@contextmanager
+def drafts_of(step_s: float, dtype: str) -> Iterator[dict[bool, Worker]]:
+    """Draft workers with draft-ahead (True) and without, a step held to take so long."""
+    with ExitStack() as stack:
+        yield {
+            ahead: stack.enter_context(
+                worker_process(
+                    "draft", str(DRAFT), 1, dtype, branches=BRANCHES * ahead, shortest_step_s=step_s
+                )
+            )
+            for ahead in (False, True)
+        }
+
+
+class Comparison:
+    """Runs of the same requests with draft-ahead and without, at several depths."""
+
+    def __init__(self, target: Worker, drafts: dict[bool, Worker], depths: Sequence[int]) -> None:
+        self._workers = {ahead: [target, draft] for ahead, draft in drafts.items()}
+        self._depths = depths
+        self.runs: dict[tuple[str, bool, int], list[Run]] = defaultdict(list)  # by task, ahead, depth
+
+    def run(self, requests: Sequence[tuple[str, Request]], delay_ms: float = 0.0) -> None:
+        """Once each, in turns."""
+        with ExitStack() as stack:
+            workers = {
+                ahead: stack.enter_context(at_distance(pair, delay_ms))
+                for ahead, pair in self._workers.items()
+            }
+            for task, request in requests:
+                for depth in self._depths:
+                    for ahead, pair in workers.items():
+                        run = asyncio.run(answer(pair, request, depth))
+                        self.runs[task, ahead, depth].append(run)
+
+    def rate(self, ahead: bool, depth: int) -> float:
+        """Tokens per second, mean over the tasks of the medians."""
+        return statistics.mean(
+            statistics.median(run.rate for run in runs)
+            for (_, side, at), runs in self.runs.items()
+            if (side, at) == (ahead, depth)
+        )
+
+    def best(self, ahead: bool) -> int:
+        """The best depth."""
+        return max(self._depths, key=lambda depth: self.rate(ahead, depth))
+
+    def of(self, ahead: bool, depth: int, task: str | None = None) -> list[Run]:
+        """All runs so far, of one task or of all."""
+        return [
+            run
+            for (name, side, at), runs in self.runs.items()
+            if (side, at) == (ahead, depth) and task in (None, name)
+            for run in runs
+        ]
+
+
+def foreseen_share(runs: Sequence[Run]) -> float:
+    """Of verdicts after which a Draft was asked for."""
+    verdicts = sum(run.record.prepared_for for run in runs)
+    return sum(run.record.foreseen.total() for run in runs) / max(verdicts, 1)
+
+
+def row_of(comparison: Comparison, share: float, temperature: float, plain_step_s: float) -> dict[str, Any]:
+    without, ahead = comparison.best(False), comparison.best(True)
+    runs = comparison.of(True, ahead)
+    tokens, passes = sum(len(run.tokens) for run in runs), sum(run.times.rounds for run in runs)
+    bound = tokens / (passes * plain_step_s)
+    return {
+        "draft / target step": share,
+        "temperature": temperature,
+        "depth without": without,
+        "tokens/s without": comparison.rate(False, without),
+        "depth with": ahead,
+        "tokens/s with": comparison.rate(True, ahead),
+        "with / without": comparison.rate(True, ahead) / comparison.rate(False, without),
+        "foreseen": foreseen_share(runs),
+        "target had it": sum(run.record.gone_on for run in runs) / passes,
+        "share of the bound": sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs) / bound,
+    }
+
+
+def lines_of(comparison: Comparison, share: float, temperature: float, plain_step_s: float) -> list[Any]:
+    """Milliseconds of a round per task, with draft-ahead and without, at the best depths."""
+    lines = []
+    for ahead in dict.fromkeys(ahead for _, ahead, _ in comparison.runs):
+        depth = comparison.best(ahead)
+        for task in dict.fromkeys(task for task, _, _ in comparison.runs):
+            runs = comparison.of(ahead, depth, task)
+            rounds = sum(run.times.rounds for run in runs)
+            parts = {part: 1e3 * sum(run.times.parts[part] for run in runs) / rounds for part in PARTS}
+            lines.append(
+                {
+                    "draft / target step": share,
+                    "temperature": temperature,
+                    "task": task,
+                    "draft-ahead": ahead,
+                    "depth": depth,
+                    "tokens per round": sum(len(run.tokens) for run in runs) / rounds,
+                    **parts,
+                    "bound": 1e3 * plain_step_s,
+                }
+            )
+    return lines
+
+
+def plain_step(target: Worker, requests: Sequence[tuple[str, Request]]) -> float:
+    """Seconds of a plain step of one stream, median over the tasks."""
+    runs = [asyncio.run(answer([target], request, 0)) for _, request in requests]
+    return statistics.median(run.times.parts["target"] / run.times.rounds for run in runs)
+
+
+def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any]]:
+    """Comparisons, time lines, distance."""
+    path = str(inflated_target(options.target))
+    tokenizer = Tokenizer.from_file(str(DRAFT / "tokenizer.json"))
+    rows, lines, far = [], [], []
+    with worker_process("target", path, options.threads, options.dtype) as target:
+        asked = {
+            temperature: [
+                (kind, requests_of(kind, tokenizer, 1, options.tokens, temperature)[0])
+                for kind in options.tasks
+            ]
+            for temperature in options.temperatures
+        }
+        plain_step_s = plain_step(target, next(iter(asked.values())))
+        for share in options.shares:
+            with drafts_of(share * plain_step_s, options.dtype) as drafts:
+                for temperature, requests in asked.items():
+                    comparison = Comparison(target, drafts, DEPTHS[share])
+                    comparison.run(requests[:1])  # opens connections
+                    comparison.runs.clear()
+                    for _ in range(options.repetitions):
+                        comparison.run(requests)
+                    expected = {task: asyncio.run(answer([target], request, 0)) for task, request in requests}
+                    for (task, _, _), runs in comparison.runs.items():
+                        assert all(run.tokens == expected[task].tokens for run in runs), task
+                    rows.append(row_of(comparison, share, temperature, plain_step_s))
+                    lines += lines_of(comparison, share, temperature, plain_step_s)
+                    print(table(rows[-1:]), flush=True)
+                    if share == 0.0:
+                        far.append(distance(target, drafts, requests, comparison, temperature, options))
+                        print(table(far[-1:]), flush=True)
+    return rows, lines, far
+
+
+def distance(
+    target: Worker,
+    drafts: dict[bool, Worker],
+    requests: Sequence[tuple[str, Request]],
+    near: Comparison,
+    temperature: float,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """What is lost by a longer way to both workers, at the depths that are best without it."""
+    row: dict[str, Any] = {"temperature": temperature, "delay per hop, ms": DELAY_MS}
+    for ahead, name in ((False, "loss without"), (True, "loss with")):
+        depth = near.best(ahead)
+        far = Comparison(target, {ahead: drafts[ahead]}, [depth])
+        for _ in range(options.repetitions):
+            far.run(requests, DELAY_MS)
+        row[name] = 1.0 - far.rate(ahead, depth) / near.rate(ahead, depth)
+        print(table(lines_of(far, 0.0, temperature, 0.0)), flush=True)
+    return row | {"with / without": row["loss with"] / row["loss without"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.ahead", description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", choices=INFLATED, default="190M")
+    parser.add_argument("--threads", type=int, default=2, help="of the target; the draft has one")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--tokens", type=int, default=64, help="generated per request, one request per task")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--tasks", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--shares", type=float, nargs="+", default=[*DEPTHS], choices=[*DEPTHS])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    options = parser.parse_args()
+    rows, lines, far = measure(options)
+    print(table(lines))
+    print(save("ahead", rows, threads=options.threads, time_lines=lines, distance=far))
+
+
+if __name__ == "__main__":
+    main()
