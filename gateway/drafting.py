@@ -22,7 +22,8 @@ class Proposal:
 
     draft: rounds_pb2.Draft
     base: int = 0  # tokens of the sequence that it follows
-    overhead_s: float = 0.0  # that it took outside of the draft worker
+    seconds: float = 0.0  # that it was waited for
+    was_foreseen: bool | None = None  # whether it was prepared before it was asked for; None: none was
 
     def trimmed(self, sequence: Sequence) -> "Proposal":
         """What is left of it now that the sequence has gone on."""
@@ -154,7 +155,7 @@ class Drafting:
             await self._grew.wait()
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
-            self._paced.has_trial = True
+            self._paced.trial_turns = 1
             return
         guessed = list(proposal.draft.tokens)
         pairs = zip(guessed, self._sequence.since(proposal.base), strict=False)
@@ -164,7 +165,7 @@ class Drafting:
     def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float = 0.0) -> None:
         """Has the pace learn from a Verdict, whose tokens are committed.
 
-        overhead_s: from Verify to Verdict, outside of the target worker.
+        overhead_s: from Verify to Verdict, outside of the target worker; 0 where it went on by itself.
         """
         self._grew.set()
         self._paced.length = len(self._sequence)
@@ -174,7 +175,9 @@ class Drafting:
         if drafted:
             accepted = len(reply.accepted)
             verified = accepted + refused(proposal.draft, reply)
-            self._pace.observe_round(self._paced, accepted, verified, proposal.overhead_s + overhead_s)
+            depth = max(draft_from_message(proposal.draft).depths) + 1
+            seconds = proposal.seconds + overhead_s
+            self._pace.observe_round(self._paced, accepted, verified, depth, seconds, proposal.was_foreseen)
 
     async def aclose(self) -> None:
         tasks = [task for task in (self._begun, self._listening) if task is not None]
@@ -215,13 +218,14 @@ class Drafting:
             self._record.late_drafts += 1
             self._may_draft = False
             return None
-        if reply.timings.HasField("last_step"):
+        if reply.timings.last_step.number:
             self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
         if reply.HasField("foreseen"):
             self._count(reply.foreseen)
         if reply.draft.tokens:
             self._listening = asyncio.create_task(self._listen(base))
-        return Proposal(reply.draft, base, loop.time() - begun - reply.timings.total_ns / 1e9)
+        was_foreseen = reply.foreseen.tokens > 0 if reply.HasField("foreseen") else None
+        return Proposal(reply.draft, base, loop.time() - begun, was_foreseen)
 
     async def _listen(self, base: int) -> None:
         assert self._drafter is not None
@@ -231,7 +235,7 @@ class Drafting:
             self._lost()
             return
         if draft is not None:
-            await self._forward(Proposal(draft, base))
+            await self._forward(Proposal(draft, base, was_foreseen=True))
 
     def _count(self, foreseen: rounds_pb2.Foreseen) -> None:
         self._record.prepared_for += 1

@@ -122,11 +122,12 @@ class Rounds:
         Where the target was sent what follows a Verdict before it fell, it is at the next one already.
         """
         proposal: Proposal | None = first
+        goes_on = False
         while proposal is not None:
             if self._verifying is None:
                 self._verifying = target
                 await target.send(self._verify(target, proposal))
-            step = await self._verdict(target, proposal)
+            step = await self._verdict(target, proposal, goes_on)
             depth = self._drafting.depth() if step.finish_reason is None else 0
             following = None if self._ahead is None or depth == 0 else self._ahead.trimmed(self._sequence)
             goes_on = following is not None and len(following.draft.tokens) > 0
@@ -157,11 +158,12 @@ class Rounds:
             # The next Verdict may cancel this, and a write that is cancelled would end the stream.
             await asyncio.shield(self._verifying.send(verify))
 
-    async def _verdict(self, target: TargetStream, proposal: Proposal) -> Step:
+    async def _verdict(self, target: TargetStream, proposal: Proposal, went_on: bool) -> Step:
         draft = proposal.draft
         begun = asyncio.get_running_loop().time()
         reply = await self._reply(target)
-        overhead_s = asyncio.get_running_loop().time() - begun - reply.timings.total_ns / 1e9
+        passed_s = asyncio.get_running_loop().time() - begun
+        overhead_s = 0.0 if went_on else passed_s - reply.timings.total_ns / 1e9
         if draft.tokens:
             self.record.rounds += 1
             self.record.drafted += len(draft.tokens)

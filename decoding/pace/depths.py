@@ -27,8 +27,11 @@ class Costs(Protocol):
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
 
-    def drafting(self, sequences: Vector, depth: Vector) -> Vector:
-        """From a Verdict to the next Verify, with so many sequences in rounds."""
+    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+        """From a Verdict to the next Verify, with so many sequences in rounds.
+
+        target_step: seconds, in which draft-ahead has time.
+        """
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,15 @@ def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
       and one that takes longer waits half a step for its turn.
     """
     verified = mix.rounds + mix.drafted
-    drafting = costs.drafting(mix.rounds, mix.depth)
     half = costs.step(mix.rounds / 2, verified / 2)
+    drafting = costs.drafting(mix.rounds, mix.depth, half)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
-    together = drafting + costs.step(mix.rounds, verified)
+    whole = costs.step(mix.rounds, verified)
+    together = costs.drafting(mix.rounds, mix.depth, whole) + whole
     share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
     for _ in range(3):
         step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
+        drafting = costs.drafting(mix.rounds, mix.depth, step)
         mixed = step + np.maximum(step, drafting + step / 2)
         share = step / mixed
     return np.where(mix.plain == 0, np.minimum(in_halves, together), mixed), step

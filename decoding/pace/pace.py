@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from decoding.pace.acceptance import SequenceAcceptance
 from decoding.pace.cost import RoundCost, Step, StepCost
@@ -13,10 +14,14 @@ from decoding.pace.settings import PaceSettings
 from decoding.pace.thresholds import threshold_depth
 
 TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
+TRIAL_ROUNDS = 3  # in a row: before the first nothing could be foreseen
 FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
+HIDDEN_FORGETTING = 0.04  # weight of the newest round in the share of the time that is hidden
+PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
+LEAST_ROUND_S = 2e-4
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
 
@@ -35,7 +40,7 @@ class PacedSequence:
         self.depth = max_depth  # as last decided; a new one counts as drafting
         self.failed_probes = 0  # in a row
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
-        self.has_trial = False  # its next turn is to be of the other kind, to see what that costs
+        self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
 
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether as much is known of both, as long as one of them is new."""
@@ -43,17 +48,45 @@ class PacedSequence:
         return mine is theirs and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)
 
 
-@dataclass
 class DrafterCost:
-    """What one drafter takes, apart from the target."""
+    """What one drafter takes, apart from the target.
 
-    step: StepCost
-    round: RoundCost
+    Whatever its Drafts take longer than its steps, prompts that it takes in and the wire, is the round's.
+    Draft-ahead hides a share of the time, but never more than the target's own step lasts.
+    """
 
-    def seconds(self, sequences: Vector, depth: Vector) -> Vector:
-        """From a Verdict to the next Verify; a sequence waits half a step for the draft's own batch."""
-        step = self.step.seconds(sequences, sequences) if self.step.is_known else 0.0
-        return self.round.seconds(sequences) + (depth + 0.5) * step
+    def __init__(self) -> None:
+        self.step = StepCost()
+        self._round = RoundCost()
+        self._hidden = 0.0  # of the time that could be hidden, the share that was
+        self._verdicts = 0.0  # by which that is known; 0: Drafts are not prepared there
+
+    def observe_round(
+        self, sequences: int, depth: int, seconds: float, target_step_s: float, was_foreseen: bool | None
+    ) -> None:
+        """As ``Pace.observe_round``, with so many sequences in rounds."""
+        if not was_foreseen:
+            self._round.observe(sequences, max(seconds - float(self._steps(sequences, depth)), LEAST_ROUND_S))
+        if was_foreseen is None:
+            return
+        if not self._verdicts:
+            self._hidden, self._verdicts = PRIOR_HIDDEN, PRIOR_VERDICTS
+        alone = float(self._alone(sequences, depth))
+        hidden = (alone - seconds) / max(min(alone, target_step_s), LEAST_ROUND_S) if was_foreseen else 0.0
+        self._verdicts = min(self._verdicts + 1.0, 1.0 / HIDDEN_FORGETTING)
+        self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
+
+    def seconds(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+        """From a Verdict to the next Verify, where the target's step takes so many seconds."""
+        alone = self._alone(sequences, depth)
+        return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
+
+    def _alone(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
+        return self._round.seconds(sequences) + self._steps(sequences, depth)
+
+    def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
+        """A sequence waits half a step for the draft's own batch."""
+        return np.asarray((np.asarray(depth) + 0.5) * self.step.seconds(sequences, sequences))
 
 
 class Pace:
@@ -66,6 +99,7 @@ class Pace:
         self._settings = settings
         self._sequences: list[PacedSequence] = []
         self._target = StepCost()
+        self._newest_step_s = 0.0  # of the target
         self._drafters: dict[str, DrafterCost] = {}
         self._running = 0.0  # sequences that decode at the target, those of other gateways too
         # Steps of one kind since there was one of the other: verifying Drafts, or decoding.
@@ -98,7 +132,7 @@ class Pace:
 
         running: sequences that decode there, whether in this step or not.
         """
-        self._running = running
+        self._running, self._newest_step_s = running, step.seconds
         if self._target.observe(step):
             self._observations += 1
             had_drafts = step.size.tokens > step.size.sequences
@@ -109,13 +143,29 @@ class Pace:
         """A step of the draft."""
         self._cost_of(drafter).step.observe(step)
 
-    def observe_round(self, sequence: PacedSequence, accepted: int, verified: int, overhead_s: float) -> None:
-        """A Verdict on a Draft. overhead_s: of the round, spent neither in the draft nor in the target."""
+    def observe_round(
+        self,
+        sequence: PacedSequence,
+        accepted: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        was_foreseen: bool | None = None,
+    ) -> None:
+        """A Verdict on a Draft.
+
+        Args:
+            depth: of the Draft.
+            seconds: of the round, in which the target did not work on it.
+            was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
+        """
         sequence.acceptance.observe(accepted, verified)
-        sequence.failed_probes, sequence.has_trial = 0, False
+        sequence.failed_probes = 0
+        sequence.trial_turns = max(sequence.trial_turns - 1, 0)
         self._observations += 1
         in_rounds = sum(other.depth > 0 for other in self._sequences)
-        self._cost_of(sequence.drafter).round.observe(in_rounds, overhead_s)
+        cost = self._cost_of(sequence.drafter)
+        cost.observe_round(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
 
     def observe_probe(self, sequence: PacedSequence, accepted: int, verified: int) -> None:
         """A guess that was made while the sequence was plain, compared with what the target said."""
@@ -130,14 +180,14 @@ class Pace:
 
     def may_pay(self, sequence: PacedSequence) -> bool:
         """Whether its next turn should be a round."""
-        return (sequence.depth > 0) is not sequence.has_trial
+        return (sequence.depth > 0) is not (sequence.trial_turns > 0)
 
     def depth(self, sequence: PacedSequence) -> int:
         """Of its next Draft; 0 for plain decoding."""
         if not self.may_pay(sequence):
-            sequence.has_trial = False
+            sequence.trial_turns = 0
             return 0
-        if sequence.has_trial:  # until a Draft was verified
+        if sequence.trial_turns:
             return min(TRIAL_DEPTH, self._cap(sequence))
         return sequence.depth
 
@@ -150,7 +200,7 @@ class Pace:
         return self._settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
 
     def _cost_of(self, drafter: str) -> DrafterCost:
-        return self._drafters.setdefault(drafter, DrafterCost(StepCost(), RoundCost()))
+        return self._drafters.setdefault(drafter, DrafterCost())
 
     def _cap(self, sequence: PacedSequence) -> int:
         return min(sequence.max_depth, self._settings.max_depth)
@@ -176,7 +226,7 @@ class Pace:
             self._uniform_steps = 0.0
             self._tried_with = len(self._sequences)
             for sequence in self._sequences:
-                sequence.has_trial = True
+                sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else 1
 
     def _is_measured(self, sequence: PacedSequence) -> bool:
         return self._settings.policy == "measured" and self._target.is_known and sequence.acceptance.is_known
@@ -194,7 +244,7 @@ class Pace:
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
         worth = (emitted - 1.0) * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
-        patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth))
+        patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, np.zeros(())))
         for sequence, depth, seconds in zip(sequences, depths, patience, strict=True):
             sequence.depth, sequence.patience_s = int(depth), float(seconds)
 
@@ -219,8 +269,9 @@ class _Costs:
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)
 
-    def drafting(self, sequences: Vector, depth: Vector) -> Vector:
-        return np.asarray(np.max([drafter.seconds(sequences, depth) for drafter in self.drafters], axis=0))
+    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+        seconds = [drafter.seconds(sequences, depth, target_step) for drafter in self.drafters]
+        return np.asarray(np.max(seconds, axis=0))
 
 
 def _names(sequences: Iterable[PacedSequence]) -> set[str]:

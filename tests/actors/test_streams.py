@@ -107,7 +107,7 @@ async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(cha
     for round_number, start in ((1, 0), (2, 5)):
         base = 0 if round_number == 1 else len(PROMPT)
         tokens = PROMPT if round_number == 1 else text[:start]
-        propose = rounds_pb2.Propose(turn=turn(round_number, base, tokens), depth=4, width=1)
+        propose = rounds_pb2.Propose(turn=turn(round_number, base, tokens), depth=4)
         await call.write(rounds_pb2.DraftRequest(propose=propose))
         reply = await call.read()
         assert reply.round == round_number

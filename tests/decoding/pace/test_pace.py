@@ -20,6 +20,7 @@ class Service:
         self.drawn = random.Random(0)
         self.rate = 0.8  # acceptance
         self.noise = 0.0
+        self.foreseen = 0.0  # share of the verdicts
         self.draft_step = 2e-3
         self.token = 0.3e-3  # seconds per token beyond 32
         self.steps = 0
@@ -61,7 +62,16 @@ class Service:
                 self.pace.observe_drafting(
                     "model", Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
-                self.pace.observe_round(sequence, *self._judged(depth), overhead_s=1e-3)
+                seconds = 1e-3 + (depth + 0.5) * self.draft_step
+                could_hide = min(seconds, 15e-3)
+                foreseen = self.drawn.random() < self.foreseen if self.foreseen else None
+                self.pace.observe_round(
+                    sequence,
+                    *self._judged(depth),
+                    depth,
+                    seconds - (could_hide if foreseen else 0.0),
+                    foreseen,
+                )
                 continue
             self.since_probe[sequence] += 1
             if self.since_probe[sequence] >= self.pace.probe_tokens(sequence):
@@ -172,6 +182,18 @@ def test_thresholds_decide_where_they_are_asked_for():
     service.pace.use(PaceSettings(policy="thresholds", off_from=32))
     service.run(2)
     assert set(service.run(10)) == {0}
+
+
+def test_what_is_hidden_by_draft_ahead_is_drafted_deeper():
+    """A draft that is not worth its time otherwise is, where most of its time is hidden."""
+    service = Service()
+    service.rate, service.draft_step = 0.7, 12e-3
+    service.run(300)
+    assert mean(service.run(300)) < 0.3
+    ahead = Service()
+    ahead.rate, ahead.draft_step, ahead.foreseen = 0.7, 12e-3, 0.9
+    ahead.run(300)
+    assert mean(ahead.run(300)) > 0.7
 
 
 def test_a_draft_is_waited_for_no_longer_than_it_is_worth():
