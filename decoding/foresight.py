@@ -68,6 +68,11 @@ class Foresight:
         ways.sort(key=lambda way: -way[0])
         return [branch for _, branch in ways[:count]]
 
+    def runners_up(self, acceptance_rate: float, depth: int, count: int) -> list[Branch]:
+        """The likeliest ways in which a drafted token can be refused; ranks from 1."""
+        ways = self.likeliest(acceptance_rate, depth, RANKS * (depth + 1))
+        return [way for way in ways if way.accepted < depth][:count]
+
 
 def faded(acceptance_rate: float, accepted: int, verified: int, forgetting: float) -> float:
     """The rate after so many more drafted tokens, of which each weighs so much."""

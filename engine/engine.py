@@ -208,9 +208,7 @@ class Engine:
         room = sequence.limit - length if fits else 0
         if sequence.sampling.verification != "coupled":
             return SampledProposeTask(work, room, arrived)
-        rate = sequence.acceptance_rate
-        ways = self._foresight.likeliest(rate, work.depth, RANKS * (work.depth + 1)) if work.leaves else []
-        leaves = [way for way in ways if way.accepted < work.depth][: work.leaves]
+        leaves = self._foresight.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
         ranks = RANKS if leaves or self.settings.branches else 1
         return CoupledProposeTask(work, room, arrived, ranks, leaves, foreseen)
 
@@ -227,7 +225,7 @@ class Engine:
             return
         share = max(self.settings.branches // (len(self._preparing) + 1), 1)
         branches = self._foresight.likeliest(sequence.acceptance_rate, len(task.chain()), share)
-        ahead = PrepareTask(sequence, task.work.round, draft, task.depth, branches, RANKS)
+        ahead = PrepareTask(sequence, task.work.round, draft, task.depth, branches, task.leaves, RANKS)
         self._ahead[sequence.number] = self._preparing[sequence.number] = ahead
 
     def _top_up(self, work: Generate) -> None:

@@ -1,12 +1,13 @@
 """Draft-ahead: what follows the likely verdicts on a Draft, drafted before one comes."""
 
 import time
+from collections.abc import Sequence as Items
 
 from decoding.draft import ROOT, Draft
 from decoding.foresight import FORGETTING_OF_ONE, Branch, Foresight, agreed, faded
 from engine.cache import PagedCache
 from engine.choices import Choices
-from engine.propose import chain, extended
+from engine.propose import chain, extended, leaves_of
 from engine.sequence import NO_DRAFT, Sequence
 from engine.tasks import Task
 from engine.work import Foreseen, Prepared, Result
@@ -20,13 +21,21 @@ class PrepareTask(Task):
     """
 
     def __init__(
-        self, sequence: Sequence, round: int, draft: Draft, depth: int, branches: list[Branch], ranks: int
+        self,
+        sequence: Sequence,
+        round: int,
+        draft: Draft,
+        depth: int,
+        branches: list[Branch],
+        leaves: list[Branch],
+        ranks: int,
     ) -> None:
         """
         Args:
             draft: of that round, a chain and leaves beside it.
             depth: of the Drafts that are prepared.
             branches: verdicts to be prepared for.
+            leaves: what these Drafts hold beside their chains.
             ranks: as for the Draft.
         """
         super().__init__(sequence, time.perf_counter())
@@ -36,6 +45,7 @@ class PrepareTask(Task):
         self._chain = chain(sequence, depth)
         self._depth = depth
         self._branches = branches
+        self._leaves = leaves
         self._own = len(sequence.pending)  # pending nodes that are the Draft's
         self._steps: list[float] = []  # seconds
         self._grown: tuple[Draft, Draft] = NO_DRAFT, NO_DRAFT  # what was pending, and with what comes next
@@ -69,12 +79,13 @@ class PrepareTask(Task):
             parent = self._parent(branch)
             if parent is None:
                 continue
-            node = draft.path_of(self._chain[: branch.accepted])[-1] if branch.accepted else ROOT
-            for token in chain(self.sequence, self._room(branch) + 1, parent, branch.rank):
-                known = draft.child(node, token)
-                if known is None:
-                    known, draft = len(draft), extended(draft, [(node, token)])
-                node = known
+            tokens = chain(self.sequence, self._room(branch) + 1, parent, branch.rank)
+            draft, path = _with(draft, self._chain[: branch.accepted], ROOT)
+            draft, path = _with(draft, tokens, path[-1])
+            first = self.sequence.pending.child(parent, tokens[0]) if tokens else None
+            if first is not None:
+                for above, token in leaves_of(self.sequence, first, tokens[1:], self._leaves):
+                    draft, _ = _with(draft, [token], path[above + 2])
         return draft
 
     def _parent(self, branch: Branch) -> int | None:
@@ -127,7 +138,18 @@ class PrepareTask(Task):
         sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
         path = sequence.pending.path_of(tokens)
         if len(path) < len(tokens):
-            return Foreseen(0, 0, 0.0, len(sequence.pending) - self._own)
+            return Foreseen(0, rank, 0.0, len(sequence.pending) - self._own)
         known = len(chain(sequence, self._depth, path[-1]))
         used = sum(node >= self._own for node in (*path, *sequence.pending.below(path[-1])))
         return Foreseen(known, rank, sum(self._steps[:known]), len(sequence.pending) - self._own - used)
+
+
+def _with(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:
+    """The Draft with a path of tokens after a node, and that path, the node first."""
+    path = [node]
+    for token in tokens:
+        child = draft.child(path[-1], token)
+        if child is None:
+            child, draft = len(draft), extended(draft, [(path[-1], token)])
+        path.append(child)
+    return draft, path

@@ -1,6 +1,7 @@
 """Drafting with a model: a chain token by token, and runners-up beside it."""
 
 from abc import abstractmethod
+from collections.abc import Sequence as Items
 
 from decoding.draft import ROOT, Draft
 from decoding.foresight import Branch
@@ -46,17 +47,17 @@ class CoupledProposeTask(ProposeTask):
         room: int,
         arrived: float,
         ranks: int,
-        runners_up: list[Branch],
+        leaves: list[Branch],
         foreseen: Foreseen | None = None,
     ) -> None:
         """
         Args:
             ranks: guesses to be kept for each position, the best ones.
-            runners_up: what the Draft holds beside its chain, as far as there are such positions.
+            leaves: what the Draft holds beside its chain, as far as there are such positions.
         """
         super().__init__(work, room, arrived, foreseen)
         self.ranks = ranks
-        self._runners_up = runners_up
+        self.leaves = leaves
 
     def tree(self) -> Draft:
         if self.is_empty or self._is_complete() or ROOT not in self.sequence.ranked:
@@ -79,14 +80,8 @@ class CoupledProposeTask(ProposeTask):
         return chain(self.sequence, self.depth)
 
     def draft(self) -> Draft:
-        tokens = self.chain()
-        draft = Draft.chain(tokens)
-        beside = []
-        for branch in self._runners_up:
-            if branch.accepted < len(tokens):
-                node = branch.accepted - 1
-                beside.append((node, self.sequence.ranked[self._path()[branch.accepted]][branch.rank]))
-        return extended(draft, beside)
+        draft = Draft.chain(self.chain())
+        return extended(draft, leaves_of(self.sequence, ROOT, draft.tokens, self.leaves))
 
     def _path(self) -> list[int]:
         """ROOT, and the chain's nodes that are pending."""
@@ -142,6 +137,23 @@ def chain(sequence: Sequence, depth: int, node: int = ROOT, rank: int = 0) -> li
             break
         following = sequence.pending.child(following, tokens[-1])
     return tokens
+
+
+def leaves_of(
+    sequence: Sequence, node: int, tokens: Items[int], leaves: list[Branch]
+) -> list[tuple[int, int]]:
+    """Of a chain of these tokens after a pending node: how much of the chain each follows, and its token."""
+    path = [node]
+    for token in tokens:
+        child = sequence.pending.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    return [
+        (leaf.accepted - 1, sequence.ranked[path[leaf.accepted]][leaf.rank])
+        for leaf in leaves
+        if leaf.accepted < min(len(tokens), len(path)) and path[leaf.accepted] in sequence.ranked
+    ]
 
 
 def extended(draft: Draft, nodes: list[tuple[int, int]]) -> Draft:

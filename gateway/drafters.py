@@ -20,10 +20,14 @@ class Drafter(Protocol):
     async def start(self) -> None:
         """Hands the committed tokens over and waits for nothing. Raises WorkerLostError."""
 
-    async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
-        """A Draft of at most ``depth`` tokens after the committed ones, None if it came too late.
+    async def propose(self, depth: int, patience_s: float, leaves: int = 0) -> rounds_pb2.DraftReply | None:
+        """A Draft that follows the committed tokens, None if it came too late.
 
         Raises WorkerLostError. After either, the next call is ``recover``.
+
+        Args:
+            depth: tokens of its chain, at most.
+            leaves: runners-up beside the chain, at most.
         """
 
     async def ahead(self) -> rounds_pb2.Draft | None:
@@ -52,9 +56,9 @@ class ModelDrafter:
         self._stream = self._fleet.open_draft(self._sequence)
         await self._ask(0)
 
-    async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
+    async def propose(self, depth: int, patience_s: float, leaves: int = 0) -> rounds_pb2.DraftReply | None:
         deadline = asyncio.get_running_loop().time() + patience_s
-        await self._ask(depth)
+        await self._ask(depth, leaves)
         reply = await self._reply(max(deadline - asyncio.get_running_loop().time(), 0.0))
         if reply is not None:
             self._pause_s = 0.0
@@ -80,10 +84,10 @@ class ModelDrafter:
             except WorkerLostError:
                 continue
 
-    async def _ask(self, depth: int) -> None:
+    async def _ask(self, depth: int, leaves: int = 0) -> None:
         assert self._stream is not None
         self._asked += 1
-        propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth)
+        propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth, leaves=leaves)
         try:
             await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
         except (WorkerLostError, InvalidRequestError) as error:
@@ -116,7 +120,7 @@ class NgramDrafter:
         self._index.append(self._sequence.since(self._known))
         self._known = len(self._sequence)
 
-    async def propose(self, depth: int, patience_s: float) -> rounds_pb2.DraftReply | None:
+    async def propose(self, depth: int, patience_s: float, leaves: int = 0) -> rounds_pb2.DraftReply | None:
         await self.start()
         return rounds_pb2.DraftReply(draft=draft_to_message(self._index.propose(depth)))
 

@@ -173,9 +173,10 @@ class Drafting:
         if reply.timings.HasField("last_step"):
             self._pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
         if drafted:
-            accepted = len(reply.accepted)
-            verified = accepted + refused(proposal.draft, reply)
-            depth = max(draft_from_message(proposal.draft).depths) + 1
+            parents = proposal.draft.parents
+            depth = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
+            accepted = sum(node < depth for node in reply.accepted)
+            verified = accepted + (len(reply.accepted) > accepted or refused(proposal.draft, reply))
             seconds = proposal.seconds + overhead_s
             self._pace.observe_round(self._paced, accepted, verified, depth, seconds, proposal.was_foreseen)
 
@@ -210,7 +211,7 @@ class Drafting:
         begun, base = loop.time(), len(self._sequence)
         loop.call_soon(self._pace.refresh)  # while the drafter works
         try:
-            reply = await self._drafter.propose(depth, patience_s)
+            reply = await self._drafter.propose(depth, patience_s, self._paced.leaves)
         except WorkerLostError:
             self._lost()
             return None
@@ -239,6 +240,7 @@ class Drafting:
 
     def _count(self, foreseen: rounds_pb2.Foreseen) -> None:
         self._record.prepared_for += 1
+        self._pace.observe_rank(self._paced, foreseen.rank)
         if foreseen.tokens:
             self._record.foreseen[foreseen.rank] += 1
         self._record.saved_s += foreseen.saved_ns / 1e9

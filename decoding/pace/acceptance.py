@@ -20,6 +20,20 @@ class TaskAcceptance:
         self._verified = [0.0] * MAX_DEPTH
         self._accepted = [0.0] * MAX_DEPTH
         self._rates: tuple[float, ...] | None = None  # until the next round
+        self._wrong = self._second = (
+            0.0  # first guesses that were wrong, and of these, second ones that were right
+        )
+
+    def observe_rank(self, rank: int) -> None:
+        """The target's token was the drafter's guess of that rank, the first being 0."""
+        if rank:
+            self._wrong = self._kept * self._wrong + 1.0
+            self._second = self._kept * self._second + (rank == 1)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the second guess where the first one is wrong; 0 until that is known."""
+        return self._second / self._wrong if self._wrong >= ENOUGH_SAMPLES else 0.0
 
     def observe(self, accepted: int, verified: int) -> None:
         """A round in which so many positions were reached, and all or all but the last were right."""

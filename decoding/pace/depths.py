@@ -111,6 +111,44 @@ def best_depths(
     return depths
 
 
+def best_leaves(
+    depths: NDArray[np.int64],  # [sequences]
+    reach: Vector,  # [sequences, max_depth]
+    hit_rates: Vector,  # [sequences]
+    costs: Costs,
+    scale: float = 1.0,
+) -> NDArray[np.int64]:
+    """[sequences] runners-up that pay beside the chains, one for a position at most.
+
+    A leaf is right where its position is reached, the chain's token wrong and the second guess right. It adds
+    one token to the Verdict then, and costs what the target pays for one token more; the draft pays nothing.
+
+    Args:
+        depths, reach, scale: as for ``best_depths``.
+        hit_rates: of second guesses where the first one is wrong.
+    """
+    max_depth = reach.shape[1]
+    before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)
+    has_position = np.arange(max_depth) < depths[:, None]
+    tokens = 1.0 + (reach * has_position).sum(axis=1)
+    right = (before - reach) * hit_rates[:, None] * has_position
+    gains = np.log1p(right / tokens[:, None]).ravel()
+    order = np.argsort(-gains, kind="stable")
+    order = order[gains[order] > 0.0]
+    counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
+    given = mix_of(depths, reach, scale)
+    mix = Mix(
+        plain=given.plain,
+        rounds=given.rounds,
+        drafted=given.drafted + scale * counts,
+        log_tokens=given.log_tokens + scale * _counted(gains[order])[counts],
+        depth=given.depth,
+    )
+    chosen = order[: counts[log_rate(mix, costs).argmax()]]
+    leaves: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
+    return leaves
+
+
 def _extended(
     depths: NDArray[np.int64], open_reach: Vector, reach: Vector, costs: Costs, scale: float
 ) -> NDArray[np.int64]:

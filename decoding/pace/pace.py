@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from decoding.pace.acceptance import SequenceAcceptance
 from decoding.pace.cost import RoundCost, Step, StepCost
-from decoding.pace.depths import Vector, best_depths, mix_of
+from decoding.pace.depths import Vector, best_depths, best_leaves, mix_of
 from decoding.pace.settings import PaceSettings
 from decoding.pace.thresholds import threshold_depth
 
@@ -19,7 +19,7 @@ FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has d
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
-HIDDEN_FORGETTING = 0.04  # weight of the newest round in the share of the time that is hidden
+HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of the time that is hidden
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
 LEAST_ROUND_S = 2e-4
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
@@ -38,6 +38,7 @@ class PacedSequence:
         self.is_batch = is_batch
         self.length = 0  # tokens, prompt included
         self.depth = max_depth  # as last decided; a new one counts as drafting
+        self.leaves = 0  # runners-up beside its chain, as last decided
         self.failed_probes = 0  # in a row
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
@@ -167,6 +168,10 @@ class Pace:
         cost = self._cost_of(sequence.drafter)
         cost.observe_round(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
 
+    def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
+        """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""
+        sequence.acceptance.task.observe_rank(rank)
+
     def observe_probe(self, sequence: PacedSequence, accepted: int, verified: int) -> None:
         """A guess that was made while the sequence was plain, compared with what the target said."""
         sequence.acceptance.observe(accepted, verified)
@@ -220,6 +225,7 @@ class Pace:
                     is_batch=sequence.is_batch,
                 )
                 sequence.depth, sequence.patience_s = min(fixed, self._cap(sequence)), math.inf
+                sequence.leaves = 0
         if measured:
             self._allot(measured)
         if self._settings.policy == "measured" and self._uniform_steps >= self._settings.trial_steps:
@@ -239,14 +245,17 @@ class Pace:
         drafters = [self._cost_of(name) for name in _names(sequences)]
         costs = _Costs(self._target, drafters, context)
         depths = best_depths(reach, is_batch, costs, scale)
+        hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
+        leaves = best_leaves(depths, reach, hit_rates, costs, scale)
         mix = mix_of(depths, reach, scale)
         # As long as plain decoding would need for the tokens that a round should bring, but never so short
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
         worth = (emitted - 1.0) * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
         patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, np.zeros(())))
-        for sequence, depth, seconds in zip(sequences, depths, patience, strict=True):
-            sequence.depth, sequence.patience_s = int(depth), float(seconds)
+        for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
+            sequence.depth, sequence.leaves = int(depth), int(count)
+            sequence.patience_s = float(seconds)
 
     def _reach(self, sequences: list[PacedSequence]) -> Vector:
         """[sequences, MAX_DEPTH]"""

@@ -70,7 +70,7 @@ def expected(kind: str, temperature: float) -> list[int]:
     return [*text_of(prompt_of(kind), TOKENS, temperature=temperature)]
 
 
-async def answer(fleet: Fleet, kind: str, temperature: float) -> tuple[list[int], Record]:
+async def answer(fleet: Fleet, kind: str, temperature: float, leaves: int = 0) -> tuple[list[int], Record]:
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
@@ -83,6 +83,7 @@ async def answer(fleet: Fleet, kind: str, temperature: float) -> tuple[list[int]
         GatewaySettings(model="m", tokenizer="t"),
         asyncio.get_running_loop().time() + 60,
     )
+    rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
     async for _ in rounds.steps():
         pass
     return sequence.generated, rounds.record
@@ -119,6 +120,16 @@ async def test_many_at_a_time_say_what_each_says_alone():
         kinds = [*KINDS, *KINDS]
         together = await asyncio.gather(*(answer(fleet, kind, temperature=1.0) for kind in kinds))
     assert [text for text, _ in together] == [expected(kind, 1.0) for kind in kinds]
+
+
+@pytest.mark.parametrize("branches", [0, 12])
+async def test_a_tree_is_walked_and_second_guesses_are_right_now_and_then(branches):
+    async with pair(branches, shortest_step_s=0.04 if branches else 0.0) as fleet:
+        chain_text, chain = await answer(fleet, "code", 1.0)
+        tree_text, tree = await answer(fleet, "code", 1.0, leaves=4)
+    assert chain_text == tree_text == expected("code", 1.0)
+    assert tree.target_passes < chain.target_passes
+    assert tree.gone_on > 0 or not branches
 
 
 async def test_a_draft_worker_without_it_interoperates():

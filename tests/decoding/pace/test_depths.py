@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from decoding.pace.depths import best_depths, log_rate, mix_of
+from decoding.pace.depths import best_depths, best_leaves, log_rate, mix_of
 
 MAX_DEPTH = 8
 
@@ -90,6 +90,23 @@ def test_a_cap_is_kept():
     capped = reach(0.95, 0.95)
     capped[0, 2:] = 0.0
     assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2
+
+
+def leaves(rate, hit_rate, machine=None, streams=1):
+    machine = machine or Machine()
+    chances = reach(*[rate] * streams)
+    chosen = best_depths(chances, np.zeros(streams, bool), machine)
+    return best_leaves(chosen, chances, np.full(streams, hit_rate), machine).tolist()
+
+
+def test_second_guesses_go_along_where_the_target_takes_them_for_nothing():
+    assert leaves(0.6, 0.5)[0] > 0
+    assert leaves(0.6, 0.0) == [0]
+
+
+def test_second_guesses_stay_behind_where_each_token_costs():
+    assert leaves(0.6, 0.5, Machine(knee=0, token=3e-3)) == [0]
+    assert sum(leaves(0.6, 0.5, streams=32)) < 32 * leaves(0.6, 0.5)[0]
 
 
 def test_other_gateways_sequences_count_as_load():
