@@ -42,6 +42,7 @@ FAR_AHEAD_S = 3600.0
 BRANCHES = 12
 DEPTHS = {0.0: (3, 4, 6), 0.2: (2, 3, 4), 0.45: (1, 2, 3)}  # by the draft's step as a share of the target's
 DELAY_MS = 2.0
+CROWD, CROWD_DEPTHS = 32, (1, 2)
 PARTS = ("gateway", "wire", "draft", "wait", "target")
 PLAIN = Speculation(mode="off", drafter="model")
 SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
@@ -147,13 +148,18 @@ class Run:
         return len(self.tokens) / self.seconds
 
 
-async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:
-    """From the first Verdict on: taking the prompt in is the same for all. Depth 0: plain decoding."""
-    fleet = TimedFleet(workers)
+def rounds_of(fleet: Fleet, request: Request, depth: int) -> tuple[GatewaySequence, Rounds]:
+    """Depth 0: plain decoding."""
     sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model") if depth else PLAIN
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    rounds = Rounds(sequence, fleet, speculation, Paces(PaceSettings()), SETTINGS, deadline)
+    return sequence, Rounds(sequence, fleet, speculation, Paces(PaceSettings()), SETTINGS, deadline)
+
+
+async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:
+    """From the first Verdict on: taking the prompt in is the same for all."""
+    fleet = TimedFleet(workers)
+    sequence, rounds = rounds_of(fleet, request, depth)
     begun = None
     async for _ in rounds.steps():
         begun = time.perf_counter() if begun is None else begun
@@ -161,6 +167,28 @@ async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run
     seconds = time.perf_counter() - begun
     await fleet.close()
     return Run(seconds, tuple(sequence.generated[1:]), rounds.record, fleet.times)
+
+
+async def answer_all(workers: Sequence[Worker], requests: Sequence[Request], depth: int) -> float:
+    """Tokens per second of all at once, from the moment when each has its first."""
+    fleet = Fleet(lambda: workers, TRUST)
+    begun, tokens = time.perf_counter(), 0
+    waiting = len(requests)
+
+    async def one(request: Request) -> None:
+        nonlocal begun, tokens, waiting
+        sequence, rounds = rounds_of(fleet, request, depth)
+        async for step in rounds.steps():
+            tokens += len(step.tokens)
+            if len(step.tokens) == len(sequence.generated):  # its first
+                waiting -= 1
+                if not waiting:
+                    begun, tokens = time.perf_counter(), 0
+
+    await asyncio.gather(*(one(request) for request in requests))
+    rate = tokens / (time.perf_counter() - begun)
+    await fleet.close()
+    return rate
 
 
 @contextmanager
@@ -275,11 +303,11 @@ def plain_step(target: Worker, requests: Sequence[tuple[str, Request]]) -> float
     return statistics.median(run.times.parts["target"] / run.times.rounds for run in runs)
 
 
-def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any]]:
-    """Comparisons, time lines, distance."""
+def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Comparisons, time lines, distance, many streams."""
     path = str(inflated_target(options.target))
     tokenizer = Tokenizer.from_file(str(DRAFT / "tokenizer.json"))
-    rows, lines, far = [], [], []
+    rows, lines, far, many = [], [], [], []
     with worker_process("target", path, options.threads, options.dtype) as target:
         asked = {
             temperature: [
@@ -306,7 +334,35 @@ def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any
                     if share == 0.0:
                         far.append(distance(target, drafts, requests, comparison, temperature, options))
                         print(table(far[-1:]), flush=True)
-    return rows, lines, far
+                if share == 0.0:
+                    many.append(crowd(target, drafts, tokenizer, options))
+                    print(table(many), flush=True)
+    return rows, lines, far, many
+
+
+def crowd(
+    target: Worker, drafts: dict[bool, Worker], tokenizer: Tokenizer, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Many streams, where the draft has hardly any time to spare."""
+    requests = [
+        request
+        for kind in options.tasks
+        for request in requests_of(kind, tokenizer, -(-CROWD // len(options.tasks)), options.tokens, 0.7)
+    ][:CROWD]
+    rates: dict[bool, dict[int, list[float]]] = {
+        ahead: {depth: [] for depth in CROWD_DEPTHS} for ahead in drafts
+    }
+    for _ in range(options.repetitions):
+        for depth in CROWD_DEPTHS:
+            for ahead, draft in drafts.items():
+                rates[ahead][depth].append(asyncio.run(answer_all([target, draft], requests, depth)))
+    best = {ahead: max(map(statistics.median, of_depths.values())) for ahead, of_depths in rates.items()}
+    return {
+        "streams": len(requests),
+        "tokens/s without": best[False],
+        "tokens/s with": best[True],
+        "with / without": best[True] / best[False],
+    }
 
 
 def distance(
@@ -325,7 +381,6 @@ def distance(
         for _ in range(options.repetitions):
             far.run(requests, DELAY_MS)
         row[name] = 1.0 - far.rate(ahead, depth) / near.rate(ahead, depth)
-        print(table(lines_of(far, 0.0, temperature, 0.0)), flush=True)
     return row | {"with / without": row["loss with"] / row["loss without"]}
 
 
@@ -340,9 +395,9 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="+", default=[*DEPTHS], choices=[*DEPTHS])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     options = parser.parse_args()
-    rows, lines, far = measure(options)
+    rows, lines, far, many = measure(options)
     print(table(lines))
-    print(save("ahead", rows, threads=options.threads, time_lines=lines, distance=far))
+    print(save("ahead", rows, threads=options.threads, time_lines=lines, distance=far, crowd=many))
 
 
 if __name__ == "__main__":
