@@ -11,7 +11,8 @@ BENCHMARKS = {
     "engine": "plain and speculative decoding in one process",
     "service": "a round's overhead, and the service beside one process",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
-    "plots": "a picture of that",
+    "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",
+    "plots": "pictures of these two",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "identity": "same seed, same text: how many requests differ",
 }

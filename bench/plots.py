@@ -1,4 +1,4 @@
-"""Draws bench/results/load.png from load.json: `python -m bench.plots`."""
+"""Draws load.png and ahead.png beside the JSON in bench/results: `python -m bench.plots`."""
 
 import itertools
 import json
@@ -13,6 +13,13 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from bench.report import RESULTS
 
 COLOURS = {"plain": "black", "adaptive": "tab:red"}
+PARTS = {
+    "target": "tab:blue",
+    "draft": "tab:orange",
+    "wait": "lightgrey",
+    "wire": "tab:red",
+    "gateway": "tab:green",
+}
 FIXED_COLOURS = ("tab:cyan", "tab:blue", "tab:purple", "tab:green")
 
 Row = Mapping[str, Any]
@@ -120,11 +127,48 @@ def streams_by_target(rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
     ]
 
 
+def time_lines(results: Mapping[str, Any]) -> Figure:
+    """What a round's time is made of: a panel per draft and temperature, per task a bar without and with."""
+    lines = results["time_lines"]
+    panels = list(dict.fromkeys((line["draft / target step"], line["temperature"]) for line in lines))
+    temperatures = len({temperature for _, temperature in panels})
+    figure = Figure(figsize=(15, 4 * len(panels) / temperatures), layout="constrained")
+    grid = figure.subplots(len(panels) // temperatures, temperatures, squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=True):
+        chosen = [line for line in lines if (line["draft / target step"], line["temperature"]) == panel]
+        draw_time_lines(axes, chosen)
+        share = f"a draft step {panel[0]:g} of a target step" if panel[0] else "the small draft as it is"
+        axes.set_title(f"{share}, temperature {panel[1]:g}: ms per round", fontsize=11)
+    grid.flat[0].legend(fontsize=9)
+    made = f"{results['command']}, {results['machine']['processor']}, {results['date']}"
+    figure.suptitle(textwrap.fill(made, 180), fontsize=9)
+    return figure
+
+
+def draw_time_lines(axes: Axes, lines: Sequence[Row]) -> None:
+    """Stacked bars, and the bound: a plain step."""
+    tasks = list(dict.fromkeys(line["task"] for line in lines))
+    for line in lines:
+        place = tasks.index(line["task"]) + (0.2 if line["draft-ahead"] else -0.2)
+        left = 0.0
+        for part, colour in PARTS.items():
+            label = part if line is lines[0] else None
+            axes.barh(place, line[part], 0.38, left, color=colour, label=label)
+            left += line[part]
+        name = f"{'with' if line['draft-ahead'] else 'without'}, K = {line['depth']}"
+        axes.text(left, place, f" {name}, {line['tokens per round']:.1f} tokens", va="center", fontsize=7)
+    axes.axvline(lines[0]["bound"], color="black", linestyle=":", label="bound")
+    axes.set_xlim(right=1.3 * max(sum(line[part] for part in PARTS) for line in lines))
+    axes.set_yticks(range(len(tasks)), tasks)
+    axes.invert_yaxis()
+
+
 def main() -> None:
-    results = json.loads((RESULTS / "load.json").read_text())
-    path = RESULTS / "load.png"
-    figure_of(results).savefig(path, dpi=110)
-    print(path)
+    for name, draw in (("load", figure_of), ("ahead", time_lines)):
+        results = json.loads((RESULTS / f"{name}.json").read_text())
+        path = RESULTS / f"{name}.png"
+        draw(results).savefig(path, dpi=110)
+        print(path)
 
 
 if __name__ == "__main__":
