@@ -23,7 +23,8 @@ from typing import Any
 
 from bench import virtual
 from bench.report import save, table
-from bench.simulated import Hardware, SimulatedFleet, is_right_at, simulated_fleet
+from bench.simulated import SimulatedFleet, is_right_at, simulated_fleet
+from bench.simulated_engine import Hardware
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway.pace import Paces

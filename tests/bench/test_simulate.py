@@ -8,7 +8,7 @@ import pytest
 
 from bench import virtual
 from bench.simulate import ACCEPTANCE, MODES, PAIRS, Load, closed_loop
-from bench.simulated import Hardware
+from bench.simulated_engine import Hardware
 from decoding.pace.cost import StepSize
 
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]
