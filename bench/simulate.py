@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import virtual
 from bench.report import save, table
-from bench.simulated import SimulatedFleet, is_right_at, simulated_fleet
+from bench.simulated import Ahead, SimulatedFleet, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
@@ -38,6 +38,7 @@ H100_BYTES_PER_S, H100_FLOPS_PER_S = 3.35e12, 989e12
 L4_BYTES_PER_S, L4_FLOPS_PER_S = 300e9, 121e12
 HOP_S = 0.3e-3  # one way, the gateway's own work included
 FAR_AHEAD_S = 1e9
+NO_AHEAD = Ahead()
 SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
 
 TARGET_70B = Hardware(
@@ -139,11 +140,15 @@ class Streams:
 
 
 async def closed_loop(
-    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], speculation: Speculation, load: Load
+    pair: tuple[Hardware, Hardware],
+    acceptance: Mapping[str, float],
+    speculation: Speculation,
+    load: Load,
+    ahead: Ahead = NO_AHEAD,
 ) -> Counter:
     streams = Streams(speculation, load, acceptance)
     target, draft = pair
-    async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.is_right) as fleet:
+    async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.is_right, ahead) as fleet:
         await streams.run(fleet)
     return streams.counter
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from decoding.draft import Draft
 from decoding.pace.cost import Step, StepSize
 from gateway.sequence import Sequence
 from protos import rounds_pb2
@@ -46,10 +47,11 @@ class Work:
     round: int
     tokens: int  # to be fed before anything is answered: committed ones, and a Draft's
     since: float
-    draft: rounds_pb2.Draft | None = None  # to be verified
+    draft: Draft | None = None  # to be verified
     until: int | None = None  # plain decoding up to this length
     depth: int = 0  # of the Draft that is asked for
     steps: int = 1  # until the answer; a draft takes one per token
+    foreseen: rounds_pb2.Foreseen | None = None
 
 
 @dataclass(eq=False)
@@ -62,6 +64,7 @@ class SimulatedStream:
     known: int = 0
     replies: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
     work: Work | None = None
+    round: int = 0  # newest that the worker was asked for
     written: int = 0  # tokens that the worker has cached
     said: int = 0  # tokens that the worker holds committed
     is_open: bool = True
@@ -128,7 +131,7 @@ class SimulatedEngine:
                 working = self._working()
             if working:
                 await self._step(working)
-            else:
+            elif not await self.idle():
                 self._woken.clear()
                 await self._woken.wait()
                 await asyncio.sleep(EPSILON_S)
@@ -139,6 +142,7 @@ class SimulatedEngine:
             if stream.is_open:
                 self._streams[stream] = None
                 stream.work = self.work_of(stream, request, arrived)
+                stream.round = getattr(request, request.WhichOneof("request")).turn.round
         self._arrived.clear()
         return [stream for stream in self._streams if stream.work is not None]
 
@@ -164,8 +168,7 @@ class SimulatedEngine:
             else:
                 tokens += work.tokens
             ready.append((stream, work))
-        context = sum(len(stream.sequence) for stream in working)
-        step = await self._pass(StepSize(len(working), tokens, prompts, context))
+        step = await self.forward(working, tokens, prompts)
         self.stepped(step)
         now = asyncio.get_running_loop().time()
         for stream, work in ready:
@@ -177,14 +180,17 @@ class SimulatedEngine:
                 )
                 self.advance(stream, work, timings)
 
-    async def _pass(self, size: StepSize) -> Step:
+    async def forward(self, streams: list[SimulatedStream], tokens: int, prompt_tokens: int = 0) -> Step:
+        """One forward pass."""
+        context = sum(len(stream.sequence) for stream in streams)
+        size = StepSize(len(streams), tokens, prompt_tokens, context)
         seconds = self._cost(size)
         await asyncio.sleep(seconds)
         self.steps += 1
         return Step(self.steps, size, seconds)
 
-    def work_of(self, stream: SimulatedStream, request: Any, arrived: float) -> Work:
-        """What the message asks for."""
+    def work_of(self, stream: SimulatedStream, request: Any, arrived: float) -> Work | None:
+        """What there is to be done now that the message has come."""
         raise NotImplementedError
 
     def advance(self, stream: SimulatedStream, work: Work, timings: rounds_pb2.Timings) -> None:
@@ -196,3 +202,7 @@ class SimulatedEngine:
 
     def patience(self, working: list[SimulatedStream]) -> float:
         return 0.0
+
+    async def idle(self) -> bool:
+        """A step for which nobody waits; False: there is none."""
+        return False

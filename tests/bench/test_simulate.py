@@ -3,13 +3,21 @@
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from bench import virtual
-from bench.simulate import ACCEPTANCE, MODES, PAIRS, Load, closed_loop
+from bench.simulate import ACCEPTANCE, FAR_AHEAD_S, HOP_S, MODES, PAIRS, SETTINGS, Load, closed_loop
+from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
 from decoding.pace.cost import StepSize
+from decoding.pace.settings import PaceSettings
+from decoding.settings import Sampling
+from gateway.pace import Paces
+from gateway.record import Record
+from gateway.rounds import Rounds
+from gateway.sequence import Sequence
 
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]
 LOAD = Load(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
@@ -17,6 +25,31 @@ LOAD = Load(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s
 
 def rate(mode: str, load: Load = LOAD) -> float:
     return virtual.run(closed_loop(FAST_DRAFT, ACCEPTANCE, MODES[mode], load)).rate(load)
+
+
+def answered(mode: str, lengths: list[int], ahead: Ahead) -> Record:
+    """What was done for answers of these lengths, all at once; each is complete."""
+
+    async def answers() -> Record:
+        record, paces = Record(), Paces(PaceSettings())
+        speculation = MODES[mode].resolved("model", paces.settings)
+        target, draft = FAST_DRAFT
+        is_right = partial(is_right_at, 0.7)
+        async with simulated_fleet(target.seconds, draft.seconds, HOP_S, is_right, ahead) as fleet:
+
+            async def answer(number: int, length: int) -> None:
+                sequence = Sequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
+                rounds = Rounds(sequence, fleet, speculation, paces, SETTINGS, FAR_AHEAD_S)
+                async for _ in rounds.steps():
+                    pass
+                assert sequence.generated == [RIGHT] * length
+                assert sequence.finish_reason == "length"
+                record.add(rounds.record)
+
+            await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
+        return record
+
+    return virtual.run(answers())
 
 
 def test_an_hour_takes_no_time():
@@ -34,6 +67,22 @@ def test_plain_decoding_takes_a_step_a_token():
     target, _ = FAST_DRAFT
     step = target.seconds(StepSize(2, 2, context_tokens=200))
     assert rate("plain") == pytest.approx(2 / step, rel=0.05)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("foreseen_rate", [0.0, 0.5, 1.0])
+def test_answers_are_complete(mode: str, foreseen_rate: float):
+    for ahead in (Ahead(), Ahead(12, foreseen_rate)):
+        answered(mode, [300], ahead)
+        answered(mode, [1, 2, 3, 5, 40, 41, 42, 150], ahead)
+
+
+def test_verdicts_are_foreseen_as_often_as_is_said():
+    record = answered("fixed 2", [3000], Ahead(12, 0.7))
+    assert record.prepared_for > 0.99 * record.rounds - 1
+    assert record.foreseen.total() / record.prepared_for == pytest.approx(0.7, abs=0.03)
+    assert record.gone_on > 0.6 * record.rounds
+    assert answered("fixed 2", [300], Ahead()).prepared_for == 0
 
 
 def test_it_is_the_same_every_time():
