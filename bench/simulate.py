@@ -37,7 +37,7 @@ MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peak that are reached
 H100_BYTES_PER_S, H100_FLOPS_PER_S = 3.35e12, 989e12
 L4_BYTES_PER_S, L4_FLOPS_PER_S = 300e9, 121e12
 HOP_S = 0.3e-3  # one way, the gateway's own work included
-FAR_AHEAD_S = 1e9
+FAR_AHEAD_S = 1e6  # small enough for the clock to tell nanoseconds apart
 NO_AHEAD = Ahead()
 SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
 
