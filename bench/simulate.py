@@ -15,9 +15,10 @@ import argparse
 import asyncio
 import json
 import random
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ L4_BYTES_PER_S, L4_FLOPS_PER_S = 300e9, 121e12
 HOP_S = 0.3e-3  # one way, the gateway's own work included
 FAR_AHEAD_S = 1e6  # small enough for the clock to tell nanoseconds apart
 NO_AHEAD = Ahead()
+BRANCHES = 12
 SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
 
 TARGET_70B = Hardware(
@@ -69,6 +71,13 @@ MODES = {
     "fixed 8": Speculation(mode="fixed", depth=8),
     "pace": Speculation(),
 }
+
+
+def fixed(depth: int) -> Speculation:
+    """Drafts of that depth; 0: plain decoding."""
+    if depth == 0:
+        return Speculation(mode="off", drafter="model")
+    return Speculation(mode="fixed", depth=depth, drafter="model")
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,48 @@ async def closed_loop(
     async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.is_right, ahead) as fleet:
         await streams.run(fleet)
     return streams.counter
+
+
+def predicted(
+    target_step_s: Callable[[float], float],
+    draft_step_s: float,
+    hop_s: float,
+    acceptance: float,
+    foreseen_rate: float,
+    depth: int,
+    ahead: bool,
+    tokens: int = 3000,
+) -> float:
+    """Tokens per second of one stream from its first Verdict on.
+
+    Args:
+        target_step_s: by the tokens that a step feeds.
+        hop_s: one way.
+        acceptance: rate per position.
+        foreseen_rate: share of verdicts, where there is draft-ahead.
+        depth: of every Draft; 0 for plain decoding.
+        ahead: whether there is draft-ahead.
+        tokens: of the answer; more of them leave less to chance.
+    """
+    fleet = simulated_fleet(
+        lambda size: target_step_s(size.tokens + size.prompt_tokens),
+        lambda size: draft_step_s,
+        hop_s,
+        partial(is_right_at, acceptance),
+        Ahead(BRANCHES, foreseen_rate) if ahead else NO_AHEAD,
+    )
+    return virtual.run(_rate_of_one(Sequence((0,), Sampling(max_tokens=tokens), 0), fleet, fixed(depth)))
+
+
+async def _rate_of_one(
+    sequence: Sequence, simulated: AbstractAsyncContextManager[SimulatedFleet], speculation: Speculation
+) -> float:
+    loop = asyncio.get_running_loop()
+    async with simulated as fleet:
+        rounds = Rounds(sequence, fleet, speculation, Paces(PaceSettings()), SETTINGS, FAR_AHEAD_S)
+        lengths = [(loop.time(), len(sequence)) async for _ in rounds.steps()]
+    (begun, first), (ended, last) = lengths[0], lengths[-1]
+    return (last - first) / (ended - begun)
 
 
 def measure(pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: Load) -> dict[str, Any]:

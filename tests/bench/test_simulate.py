@@ -1,14 +1,26 @@
 """The simulated service: the same code, steps from a table, time that costs nothing."""
 
 import asyncio
+import statistics
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
 from bench import virtual
-from bench.simulate import ACCEPTANCE, FAR_AHEAD_S, HOP_S, MODES, PAIRS, SETTINGS, Load, closed_loop
+from bench.simulate import (
+    ACCEPTANCE,
+    FAR_AHEAD_S,
+    HOP_S,
+    MODES,
+    PAIRS,
+    SETTINGS,
+    Load,
+    closed_loop,
+    predicted,
+)
 from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
 from decoding.pace.cost import StepSize
@@ -19,6 +31,7 @@ from gateway.record import Record
 from gateway.rounds import Rounds
 from gateway.sequence import Sequence
 
+TARGET_S = 15e-3
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]
 LOAD = Load(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
 
@@ -83,6 +96,51 @@ def test_verdicts_are_foreseen_as_often_as_is_said():
     assert record.foreseen.total() / record.prepared_for == pytest.approx(0.7, abs=0.03)
     assert record.gone_on > 0.6 * record.rounds
     assert answered("fixed 2", [300], Ahead()).prepared_for == 0
+
+
+def predicted_rate(**others: Any) -> float:
+    usual = {
+        "target_step_s": lambda tokens: TARGET_S,
+        "draft_step_s": 2e-3,
+        "hop_s": 1e-3,
+        "acceptance": 1.0,
+        "foreseen_rate": 1.0,
+        "depth": 4,
+        "ahead": True,
+        "tokens": 800,
+    }
+    return predicted(**{**usual, **others})
+
+
+def test_without_draft_ahead_a_round_is_a_step_of_the_target_those_of_the_draft_and_four_hops():
+    assert predicted_rate(depth=0) == pytest.approx(1 / TARGET_S, rel=0.01)
+    assert predicted_rate(ahead=False) == pytest.approx(5 / (TARGET_S + 4 * 2e-3 + 4 * 1e-3), rel=0.01)
+
+
+def test_hops_and_drafts_are_hidden_where_every_verdict_is_foreseen():
+    """Five steps of the draft and four hops fit into one step of the target."""
+    assert predicted_rate() == pytest.approx(5 / TARGET_S, rel=0.02)
+
+
+def test_a_foreseen_draft_is_kept_as_far_as_it_has_come():
+    """The Verdict reaches the draft after 19 ms, in the fourth of five steps: another one and it is there."""
+    assert predicted_rate(draft_step_s=5e-3) == pytest.approx(5 / 25e-3, rel=0.02)
+
+
+def test_a_slow_draft_bounds_the_rate_by_a_token_per_step():
+    rates = [predicted_rate(draft_step_s=12e-3, depth=depth) for depth in (1, 2, 4, 8)]
+    assert max(rates) == pytest.approx(1 / 12e-3, rel=0.02)
+
+
+def test_preparing_in_vain_takes_half_a_step_of_the_draft():
+    """What is left of the one under way when the Verdict comes, in the mean over targets."""
+    draft_s, delays = 4e-3, []
+    for number in range(8):
+        settings = {"target_step_s": lambda tokens, n=number: 9e-3 + n * draft_s / 8, "draft_step_s": draft_s}
+        rate = partial(predicted_rate, foreseen_rate=0.0, **settings)
+        delays.append(5 / rate() - 5 / rate(ahead=False))
+    assert max(delays) < 1.01 * draft_s
+    assert statistics.mean(delays) == pytest.approx(draft_s / 2, rel=0.2)
 
 
 def test_it_is_the_same_every_time():
