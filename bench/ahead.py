@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -27,6 +28,7 @@ from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import requests_of
 from bench.report import save, table
 from bench.service import TRUST, at_distance, worker_process
+from bench.simulate import predicted
 from decoding.pace.settings import PaceSettings
 from engine.speculate import Request
 from gateway.fleet import DraftStream, Fleet, TargetStream
@@ -43,6 +45,7 @@ BRANCHES = 12
 DEPTHS = {0.0: (3, 4, 6), 0.2: (2, 3, 4), 0.45: (1, 2, 3)}  # by the draft's step as a share of the target's
 DELAY_MS = 2.0
 CROWD, CROWD_DEPTHS = 32, (1, 2)
+HOPS = 4  # of a round
 PARTS = ("gateway", "wire", "draft", "wait", "target")
 PLAIN = Speculation(mode="off", drafter="model")
 SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
@@ -267,10 +270,46 @@ def row_of(comparison: Comparison, share: float, temperature: float, plain_step_
         "depth with": ahead,
         "tokens/s with": comparison.rate(True, ahead),
         "with / without": comparison.rate(True, ahead) / comparison.rate(False, without),
+        "predicted": predicted_gain(comparison, plain_step_s),
         "foreseen": foreseen_share(runs),
         "target had it": sum(run.record.gone_on for run in runs) / passes,
         "share of the bound": sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs) / bound,
     }
+
+
+def predicted_gain(comparison: Comparison, plain_step_s: float) -> float:
+    """With draft-ahead over without, as the simulator has it (bench/simulate.py), mean over the tasks.
+
+    It is given what was measured: steps, hops, acceptance and the share of verdicts foreseen.
+    """
+    without, ahead = comparison.best(False), comparison.best(True)
+    gains = []
+    for task in dict.fromkeys(task for task, _, _ in comparison.runs):
+        runs, alone = comparison.of(True, ahead, task), comparison.of(False, without, task)
+        rounds = sum(run.times.rounds for run in alone)
+        per_round = {part: sum(run.times.parts[part] for run in alone) / rounds for part in PARTS}
+        per_token = max(per_round["target"] - plain_step_s, 0.0) / without
+        hop_s = (per_round["wire"] + per_round["gateway"]) / HOPS
+        verified = sum(run.record.verified for run in (*runs, *alone))
+        acceptance = sum(run.record.accepted for run in (*runs, *alone)) / max(verified, 1)
+        rates = [
+            predicted(
+                partial(_step_s, plain_step_s, per_token),
+                per_round["draft"] / without,
+                hop_s,
+                acceptance,
+                foreseen_share(runs),
+                depth,
+                is_ahead,
+            )
+            for is_ahead, depth in ((True, ahead), (False, without))
+        ]
+        gains.append(rates[0] / rates[1])
+    return statistics.mean(gains)
+
+
+def _step_s(plain_step_s: float, per_token_s: float, tokens: float) -> float:
+    return plain_step_s + per_token_s * (tokens - 1.0)
 
 
 def lines_of(comparison: Comparison, share: float, temperature: float, plain_step_s: float) -> list[Any]:
