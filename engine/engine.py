@@ -162,7 +162,10 @@ class Engine:
             sequence.ahead = work.base + len(work.tokens), work.draft
             self._go_on(sequence)
         else:
-            foreseen = self._observe(work) if isinstance(work, Propose) else None
+            foreseen = None
+            if isinstance(work, Propose):
+                foreseen = self._observe(work)
+                sequence.in_rounds = _follows_verdict(work)
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
             self._start(work, arrived, foreseen)
@@ -221,8 +224,11 @@ class Engine:
     def _prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts, in time that nobody else needs."""
         sequence, draft = task.sequence, task.draft()
+        sequence.drafted = draft
         if not self.settings.branches or not isinstance(task, CoupledProposeTask) or not draft:
             return
+        if not sequence.in_rounds:
+            return  # its Drafts are only compared with the text
         share = max(self.settings.branches // (len(self._preparing) + 1), 1)
         branches = self._foresight.likeliest(sequence.acceptance_rate, len(task.chain()), share)
         ahead = PrepareTask(sequence, task.work.round, draft, task.depth, branches, task.leaves, RANKS)
@@ -356,6 +362,15 @@ class Engine:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def _follows_verdict(work: Propose) -> bool:
+    """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
+    sequence = work.sequence
+    if work.base + len(work.tokens) <= sequence.prompt_length + 1:
+        return True
+    is_next = work.base == len(sequence.tokens)
+    return is_next and len(sequence.drafted.path_of(work.tokens)) >= len(work.tokens) - 1
 
 
 def _holds(work: Generate | Verify) -> bool:

@@ -33,6 +33,8 @@ class Sequence:
         default_factory=dict
     )  # at a draft: the best tokens after a pending node or ROOT, best first, as far as they are known
     acceptance_rate: float = 0.0  # at a draft: of its latest chains
+    drafted: Draft = NO_DRAFT  # at a draft: its newest Draft
+    in_rounds: bool = False  # at a draft: the newest tokens were a Verdict on the Draft before
     verified_round: int | None = None  # at a target: of its last work, if that was to verify
     ahead: tuple[int, Draft] | None = None  # at a target: Drafts that follow so many tokens, to go on with
     blocks: list[int] = field(default_factory=list)

@@ -103,6 +103,20 @@ def test_a_foreseen_draft_needs_no_step() -> None:
     draft.close(sequence)
 
 
+def test_nothing_is_prepared_while_drafts_are_only_compared_with_the_text() -> None:
+    """More tokens than a Verdict has show that the target decodes freely; rounds are taken up again later."""
+    draft = engine("draft", 12)
+    prompt = prompt_of("code")
+    text = text_of(prompt, 48, temperature=0.0)
+    sequence = opened(draft, 0.0)
+    drafted(draft, sequence, 0, prompt)
+    proposed = drafted(draft, sequence, len(prompt), text[:20])
+    assert not draft.has_work
+    drafted(draft, sequence, len(prompt) + 20, (*proposed.draft.tokens[:1], 5))
+    assert draft.has_work
+    draft.close(sequence)
+
+
 def test_whoever_waits_for_a_draft_goes_first() -> None:
     draft = engine("draft", 12)
     first, second = opened(draft, 1.0), opened(draft, 1.0)
