@@ -64,6 +64,74 @@ def test_an_empty_draft_has_no_nodes() -> None:
     assert Draft().child(ROOT, 0) is None
 
 
+def words(draft: Draft) -> set[tuple[int, ...]]:
+    """The tokens along each path."""
+    return {tokens_to(draft, node) for node in range(len(draft))}
+
+
+def tokens_to(draft: Draft, node: int) -> tuple[int, ...]:
+    return tuple(draft.tokens[step] for step in draft.path(node))
+
+
+@given(drafts())
+def test_below_a_node_is_whatever_has_it_on_its_path(draft: Draft) -> None:
+    assert draft.below(ROOT) == list(range(len(draft)))
+    for node in range(len(draft)):
+        assert draft.below(node) == [later for later in range(len(draft)) if node in draft.path(later)[:-1]]
+
+
+@given(drafts())
+def test_a_part_has_the_tokens_of_the_whole_along_each_path(draft: Draft) -> None:
+    for node in range(ROOT, len(draft)):
+        below = draft.below(node)
+        part = draft.part(node, below)
+        start = len(draft.path(node))
+        assert [tokens_to(part, place) for place in range(len(part))] == [
+            tokens_to(draft, later)[start:] for later in below
+        ]
+
+
+@given(drafts())
+def test_after_a_path_what_follows_it_is_left(draft: Draft) -> None:
+    assert draft.after(()) == draft
+    for node in range(len(draft)):
+        tokens = tokens_to(draft, node)
+        left = draft.after(tokens)
+        assert left == draft.part(node, draft.below(node))
+        assert words(left) == {
+            word[len(tokens) :] for word in words(draft) if word[: len(tokens)] == tokens and word != tokens
+        }
+
+
+@given(drafts(), st.lists(st.integers(0, 2), max_size=5), st.lists(st.integers(0, 2), max_size=5))
+def test_tokens_can_be_committed_at_once_or_in_turn(
+    draft: Draft, first: list[int], second: list[int]
+) -> None:
+    if len(draft.path_of(first)) == len(first):
+        assert draft.after(first).after(second) == draft.after([*first, *second])
+
+
+@given(drafts(), st.lists(st.integers(0, 2), max_size=6))
+def test_the_longest_beginning_on_a_path_is_found(draft: Draft, tokens: list[int]) -> None:
+    path = draft.path_of(tokens)
+    assert path == draft.path(path[-1] if path else ROOT)
+    assert tuple(tokens[: len(path)]) == tokens_to(draft, path[-1] if path else ROOT)
+    if len(path) < len(tokens):
+        assert tuple(tokens[: len(path) + 1]) not in words(draft)
+
+
+@given(drafts(), st.lists(st.integers(0, 2), max_size=6))
+def test_nothing_is_left_after_tokens_that_are_on_no_path(draft: Draft, tokens: list[int]) -> None:
+    if tokens and tuple(tokens) not in words(draft):
+        assert draft.after(tokens) == Draft()
+
+
+def test_what_is_left_of_a_chain_keeps_what_it_was_drawn_from() -> None:
+    drawn_from = [SparseProbs((token, 9), (0.5, 0.5)) for token in (4, 5, 6)]
+    left = Draft.chain((4, 5, 6), drawn_from).after((4,))
+    assert left == Draft.chain((5, 6), drawn_from[1:])
+
+
 ONE = SparseProbs((0,), (1.0,))
 
 

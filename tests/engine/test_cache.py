@@ -3,11 +3,14 @@
 import random
 
 import pytest
+import torch
 
-from decoding.draft import Draft
+from decoding.draft import ROOT, Draft
 from decoding.settings import Sampling
 from engine.blocks import BlockPool
+from engine.cache import PagedCache
 from engine.engine import Engine
+from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
 from engine.work import Generate, Generated, Verified, Verify
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
@@ -106,6 +109,70 @@ def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> No
     while engine.has_work:
         rest += [result.token for result in engine.step() if isinstance(result, Generated)]
     assert rest == text[4:12]
+
+
+def stored(cache: PagedCache, sequence: Sequence) -> list[tuple[float, float]]:
+    """Key and value of every written slot."""
+    places = range(sequence.written)
+    slots = [sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK for place in places]
+    return [(cache.keys[0][slot].item(), cache.values[0][slot].item()) for slot in slots]
+
+
+def grown(rng: random.Random) -> tuple[PagedCache, Sequence]:
+    """A sequence with a random tree pending, in blocks out of order; each key and value tells its token."""
+    cache = PagedCache({0: (1, 1, 1)}, 16, BLOCK, torch.float32, torch.device("cpu"))
+    held = cache.pool.allocate(5)
+    for block in rng.sample(held, 5):
+        cache.pool.release(block)
+    length, nodes = rng.randrange(1, 12), rng.randrange(16)
+    sequence = Sequence(0, length, 0, GREEDY, frozenset(), 100)
+    sequence.tokens = list(range(length))
+    parents = [rng.randrange(ROOT, node) if node else ROOT for node in range(nodes)]
+    assert cache.reserve(sequence, length + nodes)
+    sequence.cached = length
+    cache.publish(sequence)
+    sequence.pending = Draft(tuple(range(100, 100 + nodes)), tuple(parents))
+    sequence.ranked = {node: (1000 + node,) for node in range(ROOT, nodes) if rng.random() < 0.8}
+    for place, token in enumerate((*sequence.tokens, *sequence.pending.tokens)):
+        slot = sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK
+        cache.keys[0][slot], cache.values[0][slot] = token, -token
+    return cache, sequence
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_kept_branch_stays_pending_with_all_that_is_known_of_it(seed: int) -> None:
+    rng = random.Random(seed)
+    cache, sequence = grown(rng)
+    length, pending, ranked = sequence.cached, sequence.pending, sequence.ranked
+    last = rng.randrange(ROOT, len(pending))
+    path = pending.path(last)
+    committed = [*sequence.tokens, *(pending.tokens[node] for node in path)]
+    kept = [node for node in range(len(pending)) if last in (ROOT, *pending.path(node)[:-1])]
+    cache.keep_branch(sequence, path)
+    assert sequence.cached == length + len(path)
+    tokens = [*committed, *(pending.tokens[node] for node in kept)]
+    assert stored(cache, sequence) == [(token, -token) for token in tokens]
+    assert sequence.pending == pending.after([pending.tokens[node] for node in path])
+    expected = {ROOT: ranked.get(last)} | {place: ranked.get(node) for place, node in enumerate(kept)}
+    assert sequence.ranked == {node: best for node, best in expected.items() if best is not None}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_shrinking_frees_what_only_pending_nodes_fill(seed: int) -> None:
+    cache, sequence = grown(random.Random(seed))
+    length, before, blocks = sequence.cached, cache.pool.available, list(sequence.blocks)
+    written = stored(cache, sequence)
+    needed = -(-length // BLOCK)
+    cache.shrink(sequence)
+    assert sequence.blocks == blocks[:needed]
+    assert cache.pool.available == before + len(blocks) - needed
+    assert sequence.cached == length
+    assert stored(cache, sequence) == written[:length]
+    assert (sequence.pending, sequence.ranked) == (NO_DRAFT, {})
+    other = Sequence(1, length + 1, 0, GREEDY, frozenset(), 100)
+    other.tokens = [*sequence.tokens, 5]
+    cache.adopt_prefix(other)
+    assert other.cached == length // BLOCK * BLOCK
 
 
 def test_everything_is_given_back_at_the_end(engine: Engine) -> None:

@@ -1,10 +1,11 @@
 """Draft-ahead in the engine: what is prepared is what would be drafted, and it costs nobody anything."""
 
+import random
 from functools import cache
 
 import pytest
 
-from decoding.draft import Draft
+from decoding.draft import ROOT, Draft
 from decoding.noise_key import noise_key
 from decoding.settings import Sampling
 from engine.engine import Engine
@@ -77,6 +78,45 @@ def test_what_is_prepared_is_what_would_be_drafted(temperature: float, steps: in
     assert not ahead.has_work
 
 
+def fallen(rng: random.Random, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
+    """A Verdict's tokens: some of the Draft's, and one that is mostly a good guess for the target's own."""
+    stood = rng.randrange(len(draft) + 1)
+    path = sequence.pending.path_of(draft.tokens[:stood])
+    known = sequence.ranked.get(path[-1] if path else ROOT, ()) if len(path) == stood else ()
+    rank = 0 if stood == len(draft) else rng.choice((1, 1, 2, 4))
+    own = known[rank] if known and rng.random() < 0.9 else rng.randrange(5, 200)
+    return (*draft.tokens[:stood], own)
+
+
+@pytest.mark.parametrize("branches", [1, 20])
+def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: int) -> None:
+    """So are the guesses beside the chain, from which the next branches are made."""
+    rng = random.Random(branches)
+    ahead, plain = engine("draft", branches), engine("draft", 1)
+    ranks_foreseen = set()
+    for _ in range(6):
+        sequence, tokens = opened(ahead, 1.0), prompt_of("code")
+        text: tuple[int, ...] = ()
+        while len(text) < len(prompt_of("code")) + 40:
+            proposed = drafted(ahead, sequence, len(text), tokens)
+            text += tokens
+            fresh = opened(plain, 1.0)
+            assert drafted(plain, fresh, 0, text).draft == proposed.draft
+            for length in range(len(proposed.draft)):
+                nodes = [one.pending.path_of(proposed.draft.tokens[:length]) for one in (sequence, fresh)]
+                ours, theirs = (path[-1] if path else ROOT for path in nodes)
+                assert sequence.ranked[ours] == fresh.ranked[theirs]
+            plain.close(fresh)
+            if proposed.foreseen is not None and proposed.foreseen.tokens:
+                ranks_foreseen.add(proposed.foreseen.rank)
+            for _ in range(rng.choice((0, 2, 100, 100))):
+                if ahead.has_work:
+                    ahead.step()
+            tokens = fallen(rng, sequence, proposed.draft)
+        ahead.close(sequence)
+    assert len(ranks_foreseen) >= min(branches, 3)
+
+
 def test_a_foreseen_draft_needs_no_step() -> None:
     draft = engine("draft", 12)
     sequence = opened(draft, 0.0)
@@ -128,6 +168,76 @@ def test_whoever_waits_for_a_draft_goes_first() -> None:
     assert not any(isinstance(result, Prepared) for result in results)
     draft.close(first)
     draft.close(second)
+
+
+def test_preparing_ends_by_itself() -> None:
+    """A step for every token of the next Draft, and one for the end of the Draft itself."""
+    draft = engine("draft", 12)
+    sequence = opened(draft, 1.0)
+    drafted(draft, sequence, 0, prompt_of("code"))
+    results, steps = [], 0
+    while draft.has_work:
+        results += draft.step()
+        steps += 1
+    assert [type(result) for result in results] == [Prepared]
+    assert steps <= DEPTH + 1
+    assert draft.step() == []
+    draft.close(sequence)
+
+
+def test_nothing_is_prepared_beyond_the_end_of_the_generation() -> None:
+    draft = engine("draft", 12)
+    prompt = prompt_of("code")
+    sequence = draft.open(len(prompt), 1, Sampling(max_tokens=DEPTH + 1, ignore_eos=True))
+    proposed = drafted(draft, sequence, 0, prompt)
+    run(draft)
+    assert len(proposed.draft) == DEPTH
+    assert max(sequence.pending.depths) < DEPTH
+    draft.close(sequence)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 100])
+def test_closing_leaves_nothing_of_what_was_prepared(steps: int) -> None:
+    draft = engine("draft", 12)
+    free = draft.load().free_blocks
+    sequence = opened(draft, 1.0)
+    drafted(draft, sequence, 0, prompt_of("code"))
+    for _ in range(steps):
+        if draft.has_work:
+            draft.step()
+    draft.close(sequence)
+    assert not draft.has_work
+    assert draft.load().free_blocks == free
+
+
+def test_without_branches_nothing_is_prepared() -> None:
+    draft = engine("draft", 0)
+    sequence = opened(draft, 1.0)
+    proposed = drafted(draft, sequence, 0, prompt_of("code"))
+    assert not draft.has_work
+    tokens = (*proposed.draft.tokens, 5)
+    assert drafted(draft, sequence, len(prompt_of("code")), tokens).foreseen is None
+    assert not draft.has_work
+    draft.close(sequence)
+
+
+def test_the_more_are_prepared_the_fewer_branches_each_new_one_gets() -> None:
+    """Together they make steps too slow for those who wait; one verdict is prepared for in any case."""
+    draft = engine("draft", 7)
+    sequences = [opened(draft, 1.0) for _ in range(8)]
+    for sequence in sequences:
+        draft.submit(Propose(sequence, 0, prompt_of("code"), DEPTH, 0))
+    results = run(draft)
+    proposed = {result.sequence: result.draft for result in results if isinstance(result, Proposed)}
+    prepared = {result.sequence: result.draft for result in results if isinstance(result, Prepared)}
+    branches = [
+        sum(parent < DEPTH <= node for node, parent in enumerate(prepared[sequence].parents))
+        for sequence in sequences
+    ]
+    assert all(prepared[sequence].tokens[:DEPTH] == proposed[sequence].tokens for sequence in sequences)
+    assert branches == [7, 3, 2, 1, 1, 1, 1, 1]
+    for sequence in sequences:
+        draft.close(sequence)
 
 
 def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:

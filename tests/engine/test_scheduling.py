@@ -8,9 +8,10 @@ from decoding.draft import Draft
 from decoding.settings import Sampling
 from engine.engine import Engine
 from engine.errors import CacheTooSmallError
+from engine.scheduler import SPARE_SHARE
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
-from engine.work import Generate, Generated, Verified, Verify
+from engine.work import Generate, Generated, Prepared, Propose, Proposed, Result, Verified, Verify
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 8
@@ -24,9 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_checkpoint(tmp_path_factory.mktemp("llama"), "llama"))
 
 
-def engine_with(folder: str, blocks: int = 200, chunk: int = 512) -> Engine:
+def engine_with(folder: str, blocks: int = 200, chunk: int = 512, branches: int = 0) -> Engine:
     settings = EngineSettings(
-        model=folder, block_size=BLOCK, cache_memory=blocks * BYTES_PER_BLOCK, prefill_chunk=chunk
+        model=folder,
+        block_size=BLOCK,
+        cache_memory=blocks * BYTES_PER_BLOCK,
+        prefill_chunk=chunk,
+        branches=branches,
     )
     return Engine(settings)
 
@@ -142,3 +147,72 @@ def test_a_sequence_that_can_never_fit_is_refused(folder: str) -> None:
     sequence = engine.open(20, 0, GREEDY)
     with pytest.raises(CacheTooSmallError, match="44 tokens"):
         engine.submit(Generate(sequence, 0, prompts(1, 20)[0], COUNT))
+
+
+DEPTH = 4
+BRANCHES = 12
+
+
+def drafted(engine: Engine, asked: list[tuple[int, ...]]) -> dict[Sequence, Draft]:
+    """Sequences with their Drafts, in which nothing is prepared yet."""
+    drafts: dict[Sequence, Draft] = {}
+    for prompt in asked:
+        engine.submit(Propose(engine.open(len(prompt), 0, GREEDY), 0, prompt, DEPTH, 0))
+    while len(drafts) < len(asked):
+        drafts |= {result.sequence: result.draft for result in engine.step() if isinstance(result, Proposed)}
+    return drafts
+
+
+def idle(engine: Engine) -> list[Result]:
+    results: list[Result] = []
+    while engine.has_work:
+        results += engine.step()
+    return results
+
+
+def test_idle_work_leaves_a_share_of_the_cache_free(folder: str) -> None:
+    engine = engine_with(folder, blocks=20, branches=BRANCHES)
+    drafts = drafted(engine, prompts(4, 20))
+    free = engine.load().free_blocks
+    spare = SPARE_SHARE * engine.load().total_blocks
+    least = free
+    while engine.has_work:
+        engine.step()
+        least = min(least, engine.load().free_blocks)
+    assert least == spare  # it takes what it may
+    assert all(sequence.cached == 20 for sequence in drafts)
+
+
+def test_there_is_no_idle_step_that_would_leave_less(folder: str) -> None:
+    engine = engine_with(folder, blocks=20, branches=BRANCHES)
+    long = prompts(1, 100)[0]
+    engine.submit(Verify(engine.open(len(long), 0, GREEDY), 0, long, Draft(), 1))
+    engine.step()
+    drafts = drafted(engine, prompts(2, 21))  # which fill their blocks
+    before = engine.last_step, engine.load().free_blocks
+    assert before[1] == 20 - 13 - 2 * 3
+    assert engine.has_work
+    assert engine.step() == []
+    assert not engine.has_work
+    assert (engine.last_step, engine.load().free_blocks) == before
+    assert all(len(sequence.pending) == DEPTH - 1 for sequence in drafts)
+
+
+def test_what_is_only_prepared_gives_way_before_anybody_is_preempted(folder: str) -> None:
+    engine = engine_with(folder, blocks=20, branches=BRANCHES)
+    asked, *others_asked = prompts(3, 20)
+    ((waiting, draft),) = drafted(engine, [asked]).items()
+    assert any(isinstance(result, Prepared) for result in idle(engine))
+    assert len(waiting.blocks) > 20 - 2 * 6  # too many for two more sequences of 44 tokens
+    others = [start(engine, prompt) for prompt in others_asked]
+    for _ in range(COUNT):
+        assert [result.sequence for result in engine.step()] == others
+    assert not engine.has_work
+    assert (waiting.cached, len(waiting.blocks)) == (20, 3)
+    engine.submit(Propose(waiting, 20, (*draft.tokens, 5), DEPTH, 1))
+    engine.step()
+    assert engine.last_step is not None
+    assert engine.last_step.tokens == DEPTH + 1  # none of the prompt
+    (again,) = [result for result in idle(engine) if isinstance(result, Proposed)]
+    fresh = engine_with(folder)
+    assert list(drafted(fresh, [(*asked, *draft.tokens, 5)]).values()) == [again.draft]

@@ -67,3 +67,51 @@ def test_a_probability_is_at_most_one():
     for _ in range(20):
         sequence.observe(4, 4)
     assert max(sequence.rates()) <= 1.0
+
+
+def test_the_hit_rate_is_0_until_it_is_known():
+    task = TaskAcceptance()
+    assert task.hit_rate == 0.0
+    for _ in range(5):
+        task.observe_rank(1)
+    assert task.hit_rate == 0.0
+    for _ in range(15):
+        task.observe_rank(1)
+    assert task.hit_rate == pytest.approx(1.0)
+
+
+def test_the_hit_rate_is_the_share_of_second_guesses_among_wrong_first_ones():
+    task = TaskAcceptance(memory=2000.0)
+    drawn = random.Random(0)
+    for rank in drawn.choices([1, 2, 5, 6], [0.4, 0.3, 0.2, 0.1], k=4000):
+        task.observe_rank(rank)
+    assert task.hit_rate == pytest.approx(0.4, abs=0.05)
+
+
+def test_first_guesses_that_are_right_do_not_count_for_the_hit_rate():
+    task, other = TaskAcceptance(), TaskAcceptance()
+    for _ in range(100):
+        task.observe_rank(0)
+    assert task.hit_rate == 0.0
+    for rank in [1, 2, 3] * 20:
+        for _ in range(4):
+            task.observe_rank(0)
+        task.observe_rank(rank)
+        other.observe_rank(rank)
+    assert task.hit_rate == other.hit_rate > 0.0
+
+
+def test_the_hit_rate_forgets():
+    task = TaskAcceptance(memory=50.0)
+    for rank in [1] * 300 + [2] * 300:
+        task.observe_rank(rank)
+    assert task.hit_rate < 0.01
+
+
+def test_ranks_leave_the_rates_of_positions():
+    task = TaskAcceptance()
+    observe(task, RATES, 100)
+    before = task.rates()
+    for rank in range(7):
+        task.observe_rank(rank)
+    assert task.rates() == before
