@@ -3,7 +3,8 @@
 A target and a draft whose steps take as long as a cost table says (bench/simulated.py) answer the real
 gateway code, round by round, in virtual time. Closed loop: so many streams, each asks for one answer after
 the other, tasks mixed. What is compared is plain decoding, fixed depths and the pace, in tokens per second
-of all streams together.
+of all streams together; in a second table the best fixed depth with draft-ahead and without. The share of
+verdicts that are foreseen is given (``--foreseen-rate``), however many streams share the branches.
 
 The tables below are rooflines from data sheets, memory at 80 % and arithmetic at 50 % of the peak: an H100
 SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s. ``--table`` takes others, and
@@ -41,6 +42,9 @@ HOP_S = 0.3e-3  # one way, the gateway's own work included
 FAR_AHEAD_S = 1e6  # small enough for the clock to tell nanoseconds apart
 NO_AHEAD = Ahead()
 BRANCHES = 12
+AHEAD_STREAMS = (1, 8)
+AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
+AHEAD_COUNTED_S = 240.0  # of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
 
 TARGET_70B = Hardware(
@@ -62,6 +66,12 @@ DRAFT_1B = Hardware(
 PAIRS = {
     "1B on an L4": (TARGET_70B, DRAFT_1B),
     "1B in 4 bit on an L4": (TARGET_70B, replace(DRAFT_1B, weight_bytes=0.7e9)),
+}
+AHEAD_PAIRS = PAIRS | {
+    "1B on an H100": (
+        TARGET_70B,
+        replace(DRAFT_1B, bytes_per_s=MEMORY * H100_BYTES_PER_S, flops_per_s=ARITHMETIC * H100_FLOPS_PER_S),
+    )
 }
 ACCEPTANCE = {"code": 0.8, "prose": 0.6, "extraction": 0.9, "creative": 0.3}  # per position
 MODES = {
@@ -217,6 +227,31 @@ def measure(pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], lo
     return row
 
 
+def measure_ahead(
+    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: Load, ahead: Ahead
+) -> dict[str, Any]:
+    """A row: tokens per second with draft-ahead and without, each at its best depth."""
+
+    def rate(depth: int, side: Ahead) -> float:
+        return virtual.run(closed_loop(pair, acceptance, fixed(depth), load, side)).rate(load)
+
+    def best(side: Ahead) -> tuple[float, int]:
+        return max((rate(depth, side), depth) for depth in AHEAD_DEPTHS)
+
+    plain = rate(0, NO_AHEAD)
+    rate_without, depth_without = best(NO_AHEAD)
+    rate_with, depth_with = best(ahead)
+    return {
+        "streams": load.streams,
+        "plain": plain,
+        "depth without": depth_without,
+        "without": rate_without,
+        "depth with": depth_with,
+        "with": rate_with,
+        "with / without": rate_with / rate_without,
+    }
+
+
 def read(path: Path) -> tuple[dict[str, tuple[Hardware, Hardware]], dict[str, float]]:
     """Pairs and acceptance by their names."""
     table = json.loads(path.read_text())
@@ -227,6 +262,13 @@ def read(path: Path) -> tuple[dict[str, tuple[Hardware, Hardware]], dict[str, fl
     return pairs, table["acceptance"]
 
 
+def hardware_of(pairs: Mapping[str, tuple[Hardware, Hardware]]) -> dict[str, Any]:
+    """What ``read`` reads."""
+    return {
+        name: {"target": asdict(target), "draft": asdict(draft)} for name, (target, draft) in pairs.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 64, 128])
@@ -234,19 +276,28 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
     parser.add_argument("--warm-s", type=float, default=8.0, help="virtual seconds before tokens count")
     parser.add_argument("--counted-s", type=float, default=15.0, help="virtual seconds")
+    parser.add_argument("--foreseen-rate", type=float, default=0.7, help="share of verdicts, draft-ahead")
     parser.add_argument("--table", type=Path, help="JSON with other costs")
     options = parser.parse_args()
     pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
+    ahead_pairs = AHEAD_PAIRS if options.table is None else pairs
+    load = Load(1, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s)
     rows = []
     for name, pair in pairs.items():
         for streams in options.streams:
-            load = Load(
-                streams, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s
-            )
-            rows.append({"draft": name, **measure(pair, acceptance, load)})
+            rows.append({"draft": name, **measure(pair, acceptance, replace(load, streams=streams))})
             print(table(rows[-1:]), flush=True)
-    hardware = {name: {"target": asdict(pair[0]), "draft": asdict(pair[1])} for name, pair in pairs.items()}
-    print(save("simulate", rows, hardware=hardware, acceptance=acceptance))
+    ahead = Ahead(BRANCHES, options.foreseen_rate)
+    inputs = {**asdict(ahead), "hop_s": HOP_S, "acceptance": acceptance}
+    print("draft-ahead:", inputs)
+    ahead_rows = []
+    for name, pair in ahead_pairs.items():
+        for streams in AHEAD_STREAMS:
+            longer = replace(load, streams=streams, counted_s=AHEAD_COUNTED_S / streams)
+            ahead_rows.append({"draft": name, **measure_ahead(pair, acceptance, longer, ahead)})
+            print(table(ahead_rows[-1:]), flush=True)
+    facts = {**inputs, "hardware": hardware_of(ahead_pairs), "rows": ahead_rows}
+    print(save("simulate", rows, hardware=hardware_of(pairs), acceptance=acceptance, ahead=facts))
 
 
 if __name__ == "__main__":

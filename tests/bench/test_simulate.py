@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import virtual
+from bench import simulate, virtual
 from bench.simulate import (
     ACCEPTANCE,
     FAR_AHEAD_S,
@@ -19,6 +19,7 @@ from bench.simulate import (
     SETTINGS,
     Load,
     closed_loop,
+    measure_ahead,
     predicted,
 )
 from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
@@ -141,6 +142,14 @@ def test_preparing_in_vain_takes_half_a_step_of_the_draft():
         delays.append(5 / rate() - 5 / rate(ahead=False))
     assert max(delays) < 1.01 * draft_s
     assert statistics.mean(delays) == pytest.approx(draft_s / 2, rel=0.2)
+
+
+def test_the_best_depths_are_compared(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(simulate, "AHEAD_DEPTHS", (1, 3, 16))
+    row = measure_ahead(FAST_DRAFT, {"code": 0.7}, replace(LOAD, streams=1), Ahead(12, 1.0))
+    assert row["depth without"] == row["depth with"] == 3
+    assert row["plain"] < row["without"]
+    assert row["with / without"] == row["with"] / row["without"] > 1.2
 
 
 def test_it_is_the_same_every_time():
