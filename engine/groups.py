@@ -76,7 +76,7 @@ class Group:
         if (
             self.num_queries == 1
             and not self._cuts(window)
-            and all(x.length == self.length for x in self.lanes)
+            and all(lane.length == self.length and lane.tree is None for lane in self.lanes)
         ):
             return None
         if (window, repeats) not in self._masks:

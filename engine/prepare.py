@@ -8,7 +8,7 @@ from decoding.foresight import FORGETTING_OF_ONE, Branch, Foresight, agreed, fad
 from engine.cache import PagedCache
 from engine.choices import Choices
 from engine.propose import chain, extended, leaves_of
-from engine.sequence import NO_DRAFT, Sequence
+from engine.sequence import Sequence
 from engine.tasks import Task
 from engine.work import Foreseen, Prepared, Result
 
@@ -48,11 +48,11 @@ class PrepareTask(Task):
         self._leaves = leaves
         self._own = len(sequence.pending)  # pending nodes that are the Draft's
         self._steps: list[float] = []  # seconds
-        self._grown: tuple[Draft, Draft] = NO_DRAFT, NO_DRAFT  # what was pending, and with what comes next
+        self._grown: tuple[Draft, Draft] | None = None  # what was pending, and that with what comes next
 
     def tree(self) -> Draft:
         pending = self.sequence.pending
-        if self._grown[0] is not pending:
+        if self._grown is None or self._grown[0] is not pending:
             self._grown = pending, extended(pending, self._next())
         return self._grown[1]
 

@@ -73,6 +73,16 @@ def test_single_tokens_of_one_length_need_no_mask() -> None:
     assert group.mask(7, 1, CPU) is not None
 
 
+def test_a_single_node_does_not_see_its_siblings() -> None:
+    """A branch that grows alone, beside others that are pending."""
+    one = lane(0, 1, 9, Draft((1, 2, 3), (ROOT, 0, ROOT)))
+    (group,) = groups_of([one])
+    mask = group.mask(None, 1, CPU)
+    assert mask is not None
+    assert (mask.flatten() == 0.0).tolist() == [sees(one, 0, slot, None) for slot in range(10)]
+    assert not sees(one, 0, 8, None)
+
+
 def test_lengths_far_apart_are_not_padded_to_each_other() -> None:
     groups = groups_of([lane(0, 1, 10), lane(1, 1, 3000), lane(2, 1, 12)])
     assert [[one.start for one in group.lanes] for group in groups] == [[3000], [10, 12]]

@@ -269,3 +269,13 @@ def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
     target.submit(Verify(sequence, len(prompt), (), Draft.chain(text[:6]), 1))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[3:7]]
     target.close(sequence)
+
+
+def test_what_follows_a_draft_of_one_token_is_prepared() -> None:
+    draft = engine("draft", 12)
+    sequence = opened(draft, 1.0)
+    proposed = drafted(draft, sequence, 0, prompt_of("code"), depth=1)
+    (prepared,) = run(draft)
+    assert isinstance(prepared, Prepared)
+    assert len(prepared.draft.after(proposed.draft.tokens)) > 0
+    draft.close(sequence)
