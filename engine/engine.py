@@ -155,13 +155,15 @@ class Engine:
                 f"{self._cache.pool.num_blocks * self.settings.block_size}"
             )
         arrived = time.perf_counter() if arrived is None else arrived
-        self._gathering.returned(sequence, arrived)
         if isinstance(work, Generate) and sequence.is_free and _holds(work):
             self._top_up(work)
         elif isinstance(work, Verify) and sequence.verified_round == work.round and _holds(work):
             sequence.ahead = work.base + len(work.tokens), work.draft
             self._go_on(sequence)
+            if sequence.number in self._tasks:
+                self._gathering.left(sequence)  # it was not away for a Draft
         else:
+            self._gathering.returned(sequence, arrived)
             foreseen = None
             if isinstance(work, Propose):
                 foreseen = self._observe(work)

@@ -48,6 +48,7 @@ class PrepareTask(Task):
         self._leaves = leaves
         self._own = len(sequence.pending)  # pending nodes that are the Draft's
         self._steps: list[float] = []  # seconds
+        self._fed = 0  # tokens
         self._grown: tuple[Draft, Draft] | None = None  # what was pending, and that with what comes next
 
     def tree(self) -> Draft:
@@ -69,6 +70,7 @@ class PrepareTask(Task):
         first = len(pending) - len(choices.ranked)
         self.sequence.ranked |= {first + index: ranked for index, ranked in enumerate(choices.ranked)}
         self._steps.append(self._last_step.seconds)
+        self._fed += len(choices.ranked)
         self.done = self.is_complete
         return [Prepared(self.sequence, self._round, self.draft(), self.timings())] if self.done else []
 
@@ -131,17 +133,20 @@ class PrepareTask(Task):
         accepted = agreed(self._chain, tokens)
         verified = min(accepted + 1, len(self._chain))
         parent = self._parent(Branch(accepted, 0))
-        ranked = () if parent is None else sequence.ranked[parent]
-        rank = ranked.index(tokens[accepted]) if tokens[accepted] in ranked else len(ranked)
+        rank = None if parent is None else _rank(tokens[accepted], sequence.ranked[parent])
         refused = accepted < len(self._chain)
         foresight.observe(accepted, verified, rank if refused else None)
         sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
         path = sequence.pending.path_of(tokens)
         if len(path) < len(tokens):
-            return Foreseen(0, rank, 0.0, len(sequence.pending) - self._own)
+            return Foreseen(0, rank, 0.0, self._fed)
         known = len(chain(sequence, self._depth, path[-1]))
         used = sum(node >= self._own for node in (*path, *sequence.pending.below(path[-1])))
-        return Foreseen(known, rank, sum(self._steps[:known]), len(sequence.pending) - self._own - used)
+        return Foreseen(known, rank, sum(self._steps[:known]), self._fed - used)
+
+
+def _rank(token: int, ranked: Items[int]) -> int:
+    return ranked.index(token) if token in ranked else len(ranked)
 
 
 def _with(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:

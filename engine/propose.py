@@ -152,7 +152,8 @@ def leaves_of(
     return [
         (leaf.accepted - 1, sequence.ranked[path[leaf.accepted]][leaf.rank])
         for leaf in leaves
-        if leaf.accepted < min(len(tokens), len(path)) and path[leaf.accepted] in sequence.ranked
+        if leaf.accepted < min(len(tokens), len(path))
+        and leaf.rank < len(sequence.ranked.get(path[leaf.accepted], ()))
     ]
 
 

@@ -49,10 +49,12 @@ class Scheduler:
             sequence, tree = task.sequence, task.tree()
             missing = self._cache.blocks_for(len(sequence.tokens) + len(tree)) - len(sequence.blocks)
             left = self._cache.pool.available - missing
+            if len(selected) == self._settings.max_running:
+                break
             if task.nodes() and left >= SPARE_SHARE * self._cache.pool.num_blocks:
                 self._cache.reserve(sequence, len(sequence.tokens) + len(tree))
                 nodes = list(tree.tokens[len(sequence.pending) :])
-                selected.append((task, Item(sequence, nodes, 0, len(nodes), tree)))
+                selected.append((task, Item(sequence, nodes, 0, len(nodes), None if tree.is_chain else tree)))
         return selected
 
     def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:

@@ -90,7 +90,7 @@ class Foreseen:
     """What was prepared for a Draft before it was asked for, and what in vain."""
 
     tokens: int  # of the Draft's chain; 0: the Verdict was not foreseen
-    rank: int  # of the target's own token among the guesses for it, 0 being the first
+    rank: int | None  # of the target's own token among the guesses for it, 0 being the first; None: unknown
     saved: float  # seconds of steps
     discarded: int  # tokens that were drafted for other verdicts
 

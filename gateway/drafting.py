@@ -240,7 +240,8 @@ class Drafting:
 
     def _count(self, foreseen: rounds_pb2.Foreseen) -> None:
         self._record.prepared_for += 1
-        self._pace.observe_rank(self._paced, foreseen.rank)
+        if foreseen.HasField("rank"):
+            self._pace.observe_rank(self._paced, foreseen.rank)
         if foreseen.tokens:
             self._record.foreseen[foreseen.rank] += 1
         self._record.saved_s += foreseen.saved_ns / 1e9

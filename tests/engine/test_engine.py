@@ -109,6 +109,19 @@ def test_drafted_tokens_that_turn_out_right_are_not_computed_again(engine: Engin
     assert engine.last_step.tokens == 1
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_runners_up_may_be_asked_for_where_a_draft_had_none(engine: Engine, count: int) -> None:
+    """And some of its tokens, or none, were committed since."""
+    sequence = engine.open(len(PROMPT), 1, SEEDED)
+    engine.submit(Propose(sequence, 0, PROMPT, 4, 0))
+    (first,) = run(engine)
+    assert isinstance(first, Proposed)
+    engine.submit(Propose(sequence, len(PROMPT), first.draft.tokens[:count], 4, 1, leaves=2))
+    (second,) = run(engine)
+    assert isinstance(second, Proposed)
+    assert second.draft.path_of(first.draft.tokens[count:]) == tuple(range(4 - count))
+
+
 def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, SEEDED)
     engine.submit(Propose(sequence, 0, PROMPT, 0, 3))

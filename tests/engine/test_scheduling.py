@@ -216,3 +216,19 @@ def test_what_is_only_prepared_gives_way_before_anybody_is_preempted(folder: str
     (again,) = [result for result in idle(engine) if isinstance(result, Proposed)]
     fresh = engine_with(folder)
     assert list(drafted(fresh, [(*asked, *draft.tokens, 5)]).values()) == [again.draft]
+
+
+def test_a_verdict_whose_branches_lost_their_cache_was_not_foreseen(folder: str) -> None:
+    engine = engine_with(folder, blocks=20, branches=BRANCHES)
+    asked, *others_asked = prompts(3, 20)
+    ((waiting, draft),) = drafted(engine, [asked]).items()
+    idle(engine)
+    for prompt in others_asked:
+        start(engine, prompt)
+    run(engine)
+    assert len(waiting.pending) == 0
+    engine.submit(Propose(waiting, 20, (*draft.tokens[:1], draft.tokens[1] ^ 1), DEPTH, 1))
+    (proposed,) = [result for result in idle(engine) if isinstance(result, Proposed)]
+    if proposed.foreseen is not None:
+        assert proposed.foreseen.tokens == 0
+        assert proposed.foreseen.discarded >= 0
