@@ -46,7 +46,6 @@ class SimulatedTarget(SimulatedEngine):
         self._ahead: dict[SimulatedStream, tuple[int, Draft]] = {}  # trees, and how many tokens they follow
 
     def work_of(self, stream: SimulatedStream, request: Any, arrived: float) -> Work | None:
-        self._gathering.returned(stream, arrived)
         kind = request.WhichOneof("request")
         turn = getattr(request, kind).turn
         end = turn.base + len(turn.tokens)
@@ -56,7 +55,11 @@ class SimulatedTarget(SimulatedEngine):
         draft = draft_from_message(request.verify.draft) if kind == "verify" else None
         if draft is not None and stream.round == turn.round:
             self._ahead[stream] = end, draft
-            return stream.work or self._following(stream, turn.round)
+            work = stream.work or self._following(stream, turn.round)
+            if work is not None:
+                self._gathering.left(stream)
+            return work
+        self._gathering.returned(stream, arrived)
         self._ahead.pop(stream, None)
         missing = end - min(stream.written, end - 1)
         stream.said = end
