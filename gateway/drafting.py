@@ -23,6 +23,7 @@ class Proposal:
     draft: rounds_pb2.Draft
     base: int = 0  # tokens of the sequence that it follows
     seconds: float = 0.0  # that it was waited for
+    overhead_s: float = 0.0  # of these, outside of the draft worker
     was_foreseen: bool | None = None  # whether it was prepared before it was asked for; None: none was
 
     def trimmed(self, sequence: Sequence) -> "Proposal":
@@ -177,8 +178,15 @@ class Drafting:
             depth = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
             accepted = sum(node < depth for node in reply.accepted)
             verified = accepted + (len(reply.accepted) > accepted or refused(proposal.draft, reply))
-            seconds = proposal.seconds + overhead_s
-            self._pace.observe_round(self._paced, accepted, verified, depth, seconds, proposal.was_foreseen)
+            self._pace.observe_round(
+                self._paced,
+                accepted,
+                verified,
+                depth,
+                proposal.seconds + overhead_s,
+                proposal.overhead_s + overhead_s,
+                proposal.was_foreseen,
+            )
 
     async def aclose(self) -> None:
         tasks = [task for task in (self._begun, self._listening) if task is not None]
@@ -226,7 +234,9 @@ class Drafting:
         if reply.draft.tokens:
             self._listening = asyncio.create_task(self._listen(base))
         was_foreseen = reply.foreseen.tokens > 0 if reply.HasField("foreseen") else None
-        return Proposal(reply.draft, base, loop.time() - begun, was_foreseen)
+        seconds = loop.time() - begun
+        overhead_s = seconds - reply.timings.total_ns / 1e9
+        return Proposal(reply.draft, base, seconds, overhead_s, was_foreseen)
 
     async def _listen(self, base: int) -> None:
         assert self._drafter is not None

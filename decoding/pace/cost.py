@@ -147,7 +147,7 @@ class StepCost:
 
 
 class RoundCost:
-    """Seconds of a round beyond the steps of draft and target, by how many sequences are in rounds."""
+    """Seconds of a round outside of draft and target, by how many sequences are in rounds."""
 
     def __init__(self) -> None:
         self._cost = LinearCost([1e-3, 1.0])

@@ -52,24 +52,19 @@ class PacedSequence:
 class DrafterCost:
     """What one drafter takes, apart from the target.
 
-    Whatever its Drafts take longer than its steps, prompts that it takes in and the wire, is the round's.
     Draft-ahead hides a share of the time, but never more than the target's own step lasts.
     """
 
     def __init__(self) -> None:
         self.step = StepCost()
-        self._round = RoundCost()
+        self.round = RoundCost()
         self._hidden = 0.0  # of the time that could be hidden, the share that was
         self._verdicts = 0.0  # by which that is known; 0: Drafts are not prepared there
 
-    def observe_round(
-        self, sequences: int, depth: int, seconds: float, target_step_s: float, was_foreseen: bool | None
+    def observe_ahead(
+        self, sequences: int, depth: int, seconds: float, target_step_s: float, was_foreseen: bool
     ) -> None:
-        """As ``Pace.observe_round``, with so many sequences in rounds."""
-        if not was_foreseen:
-            self._round.observe(sequences, max(seconds - float(self._steps(sequences, depth)), LEAST_ROUND_S))
-        if was_foreseen is None:
-            return
+        """A round, from a Verdict to the next Verify, where Drafts are prepared."""
         if not self._verdicts:
             self._hidden, self._verdicts = PRIOR_HIDDEN, PRIOR_VERDICTS
         alone = float(self._alone(sequences, depth))
@@ -83,7 +78,7 @@ class DrafterCost:
         return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
 
     def _alone(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
-        return self._round.seconds(sequences) + self._steps(sequences, depth)
+        return self.round.seconds(sequences) + self._steps(sequences, depth)
 
     def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
         """A sequence waits half a step for the draft's own batch."""
@@ -151,6 +146,7 @@ class Pace:
         verified: int,
         depth: int,
         seconds: float,
+        overhead_s: float,
         was_foreseen: bool | None = None,
     ) -> None:
         """A Verdict on a Draft.
@@ -158,6 +154,7 @@ class Pace:
         Args:
             depth: of the Draft.
             seconds: of the round, in which the target did not work on it.
+            overhead_s: of these, spent outside of the drafter too.
             was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
         """
         sequence.acceptance.observe(accepted, verified)
@@ -166,7 +163,10 @@ class Pace:
         self._observations += 1
         in_rounds = sum(other.depth > 0 for other in self._sequences)
         cost = self._cost_of(sequence.drafter)
-        cost.observe_round(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
+        if not was_foreseen:
+            cost.round.observe(in_rounds, overhead_s)
+        if was_foreseen is not None:
+            cost.observe_ahead(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
 
     def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
         """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""

@@ -70,6 +70,7 @@ class Service:
                     *self._judged(depth),
                     depth,
                     seconds - (could_hide if foreseen else 0.0),
+                    1e-3,
                     foreseen,
                 )
                 continue
