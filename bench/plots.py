@@ -139,7 +139,7 @@ def time_lines(results: Mapping[str, Any]) -> Figure:
         draw_time_lines(axes, chosen)
         share = f"a draft step {panel[0]:g} of a target step" if panel[0] else "the small draft as it is"
         axes.set_title(f"{share}, temperature {panel[1]:g}: ms per round", fontsize=11)
-    grid.flat[0].legend(fontsize=9)
+    grid.flat[0].legend(fontsize=9, loc="lower right")
     made = f"{results['command']}, {results['machine']['processor']}, {results['date']}"
     figure.suptitle(textwrap.fill(made, 180), fontsize=9)
     return figure
