@@ -79,10 +79,9 @@ class Drafting:
         is_paced = self._speculation.mode == "auto"
         if is_paced:
             pace.join(self._paced)
-        if not self._is_started and self.depth() > 0:
+        if not is_paced or pace.may_pay(self._paced):
             # Both workers take the prompt in at the same time: the first token never waits for the draft.
-            self._is_started = True
-            self._begun = asyncio.create_task(self._start())
+            self._start()
         try:
             yield
         finally:
@@ -108,6 +107,7 @@ class Drafting:
 
     def begin(self, depth: int) -> None:
         """Asks for a Draft that follows the committed tokens."""
+        self._start()
         self._begun = asyncio.create_task(self._after(self._begun, depth))
 
     async def proposal(self) -> Proposal | None:
@@ -196,12 +196,17 @@ class Drafting:
         if self._drafter is not None:
             await self._drafter.aclose()
 
-    async def _start(self) -> None:
-        if self._drafter is not None:
-            try:
-                await self._drafter.start()
-            except WorkerLostError:
-                self._lost()
+    def _start(self) -> None:
+        """Hands the prompt over, once; nobody waits for it."""
+        if not self._is_started and self._drafter is not None:
+            self._is_started = True
+            self._begun = asyncio.create_task(self._started(self._drafter))
+
+    async def _started(self, drafter: Drafter) -> None:
+        try:
+            await drafter.start()
+        except WorkerLostError:
+            self._lost()
 
     async def _after(self, before: "asyncio.Task[Proposal | None] | None", depth: int) -> Proposal | None:
         if before is not None:

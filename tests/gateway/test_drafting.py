@@ -2,6 +2,7 @@
 
 import pytest
 
+from decoding.pace.pace import Pace
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway import drafters
@@ -59,6 +60,18 @@ async def test_drafts_come_back_once_guesses_prove_right_again():
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         record = await answer(fleet, Paces(ON))
     assert record.accepted > 50
+
+
+async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch):
+    """A trial that ends with its first question: the drafter has not been given the prompt before."""
+    monkeypatch.setattr(Pace, "may_pay", lambda self, sequence: False)
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        sequence, rounds = rounds_of(fleet, Paces(ON))
+        monkeypatch.setattr(Pace, "depth", lambda self, sequence: 4)
+        async for _ in rounds.steps():
+            pass
+    assert sequence.generated == ANSWER
+    assert rounds.record.rounds > 0
 
 
 async def test_a_depth_under_mode_auto_is_a_cap():
