@@ -130,3 +130,9 @@ class Verdict:
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first
     tokens: tuple[int, ...]  # [len(accepted) + 1] token ids emitted
+
+
+def agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    pairs = zip(guessed, tokens, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(guessed), len(tokens)))

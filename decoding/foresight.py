@@ -1,6 +1,5 @@
 """How verdicts are likely to fall, learnt from those that came. Torch-free."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 RANKS = 6  # guesses for one position that are told apart, the draft's own first
@@ -78,9 +77,3 @@ def faded(acceptance_rate: float, accepted: int, verified: int, forgetting: floa
     """The rate after so many more drafted tokens, of which each weighs so much."""
     kept = (1.0 - forgetting) ** verified
     return kept * acceptance_rate + (1.0 - kept) * accepted / verified if verified else acceptance_rate
-
-
-def agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    pairs = zip(guessed, tokens, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(guessed), len(tokens)))

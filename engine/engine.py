@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoding.draft import Draft
+from decoding.draft import Draft, agreed
 from decoding.foresight import RANKS, Foresight
 from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
@@ -249,10 +249,7 @@ class Engine:
         """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
         held = sequence.tokens[base:]
         if held != list(tokens[: len(held)]):
-            agreed = next(
-                (i for i, (a, b) in enumerate(zip(held, tokens, strict=False)) if a != b), len(tokens)
-            )
-            self._cache.roll_back(sequence, base + agreed)
+            self._cache.roll_back(sequence, base + agreed(held, tokens))
         else:
             new = tokens[len(held) :]
             path = sequence.pending.path_of(new)

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence as Items
 
-from decoding.draft import ROOT, Draft
-from decoding.foresight import FORGETTING_OF_ONE, Branch, Foresight, agreed, faded
+from decoding.draft import ROOT, Draft, agreed
+from decoding.foresight import FORGETTING_OF_ONE, Branch, Foresight, faded
 from engine.cache import PagedCache
 from engine.choices import Choices
 from engine.propose import chain, extended, leaves_of

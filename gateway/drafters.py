@@ -85,7 +85,8 @@ class ModelDrafter:
                 continue
 
     async def _ask(self, depth: int, leaves: int = 0) -> None:
-        assert self._stream is not None
+        if self._stream is None:  # lost while nobody waited for a Draft
+            raise WorkerLostError("the draft worker was lost")
         self._asked += 1
         propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth, leaves=leaves)
         try:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from decoding.draft import agreed
 from decoding.pace.pace import PROBE_DEPTH, Pace, PacedSequence
 from gateway.drafters import Drafter
 from gateway.errors import WorkerLostError
@@ -158,9 +159,8 @@ class Drafting:
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
             self._paced.trial_turns = 1
             return
-        guessed = list(proposal.draft.tokens)
-        pairs = zip(guessed, self._sequence.since(proposal.base), strict=False)
-        right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(guessed))
+        guessed = proposal.draft.tokens
+        right = agreed(guessed, self._sequence.since(proposal.base))
         self._pace.observe_probe(self._paced, right, min(right + 1, len(guessed)))
 
     def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float = 0.0) -> None:
@@ -263,8 +263,9 @@ class Drafting:
         self._record.discarded += foreseen.discarded_tokens
 
     def _lost(self) -> None:
-        self._record.lost_drafts += 1
-        self._may_draft = False
+        if self._may_draft:
+            self._record.lost_drafts += 1
+            self._may_draft = False
 
 
 def refused(draft: rounds_pb2.Draft, reply: rounds_pb2.TargetReply) -> int:

@@ -87,7 +87,6 @@ class Rounds:
                             failures = 0
                             yield step
                 except WorkerLostError as lost:
-                    print("LOST", lost, flush=True)
                     failures += 1
                     await self._before_retry(failures, lost)
         finally:

@@ -20,9 +20,8 @@ class TaskAcceptance:
         self._verified = [0.0] * MAX_DEPTH
         self._accepted = [0.0] * MAX_DEPTH
         self._rates: tuple[float, ...] | None = None  # until the next round
-        self._wrong = self._second = (
-            0.0  # first guesses that were wrong, and of these, second ones that were right
-        )
+        self._wrong = 0.0  # first guesses that were
+        self._second = 0.0  # of these, where the second one was right
 
     def observe_rank(self, rank: int) -> None:
         """The target's token was the drafter's guess of that rank, the first being 0."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.foresight import PRIOR_RATE, RANKS, Branch, Foresight, agreed, faded
+from decoding.draft import agreed
+from decoding.foresight import PRIOR_RATE, RANKS, Branch, Foresight, faded
 
 RATES = st.floats(0.0, 1.0)
 DEPTHS = st.integers(0, 8)

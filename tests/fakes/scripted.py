@@ -124,6 +124,7 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
     """Guesses ``answer``, but for the positions in ``wrong``."""
 
     wrong: Collection[int] = ()
+    gone_after: Collection[int] = ()  # the stream breaks after its reply to these requests, unasked
     silent: asyncio.Event | None = None  # no reply before it is set
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.DraftReply]:  # noqa: N802
@@ -136,6 +137,8 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
                 tokens = [self.answer[i] ^ 1 if i in self.wrong else self.answer[i] for i in positions]
                 draft = rounds_pb2.Draft(tokens=tokens, parents=range(-1, len(tokens) - 1))
                 yield rounds_pb2.DraftReply(epoch=propose.turn.epoch, round=propose.turn.round, draft=draft)
+                if len(self.requests) in self.gone_after:
+                    await context.abort(self.lost_with, "gone by the script")
         finally:
             self.ended.set()
 

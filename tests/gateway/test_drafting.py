@@ -74,6 +74,15 @@ async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch
     assert rounds.record.rounds > 0
 
 
+@pytest.mark.parametrize("gone_after", range(3, 9))
+@pytest.mark.parametrize("wrong", [range(0), range(len(ANSWER))], ids=["in rounds", "while plain"])
+async def test_a_draft_worker_that_goes_while_nobody_waits_for_it_fails_no_request(gone_after, wrong):
+    draft = ScriptedDraft(ANSWER, wrong=wrong, gone_after=[gone_after])
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
+        record = await answer(fleet, Paces(ON))
+    assert record.lost_drafts == 1
+
+
 async def test_a_depth_under_mode_auto_is_a_cap():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         record = await answer(fleet, Paces(ON), depth=2)
