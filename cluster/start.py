@@ -13,7 +13,7 @@ from cluster.settings import Settings
 logger = logging.getLogger("ray.serve")
 
 ADD_SERVICERS = [
-    "protos.generation_pb2_grpc.add_GenerationServicer_to_server",
+    "gateway.proxy.add_generation_servicer",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 ]
 

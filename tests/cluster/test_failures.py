@@ -304,7 +304,10 @@ def test_too_many_requests_are_told_to_come_again_and_no_accepted_one_is_lost(ma
     assert all(answer.json()["usage"]["completion_tokens"] == 80 for answer in by_status[200])
 
 
-def test_a_deadline_and_a_cancellation_reach_the_workers(machines: Machines) -> None:
+CANCELLED_AFTER = [1, 1, 2, 3, 10] * 6
+
+
+def test_a_deadline_and_every_cancellation_reach_the_workers(machines: Machines) -> None:
     request = generation_pb2.GenerateRequest(
         text="x", sampling=generation_pb2.Sampling(max_tokens=1500, min_tokens=1500)
     )
@@ -313,11 +316,13 @@ def test_a_deadline_and_a_cancellation_reach_the_workers(machines: Machines) -> 
         with pytest.raises(grpc.RpcError) as late:
             list(stub.Generate(request, timeout=0.5))
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        call = stub.Generate(request, timeout=60)
-        next(call)
-        assert machines.busy_pids("target")
-        call.cancel()
-    wait_until(lambda: not machines.busy_pids("target"), 2.0)
+        for tokens in CANCELLED_AFTER:
+            call = stub.Generate(request, timeout=60)
+            for _ in range(tokens):
+                next(call)
+            assert machines.busy_pids("target")
+            call.cancel()
+            wait_until(lambda: not machines.busy_pids("target"), 2.0)
 
 
 def gateways(machines: Machines) -> list[psutil.Process]:
