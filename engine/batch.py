@@ -10,6 +10,7 @@ import torch
 from decoding.draft import Draft
 from engine.groups import Group, Lane, Rows, as_rows, form_groups
 from engine.sequence import Sequence
+from engine.step_input import Feed
 from engine.varlen import Ragged, ragged
 
 
@@ -22,6 +23,12 @@ class Item:
     num_committed: int
     num_logits: int  # rows of logits wanted, of the last tokens
     tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
+
+    def feed(self) -> Feed:
+        """The same for the forward pass, which knows no sequences. It must hold blocks for what it feeds."""
+        sequence = self.sequence
+        blocks = sequence.table[: len(sequence.blocks)]
+        return Feed(self.tokens, self.num_logits, sequence.written, blocks, self.tree)
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,14 @@ class Batch:
 
 
 def pack(
-    items: Items[Item],
+    feeds: Items[Feed],
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
     *,
     is_paged: bool = False,
 ) -> Batch:
-    """Lays the items out one after the other. Every sequence must hold blocks for what it feeds.
+    """Lays out one after the other.
 
     is_paged: whether attention goes through the paged kernel where it fits.
     """
@@ -64,12 +71,12 @@ def pack(
     slots: list[int] = []
     logit_rows: list[int] = []
     lanes = []
-    for item in items:
-        lane = Lane(item.sequence, len(tokens), len(item.tokens), item.sequence.written, item.tree)
-        tokens += item.tokens
+    for feed in feeds:
+        lane = Lane(feed.blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
+        tokens += feed.tokens
         positions += lane.positions()
         slots += _slots(lane, block_size)
-        logit_rows += range(len(tokens) - item.num_logits, len(tokens))
+        logit_rows += range(len(tokens) - feed.num_logits, len(tokens))
         lanes.append(lane)
     return Batch(
         torch.tensor([tokens], device=device),
@@ -85,7 +92,7 @@ def pack(
 
 def _slots(lane: Lane, block_size: int) -> list[int]:
     if lane.count == 1:
-        return [lane.sequence.blocks[lane.start // block_size] * block_size + lane.start % block_size]
+        return [int(lane.blocks[lane.start // block_size]) * block_size + lane.start % block_size]
     places = np.arange(lane.start, lane.length)
-    slots: list[int] = (lane.sequence.table[places // block_size] * block_size + places % block_size).tolist()
+    slots: list[int] = (lane.blocks[places // block_size] * block_size + places % block_size).tolist()
     return slots

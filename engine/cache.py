@@ -9,6 +9,7 @@ import torch
 from decoding.draft import ROOT
 from engine.blocks import BlockPool
 from engine.sequence import Sequence
+from engine.step_input import Move, Numbers
 
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
 
@@ -50,6 +51,7 @@ class PagedCache:
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
+        self._moves: list[Move] = []  # still to be made
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
         self.spare_block = num_blocks  # beyond the pool: nobody's, for padding to write to
         slots = (num_blocks + 1) * block_size
@@ -111,7 +113,7 @@ class PagedCache:
             self._drop_blocks(sequence, sequence.cached // self.block_size)
 
     def keep_path(self, sequence: Sequence, path: tuple[int, ...]) -> None:
-        """Commits the pending nodes of ``path``, root first: their cache moves into place, the rest goes."""
+        """Commits the pending nodes of ``path``, root first: their cache is to move up, the rest goes."""
         self._move(sequence, path)
         sequence.cached += len(path)
         sequence.forget_pending()
@@ -130,18 +132,28 @@ class PagedCache:
         """Frees the blocks that only pending nodes fill."""
         self._drop_blocks(sequence, self.blocks_for(sequence.cached))
 
+    def take_moves(self) -> list[Move]:
+        """What has to be copied before the next forward pass; it is the caller's from now on."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def make(self, moves: list[Move]) -> None:
+        """Copies, one after the other."""
+        for move in moves:
+            source, target = torch.from_numpy(move.source), torch.from_numpy(move.target)
+            for stored in (*self.keys.values(), *self.values.values()):
+                stored[target] = stored[source]
+
     def _move(self, sequence: Sequence, nodes: tuple[int, ...]) -> None:
         """Brings pending nodes to the front."""
         if nodes != tuple(range(len(nodes))):
             start = sequence.cached
             source = self._slots(sequence, start + np.asarray(nodes))
-            target = self._slots(sequence, start + np.arange(len(nodes)))
-            for stored in (*self.keys.values(), *self.values.values()):
-                stored[target] = stored[source]
+            self._moves.append(Move(source, self._slots(sequence, start + np.arange(len(nodes)))))
 
-    def _slots(self, sequence: Sequence, places: np.ndarray) -> torch.Tensor:
-        blocks = sequence.table[places // self.block_size]
-        return torch.from_numpy(blocks * self.block_size + places % self.block_size)
+    def _slots(self, sequence: Sequence, places: Numbers) -> Numbers:
+        blocks: Numbers = sequence.table[places // self.block_size]
+        return blocks * self.block_size + places % self.block_size
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
         before = sequence.digests[index - 1] if index else b""

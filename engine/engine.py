@@ -9,25 +9,23 @@ from decoding.draft import Draft, agreed
 from decoding.foresight import RANKS, Foresight
 from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
-from engine.attention import Paged
-from engine.batch import Batch, Item, pack
-from engine.cache import PagedCache
+from engine.batch import Item
 from engine.checks import check_sampling, check_work
 from engine.choices import choose_tokens
 from engine.errors import CacheTooSmallError
+from engine.forward import ForwardPass
 from engine.gathering import Gathering
 from engine.generate import GenerateTask
-from engine.graphs import Graphs, capture_cuda
-from engine.memory import blocks_within
 from engine.prepare import PrepareTask
 from engine.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
 from engine.scheduler import Scheduler
 from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
+from engine.step_input import StepInput
 from engine.tasks import Task
-from engine.varlen import Kernel, find_kernel
+from engine.tensor_parallel import Group
 from engine.verify import VerifyTask
-from engine.weights import attach, context_length, end_of_sequence, load_model
+from engine.weights import context_length, end_of_sequence
 from engine.work import Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
 
 
@@ -44,38 +42,29 @@ class StepTimings:
 
 
 class Engine:
-    """Target or draft: one model on one device. One thread makes it and drives it.
+    """Target or draft: one model, on one device or as rank 0 of several. One thread makes it and drives it.
 
     ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
     work at a time: a new one voids the old.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, group: Group | None = None) -> None:
         """
+        group: this process is its rank 0; where ``settings.tensor_parallel`` is more than 1.
+
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
             CacheTooSmallError: the memory budget buys no block.
         """
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
         self.settings = settings
-        self._model = load_model(settings)
-        layers = attach(self._model, settings.model)
-        shapes = layers.shapes
-        dtype, device = self._model.dtype, self._model.device
+        self._group = group
+        self._forward = ForwardPass(settings, group)
+        self._model = self._forward.model
+        self._cache = self._forward.cache
         self.vocab_size: int = self._model.config.get_text_config().vocab_size
         self.max_length = context_length(self._model)  # tokens of one sequence
         self.eos_token_ids = end_of_sequence(self._model)
         self.last_step: StepTimings | None = None
-        self._cache = PagedCache(
-            shapes, blocks_within(settings, shapes, dtype, device), settings.block_size, dtype, device
-        )
-        self._kernel: Kernel | None = None
-        if layers.has_plain_scores:
-            self._kernel = find_kernel(shapes, settings.block_size, dtype, device)
-        self._graphs: Graphs | None = None
-        if self._kernel is not None and settings.graphs:
-            self._graphs = Graphs(self._run_model, capture_cuda, settings.block_size, self._cache.spare_block)
         self._scheduler = Scheduler(settings, self._cache)
         self._gathering = Gathering()
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
@@ -109,6 +98,11 @@ class Engine:
             self._gathering.left(sequence)
             self._void(sequence)
             self._cache.release(sequence)
+
+    def shut_down(self) -> None:
+        """After the last step: lets the other ranks of its group go."""
+        if self._group is not None:
+            self._group.dismiss()
 
     @property
     def has_work(self) -> bool:
@@ -292,15 +286,12 @@ class Engine:
         if not selected:
             self._preparing.clear()  # there is no cache to spare
             return []
-        batch = pack(
-            [item for _, item in selected],
-            self.settings.block_size,
-            self._model.dtype,
-            self._model.device,
-            is_paged=self._kernel is not None,
-        )
+        fed = StepInput(self._cache.take_moves(), [item.feed() for _, item in selected])
+        if self._group is not None:
+            self._group.send(fed)
+        batch = self._forward.pack(fed)
         built = time.perf_counter()
-        logits = self._forward(batch)
+        logits = self._forward.run(fed, batch)
         passed = time.perf_counter()
         choices = choose_tokens(
             logits,
@@ -345,22 +336,6 @@ class Engine:
             self._prepare(task)
         elif isinstance(task, VerifyTask):
             self._go_on(task.sequence)
-
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        """[num_logits, vocab_size]"""
-        logits = self._graphs.run(batch) if self._graphs is not None else None
-        return self._run_model(batch) if logits is None else logits
-
-    def _run_model(self, batch: Batch) -> torch.Tensor:
-        output = self._model(
-            input_ids=batch.token_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            outrider=Paged(batch, self._cache, self._kernel),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
 
 def _follows_verdict(work: Propose) -> bool:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoding.draft import Draft
-from engine.sequence import Sequence
+from engine.step_input import Numbers
 
 Rows = slice | torch.Tensor
 
@@ -23,7 +23,7 @@ PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second 
 class Lane:
     """One sequence's queries in the packed batch."""
 
-    sequence: Sequence
+    blocks: Numbers  # of its sequence
     first: int  # row of its first query
     count: int  # queries
     start: int  # slots written before this step
@@ -175,11 +175,10 @@ def _group(lanes: list[Lane], block_size: int, dtype: torch.dtype, device: torch
 def _view(lane: Lane, block_size: int) -> slice | None:
     """The lane's context as one slice of the cache, if its blocks follow one another."""
     count = -(-lane.length // block_size)
-    first = lane.sequence.blocks[0]
-    if lane.sequence.blocks[count - 1] - first != count - 1:
+    first = int(lane.blocks[0])
+    if lane.blocks[count - 1] - first != count - 1:
         return None
-    table = lane.sequence.table[:count]
-    if count > 1 and not (np.diff(table) == 1).all():
+    if count > 1 and not (np.diff(lane.blocks[:count]) == 1).all():
         return None
     return slice(first * block_size, first * block_size + lane.length)
 
@@ -188,7 +187,7 @@ def _blocks(lanes: list[Lane], length: int, block_size: int, device: torch.devic
     blocks = np.zeros((len(lanes), -(-length // block_size)), np.int64)
     for index, lane in enumerate(lanes):
         count = -(-lane.length // block_size)
-        blocks[index, :count] = lane.sequence.table[:count]
+        blocks[index, :count] = lane.blocks[:count]
     return torch.from_numpy(blocks.ravel()).to(device)
 
 

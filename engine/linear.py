@@ -111,12 +111,12 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
     An output projection tied to the input embedding leaves the embedding where it is. Where this build of
     torch cannot pack, the layers stay as they are and the log says so once.
     """
-    modules = list(model.modules())
-    dtypes = {module.weight.dtype for module in modules if type(module) is nn.Linear}
+    dtypes = {module.weight.dtype for module in model.modules() if type(module) is nn.Linear}
     packable = {dtype for dtype in dtypes & SMALLEST_PACKED_BYTES.keys() if packing_works(dtype)}
     if missing := dtypes & SMALLEST_PACKED_BYTES.keys() - packable:
         logger.warning("oneDNN cannot pack %s weights here; linear layers stay as they are", missing)
-    for module in modules:
+    # Without the layers themselves: each one's weight is to go as soon as it is packed.
+    for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for names in linear_groups(module):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
             dtype = projections[0].weight.dtype
@@ -127,7 +127,11 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
 
 def linear_groups(module: nn.Module) -> Iterator[tuple[str, ...]]:
     """The names of the linear layers directly in a module, together where they can share one product."""
-    alone = {name: child for name, child in module.named_children() if type(child) is nn.Linear}
+    alone = {
+        name: child
+        for name, child in module.named_children()
+        if type(child) is nn.Linear and "forward" not in vars(child)  # else transformers changed what it does
+    }
     for names in SAME_INPUT:
         if alone.keys() >= set(names):
             together = [alone[name] for name in names]

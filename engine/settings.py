@@ -9,7 +9,7 @@ Bytes = Annotated[int, Field(ge=1)]
 
 
 class EngineSettings(BaseModel):
-    """Settings of one engine: one model on one device."""
+    """Settings of one engine: one model, on one device or on several."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,9 +22,13 @@ class EngineSettings(BaseModel):
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="auto takes the first GPU if there is one",
     )
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="devices that share the model, each with a process of its own"
+    )
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
     cache_memory: Bytes | Share = Field(
-        default=0.2, description="memory for the cache: bytes, or a share of the device's memory below 1"
+        default=0.2,
+        description="memory for the cache, on each device: bytes, or a share of its memory below 1",
     )
     max_running: int = Field(default=256, ge=1, description="sequences in one step")
     prefill_chunk: int = Field(

@@ -40,7 +40,7 @@ def ragged(lanes: Sequence[Lane], block_size: int, device: torch.device) -> Ragg
     table = np.zeros((len(lanes), -(-longest // block_size)), np.int32)
     for row, lane in zip(table, lanes, strict=True):
         count = -(-lane.length // block_size)
-        row[:count] = lane.sequence.table[:count]
+        row[:count] = lane.blocks[:count]
     starts = np.cumsum([0, *(lane.count for lane in lanes)], dtype=np.int32)
     lengths = np.array([lane.length for lane in lanes], np.int32)
     return Ragged(

@@ -4,12 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from engine.attention import ATTENTION, Probe
 from engine.errors import UnsupportedModelError
 from engine.linear import optimize_for_cpu
 from engine.settings import EngineSettings
+from engine.shares import use_plain_shares
 
 UNLIMITED = 1 << 30  # positions of a model that states no limit
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # rotations change with the longest sequence of a batch
@@ -25,21 +27,52 @@ def resolve_device(name: str) -> torch.device:
 def load_model(settings: EngineSettings) -> Any:
     """The checkpoint as a transformers model in evaluation mode, on its device.
 
+    Of several devices each process loads its share alone, in its process group.
+
     Raises:
-        UnsupportedModelError: transformers cannot load it as a decoder.
+        UnsupportedModelError: transformers cannot load it as a decoder, or share it like this.
     """
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    shares: dict[str, Any] = {}
+    if settings.tensor_parallel > 1:
+        check_shares(settings)
+        shares["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
     try:
-        model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, **shares)
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
     device = resolve_device(settings.device)
     model = model.eval().to(device)
+    if settings.tensor_parallel > 1:
+        use_plain_shares(model)
     if device.type == "cpu":
         optimize_for_cpu(model)
     return model
+
+
+def check_shares(settings: EngineSettings) -> None:
+    """Looks at a checkpoint's config alone.
+
+    Raises:
+        UnsupportedModelError: so many ranks cannot share this model evenly; the message says what would do.
+    """
+    config = AutoConfig.from_pretrained(settings.model).get_text_config()
+    size = settings.tensor_parallel
+    if size > 1 and not config.base_model_tp_plan:
+        raise UnsupportedModelError(
+            f"tensor_parallel={size}: transformers has no plan to share model={settings.model!r} between "
+            f"devices, a {config.model_type}; give 1"
+        )
+    for name in ("num_key_value_heads", "num_global_key_value_heads", "num_attention_heads"):
+        counts = getattr(config, name, None) or []
+        for count in [counts] if isinstance(counts, int) else counts:
+            if count % size:
+                raise UnsupportedModelError(
+                    f"tensor_parallel={size}: model={settings.model!r} has {name}={count}, which they "
+                    f"cannot share evenly; give a divisor of {count}"
+                )
 
 
 def attach(model: Any, name: str) -> Probe:

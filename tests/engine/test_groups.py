@@ -3,22 +3,19 @@
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from decoding.draft import ROOT, Draft
-from decoding.settings import Sampling
 from engine.groups import Group, Lane, form_groups
-from engine.sequence import Sequence
 
 CPU = torch.device("cpu")
 BLOCK = 4
 
 
 def lane(first: int, count: int, start: int, tree: Draft | None = None) -> Lane:
-    sequence = Sequence(0, 1, 0, Sampling(), frozenset(), 100)
-    sequence.push_blocks(list(range(-(-(start + count) // BLOCK))))
-    return Lane(sequence, first, count, start, tree)
+    return Lane(np.arange(-(-(start + count) // BLOCK)), first, count, start, tree)
 
 
 def groups_of(lanes: list[Lane]) -> list[Group]:
@@ -105,7 +102,7 @@ def test_context_in_one_piece_is_read_without_a_copy() -> None:
     assert group.view == slice(0, 10)
     assert group.blocks is None
     scattered = lane(0, 1, 9)
-    scattered.sequence.table[:3] = scattered.sequence.blocks[:] = [4, 0, 2]
+    scattered.blocks[:3] = [4, 0, 2]
     (group,) = groups_of([scattered])
     assert group.view is None
     assert group.blocks is not None

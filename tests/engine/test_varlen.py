@@ -7,7 +7,7 @@ pass again. What is tested is all that surrounds them.
 import pytest
 import torch
 
-import engine.engine
+import engine.forward
 from decoding.draft import Draft
 from decoding.settings import Sampling
 from engine.engine import Engine
@@ -113,8 +113,8 @@ def test_the_paged_way_says_the_same(checkpoint, monkeypatch):
     folder = checkpoint
     expected = [output.tokens for output in generate(engine_of(folder), None, requests(), 0)]
     kernel, capture = Kernel(), Capture()
-    monkeypatch.setattr(engine.engine, "find_kernel", lambda *_: kernel)
-    monkeypatch.setattr(engine.engine, "capture_cuda", capture)
+    monkeypatch.setattr(engine.forward, "find_kernel", lambda *_: kernel)
+    monkeypatch.setattr(engine.forward, "capture_cuda", capture)
     paged = engine_of(folder)
     assert [output.tokens for output in generate(paged, None, requests(), 0)] == expected
     texts = {request.prompt: tokens for request, tokens in zip(requests(), expected, strict=True)}
@@ -129,7 +129,7 @@ def test_soft_capped_scores_are_not_the_kernel_s(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path, "gemma2")
     expected = [output.tokens for output in generate(engine_of(folder), None, requests(), 0)]
     kernel = Kernel()
-    monkeypatch.setattr(engine.engine, "find_kernel", lambda *_: kernel)
+    monkeypatch.setattr(engine.forward, "find_kernel", lambda *_: kernel)
     paged = engine_of(folder)
     assert [output.tokens for output in generate(paged, None, requests(), 0)] == expected
     assert kernel.calls == 0
@@ -138,8 +138,8 @@ def test_soft_capped_scores_are_not_the_kernel_s(tmp_path, monkeypatch):
 def test_graphs_can_be_switched_off(checkpoint, monkeypatch):
     folder = checkpoint
     capture = Capture()
-    monkeypatch.setattr(engine.engine, "find_kernel", lambda *_: Kernel())
-    monkeypatch.setattr(engine.engine, "capture_cuda", capture)
+    monkeypatch.setattr(engine.forward, "find_kernel", lambda *_: Kernel())
+    monkeypatch.setattr(engine.forward, "capture_cuda", capture)
     generate(engine_of(folder, graphs=False), None, requests(), 0)
     assert capture.captured == 0
 

@@ -1,0 +1,65 @@
+"""A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
+
+import torch
+
+from engine.attention import Paged
+from engine.batch import Batch, pack
+from engine.cache import PagedCache
+from engine.graphs import Graphs, capture_cuda
+from engine.memory import blocks_within
+from engine.settings import EngineSettings
+from engine.step_input import StepInput
+from engine.tensor_parallel import Group
+from engine.varlen import Kernel, find_kernel
+from engine.weights import attach, load_model
+
+
+class ForwardPass:
+    """The model, or a rank's shard of it, with the keys and values that it computes."""
+
+    def __init__(self, settings: EngineSettings, group: Group | None = None) -> None:
+        """
+        group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at once.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot run here, with the reason.
+            CacheTooSmallError: the memory budget buys no block.
+        """
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self._settings = settings
+        self.model = load_model(settings)
+        layers = attach(self.model, settings.model)
+        dtype, device = self.model.dtype, self.model.device
+        num_blocks = blocks_within(settings, layers.shapes, dtype, device)
+        if group is not None:
+            num_blocks = group.least(num_blocks)
+        self.cache = PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device)
+        self._kernel: Kernel | None = None
+        if layers.has_plain_scores:
+            self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)
+        self._graphs: Graphs | None = None
+        if self._kernel is not None and settings.graphs and group is None:
+            self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
+
+    def pack(self, step: StepInput) -> Batch:
+        """The step's tensors."""
+        model, is_paged = self.model, self._kernel is not None
+        return pack(step.feeds, self._settings.block_size, model.dtype, model.device, is_paged=is_paged)
+
+    def run(self, step: StepInput, batch: Batch) -> torch.Tensor:
+        """[num_logits, vocab_size]; at ranks other than 0 only their share of the vocabulary."""
+        self.cache.make(step.moves)
+        logits = self._graphs.run(batch) if self._graphs is not None else None
+        return self._run(batch) if logits is None else logits
+
+    def _run(self, batch: Batch) -> torch.Tensor:
+        output = self.model(
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            outrider=Paged(batch, self.cache, self._kernel),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

@@ -1,0 +1,103 @@
+"""The layers of a rank: its share of each weight as an ordinary tensor, and the exchange between the ranks.
+
+transformers decides what is shared and how, and each rank loads no more than that. Its layers then wrap every
+weight and activation anew at every call, which costs more than the small products of decoding: those of the
+common kinds are replaced here, others stay as they are.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import embedding, pad
+from transformers import PreTrainedModel
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+
+
+class SummedLinear(nn.Module):
+    """A product of which each rank has some input features: the results are added up, then the bias."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.bias = linear.bias
+        linear.bias = None  # type: ignore[assignment]
+        self.linear = linear
+
+    def forward(self, rows: Tensor) -> Tensor:
+        product: Tensor = self.linear(rows)
+        dist.all_reduce(product)
+        return product if self.bias is None else product + self.bias
+
+
+class GatheredLinear(nn.Module):
+    """The output projection, of which each rank has some tokens: rank 0, which samples, gets them all."""
+
+    def __init__(self, linear: nn.Linear, num_tokens: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self.num_tokens = num_tokens
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., features] -> [..., num_tokens] at rank 0; other ranks get back what they computed."""
+        part: Tensor = self.linear(rows)
+        if not rows.numel():
+            return part.new_empty(*part.shape[:-1], self.num_tokens)
+        width = -(-self.num_tokens // dist.get_world_size())
+        part = pad(part, (0, width - part.shape[-1])).contiguous()  # the last rank may have fewer
+        if dist.get_rank():
+            dist.gather(part)
+            return part
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.gather(part, parts)
+        return torch.cat(parts, -1)[..., : self.num_tokens]
+
+
+class SummedEmbedding(nn.Module):
+    """An embedding of which each rank has some tokens; the others' are zero to it."""
+
+    def __init__(self, weight: Tensor, num_tokens: int) -> None:
+        """weight: [tokens of this rank, features]"""
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.first = dist.get_rank() * -(-num_tokens // dist.get_world_size())
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        own = token_ids - self.first
+        foreign = (own < 0) | (own >= len(self.weight))
+        rows = embedding(own.masked_fill(foreign, 0), self.weight).masked_fill(foreign[..., None], 0.0)
+        dist.all_reduce(rows)
+        return rows
+
+
+def use_plain_shares(model: PreTrainedModel) -> None:
+    """Replaces transformers' sharded layers of the common kinds, in place, for inference."""
+    for name, module in list(model.named_modules()):
+        style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
+        if style == "replicated_with_grad_allreduce":
+            del module.forward  # there are no gradients
+        elif style == "embedding_rowwise" and type(module) is nn.Embedding:
+            share = SummedEmbedding(_share_of(module.weight), module.num_embeddings)
+            model.set_submodule(name, share)
+        elif type(module) is nn.Linear:
+            if style == "colwise":
+                _take_share(module)
+            elif style == "rowwise":
+                model.set_submodule(name, SummedLinear(_take_share(module)))
+            elif style == "colwise_gather_output" and module is model.get_output_embeddings():
+                num_tokens = module.out_features
+                model.set_submodule(name, GatheredLinear(_take_share(module), num_tokens))
+
+
+def _take_share(linear: nn.Linear) -> nn.Linear:
+    """Makes an ordinary layer of what transformers sharded, over this rank's part."""
+    del linear.forward
+    for name, weight in linear.named_parameters():
+        setattr(linear, name, nn.Parameter(_share_of(weight), requires_grad=False))
+    linear.out_features, linear.in_features = linear.weight.shape
+    return linear
+
+
+def _share_of(weight: Tensor) -> Tensor:
+    assert isinstance(weight, DTensor)
+    share: Tensor = weight.to_local().detach()
+    return share

@@ -1,0 +1,231 @@
+"""A model shared by two processes says what it says in one, whatever is asked of it."""
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from decoding.row import Row
+from decoding.sampling import margins, process
+from decoding.settings import Sampling
+from engine.drafters.base import Drafter
+from engine.drafters.lookup import LookupDrafter
+from engine.drafters.small_model import SmallModelDrafter
+from engine.engine import Engine
+from engine.errors import UnsupportedModelError
+from engine.follow import follow
+from engine.forward import ForwardPass
+from engine.settings import EngineSettings
+from engine.speculate import Output, Request, generate
+from engine.step_input import Feed, StepInput
+from engine.tensor_parallel import FRAME, Group
+from tests.engine.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
+from tests.engine.ranks import run_group
+
+TOKENS = 24
+TOGETHER = 30
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "top_k": 20, "repetition_penalty": 1.2},
+)
+# Chains and trees, by a drafter that is right, by one that is not, and from n-grams.
+MODES: dict[str, tuple[str | None, int, int]] = {
+    "plain": (None, 0, 0),
+    "its own": ("target", 5, 0),
+    "its own trees": ("target", 3, 3),
+    "another's trees": ("other", 3, 6),
+    "n-grams": ("n-gram", 4, 0),
+}
+
+
+def settings_of(folder: Path, **fields: Any) -> EngineSettings:
+    """So little cache that sequences are preempted, so small chunks that prompts take several steps."""
+    given = {"block_size": 4, "cache_memory": 2**20, "prefill_chunk": 48, "dtype": "float32", "threads": 1}
+    return EngineSettings.model_validate({"model": str(folder), **given, **fields})
+
+
+def requests(count: int) -> list[Request]:
+    """Prompts of many lengths, some with a beginning in common."""
+    rng = random.Random(4)
+    stems = [tuple(rng.choices(range(3, VOCAB_SIZE), k=length)) for length in (9, 30, 61)]
+    made = []
+    for number in range(count):
+        prompt = (*rng.choice(stems), *rng.choices(range(3, VOCAB_SIZE), k=rng.randrange(1, 20)))
+        sampling = Sampling(max_tokens=TOKENS, **SAMPLINGS[number % len(SAMPLINGS)])
+        made.append(Request(prompt, sampling, number))
+    return made
+
+
+def drafter_of(kind: str | None, drafts: dict[str, Engine]) -> Drafter | None:
+    if kind is None:
+        return None
+    return LookupDrafter() if kind == "n-gram" else SmallModelDrafter(drafts[kind])
+
+
+def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[Output]]:
+    """By mode, in parts that run together."""
+    asked = requests(count)
+    every = []
+    for number, (kind, depth, leaves) in enumerate(MODES.values()):
+        part = asked[number :: len(MODES)]
+        drafter = drafter_of(kind, drafts)
+        every.append(
+            [
+                output
+                for start in range(0, len(part), TOGETHER)
+                for output in generate(target, drafter, part[start : start + TOGETHER], depth, leaves)
+            ]
+        )
+    return every
+
+
+def lead(group: Group, shared: EngineSettings, others: dict[str, EngineSettings], count: int) -> Any:
+    engine = Engine(shared, group)
+    drafts = {name: Engine(settings) for name, settings in others.items()}
+    shapes = {tuple(keys.shape[1:]) for keys in engine._cache.keys.values()}
+    outputs = answers(engine, drafts, count)
+    engine.shut_down()
+    return outputs, shapes
+
+
+def follow_to_the_end(group: Group, shared: EngineSettings, *_: Any) -> None:
+    follow(shared, group)
+
+
+def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: int) -> float:
+    """How far apart the two largest perturbed logits were, by a plain forward pass of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    generated = list(tokens[:place])
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
+    position = len(request.prompt) + place
+    row = Row(request.sampling, request.noise_key, position, request.prompt, generated, (), frozenset())
+    return float(margins(process(logits, [row]), [row])[0])
+
+
+def check(folder: Path, other: Path, count: int) -> None:
+    """All modes of two processes against plain decoding in one."""
+    alone = settings_of(folder)
+    shared = alone.model_copy(update={"tensor_parallel": 2})
+    drafts = {"target": alone, "other": settings_of(other)}
+    [(shared_outputs, shapes), _] = run_group(lead, follow_to_the_end, shared, drafts, count)
+    target = Engine(alone)
+    assert shapes == {(1, 16)}  # of two key/value heads each rank has one
+    asked = requests(count)
+    near_ties = accepted = refused = 0
+    for number, (name, outputs) in enumerate(zip(MODES, shared_outputs, strict=True)):
+        part = asked[number :: len(MODES)]
+        plain = generate(target, None, part, 0)
+        assert len({output.tokens for output in plain}) > len(part) // 2
+        accepted += sum(output.accepted for output in outputs)
+        refused += sum(output.drafted - output.accepted for output in outputs)
+        for request, output, expected in zip(part, outputs, plain, strict=True):
+            if output.tokens == expected.tokens:
+                continue
+            pairs = enumerate(zip(expected.tokens, output.tokens, strict=False))
+            place = next(i for i, (ours, theirs) in pairs if ours != theirs)
+            margin = margin_at(folder, request, expected.tokens, place)
+            print(f"{name}: {request.noise_key} differs at {place}, margin {margin:.1e}")
+            assert margin <= NEAR_TIE
+            near_ties += 1
+    assert near_ties <= max(1, count // 100)
+    assert accepted > 5 * count
+    assert refused > 5 * count
+    print(f"{count} requests compared, {near_ties} near-ties")
+
+
+# The second kind has biases, one matrix for tokens in and out, and one token too many to share evenly.
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("llama", {}), ("qwen2", {"tie_word_embeddings": True, "vocab_size": VOCAB_SIZE + 1})],
+    ids=["llama", "qwen2"],
+)
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_two_processes_say_what_one_says(
+    tmp_path: Path, kind: str, fields: dict[str, Any], count: int
+) -> None:
+    folders = [write_checkpoint(tmp_path / str(seed), kind, seed, **fields) for seed in (0, 1)]
+    check(folders[0], folders[1], count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "size", "named"),
+    [
+        ("llama", {}, 4, "num_key_value_heads=2"),
+        ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_key_value_heads=6"),
+        ("gpt2", {}, 2, "no plan to share"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_is_refused_by_name(
+    tmp_path: Path, kind: str, fields: dict[str, Any], size: int, named: str
+) -> None:
+    """From its config alone: there are no weights to load, and no group to load them into."""
+    config = AutoConfig.for_model(kind, **{**COMMON, **ARCHITECTURES[kind], **fields})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=f"tensor_parallel={size}.*{named}"):
+        Engine(settings_of(tmp_path, tensor_parallel=size))
+
+
+def exchange(group: Group, lengths: list[int]) -> list[int]:
+    """Steps of so many tokens, from rank 0 to the others."""
+    if not group.rank:
+        for length in lengths:
+            group.send(StepInput([], [Feed([7] * length, 1, 0, np.zeros(0, np.int64), None)]))
+        group.dismiss()
+        return []
+    received = []
+    while (step := group.receive()) is not None:
+        assert set(step.feeds[0].tokens) == {7}
+        received.append(len(step.feeds[0].tokens))
+    return received
+
+
+def test_a_step_of_any_length_reaches_all_ranks() -> None:
+    around = [FRAME - 10, FRAME - 9, FRAME - 8, FRAME - 7]
+    lengths = [1, *around, 5 * FRAME, 2]
+    assert run_group(exchange, exchange, lengths, size=3) == [[], lengths, lengths]
+
+
+def load_and_look(group: Group, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
+    """Private bytes at most while loading, and afterwards, beyond those before."""
+    ForwardPass(small, group)  # imports what is imported late, which takes memory too
+    before, most, ends = private_bytes(), [0], threading.Event()
+
+    def look() -> None:
+        while not ends.wait(0.002):
+            most[0] = max(most[0], private_bytes())
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    forward = ForwardPass(settings, group)
+    ends.set()
+    watch.join()
+    after = private_bytes()
+    del forward
+    return most[0] - before, after - before
+
+
+def private_bytes() -> int:
+    """That are this process's alone: pages of mapped files do not count."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("Anonymous:"))
+    return int(kilobytes) * 1024
+
+
+def test_no_rank_ever_holds_the_whole_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "vocab_size": 4096}
+    small = settings_of(write_checkpoint(tmp_path / "small", "llama"), tensor_parallel=2)
+    folder = write_checkpoint(tmp_path / "large", "llama", **sizes)
+    whole = (folder / "model.safetensors").stat().st_size
+    settings = settings_of(folder, tensor_parallel=2)
+    for most, after in run_group(load_and_look, load_and_look, small, settings):
+        print(f"{whole / 1e6:.0f} MB in the file, {most / 1e6:.0f} at most, {after / 1e6:.0f} MB afterwards")
+        assert after > 0.4 * whole  # it does hold its share
+        assert most < 0.75 * whole
