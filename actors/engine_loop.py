@@ -81,6 +81,8 @@ class EngineLoop:
         self._opened: dict[int, OpenSequence] = {}  # by the engine's number of the sequence
         self._is_running = True
         self.failure: Exception | None = None
+        self.step_under_way: int | None = None  # its number
+        self._steps = 0
         built: Future[Engine] = Future()
         self._thread = threading.Thread(target=self._run, args=(build, built), name="engine", daemon=True)
         self._thread.start()
@@ -124,6 +126,8 @@ class EngineLoop:
                 self.failure = error
                 self._end_all(EngineStoppedError(f"the engine failed: {error}"))
         self._end_all(EngineStoppedError("the worker is shutting down"))
+        if self.failure is None:
+            self._engine.shut_down()
 
     def _next_command(self) -> Callable[[], None] | None:
         """None when it is time to step. Waits for a command when there is nothing to do, or not yet."""
@@ -138,7 +142,10 @@ class EngineLoop:
             return None
 
     def _step(self) -> None:
+        self._steps += 1
+        self.step_under_way = self._steps
         results = self._engine.step()
+        self.step_under_way = None
         load = self._engine.load()
         letters: list[tuple[OpenSequence, Letter]] = []
         for result in results:

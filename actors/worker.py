@@ -11,7 +11,9 @@ import ray
 import torch
 
 from actors.engine_loop import EngineLoop
+from actors.rank import join_with_others
 from actors.servicers import DraftServicer, TargetServicer
+from actors.watchdog import watch
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
@@ -51,7 +53,8 @@ class Worker:
 
     def __init__(self, settings: EngineSettings, trust: Trust) -> None:
         self._trust = trust
-        self._engine_loop = EngineLoop(lambda: Engine(settings))
+        self._engine_loop = EngineLoop(lambda: self.build(settings))
+        watch(self._engine_loop, settings.step_timeout_s)
         self._engine = self._engine_loop.engine
         self._server: grpc.aio.Server | None = None
         logger.info(
@@ -61,6 +64,10 @@ class Worker:
             settings.threads or torch.get_num_threads(),
             self._engine.max_length,
         )
+
+    def build(self, settings: EngineSettings) -> Engine:
+        """The engine, in the thread that will drive it."""
+        return Engine(settings)
 
     def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
         raise NotImplementedError
@@ -82,11 +89,6 @@ class Worker:
             "max_length": self._engine.max_length,
         }
 
-    def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
-        if self._engine_loop.failure is not None:
-            raise self._engine_loop.failure
-
     async def __del__(self) -> None:
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
@@ -104,6 +106,9 @@ class DraftWorker(Worker):
 
 class TargetWorker(Worker):
     role = "target"
+
+    def build(self, settings: EngineSettings) -> Engine:
+        return Engine(settings, join_with_others(settings) if settings.tensor_parallel > 1 else None)
 
     def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]

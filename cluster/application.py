@@ -10,9 +10,10 @@ from ray.serve.config import RequestRouterConfig
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.doors import api_keys, check_doors, shared_trust
 from cluster.settings import Settings
-from cluster.start import check_resources, start_serve
+from cluster.start import check_placement, check_resources, rank_resources, start_serve
 from engine.settings import EngineSettings
 from engine.vocabulary import check_vocabulary
+from engine.weights import check_shares
 from gateway.auth import digest
 from gateway.deployment import Gateway
 from protos.trust import Trust
@@ -25,6 +26,7 @@ def app(settings: Settings) -> Application:
 
     Raises:
         VocabularyMismatch: draft and target do not share a vocabulary.
+        UnsupportedModelError: so many ranks cannot share the target.
         ValueError: a file cannot be read, the cluster lacks a resource that was asked for, or other machines
             could ask without an API key.
     """
@@ -33,9 +35,11 @@ def app(settings: Settings) -> Application:
     check_doors(settings, keys)
     if settings.target is not None and settings.draft is not None:
         check_vocabulary(settings.target, settings.draft)
+    check_shares(settings.target_engine())
     start_serve(settings, keys[0] if keys else None)
     settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
     check_resources(settings)
+    check_placement(settings)
     workers = [_target(settings, trust)]
     if settings.draft is not None:
         workers.append(_draft(settings, trust))
@@ -56,12 +60,19 @@ def app(settings: Settings) -> Application:
 
 def _target(settings: Settings, trust: Trust) -> Application:
     options = _actor_options(settings.target_gpus, settings.target_accelerator, settings.target_resources)
-    return _worker(TargetWorker, settings.target_engine(), trust, settings.targets, options)
+    placement: dict[str, Any] = {}
+    if settings.tensor_parallel > 1:
+        bundles = [rank_resources(settings)] * settings.tensor_parallel
+        placement = {
+            "placement_group_bundles": bundles,
+            "placement_group_strategy": settings.target_placement,
+        }
+    return _worker(TargetWorker, settings.target_engine(), trust, settings.targets, options, placement)
 
 
 def _draft(settings: Settings, trust: Trust) -> Application:
     options = _actor_options(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources)
-    return _worker(DraftWorker, settings.draft_engine(), trust, settings.drafts, options)
+    return _worker(DraftWorker, settings.draft_engine(), trust, settings.drafts, options, {})
 
 
 def _actor_options(
@@ -73,7 +84,12 @@ def _actor_options(
 
 
 def _worker(
-    worker: type[Worker], engine: EngineSettings, trust: Trust, replicas: int, options: dict[str, Any]
+    worker: type[Worker],
+    engine: EngineSettings,
+    trust: Trust,
+    replicas: int,
+    options: dict[str, Any],
+    placement: dict[str, Any],
 ) -> Application:
     deployment = serve.deployment(
         worker,
@@ -83,5 +99,6 @@ def _worker(
         request_router_config=RequestRouterConfig(request_router_class="gateway.router.TableRouter"),
         health_check_period_s=2,
         health_check_timeout_s=5,
+        **placement,
     )
     return deployment.bind(engine, trust)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from decoding.pace.settings import PaceSettings
 from engine.settings import EngineSettings
@@ -55,19 +55,28 @@ class Settings(BaseModel):
     cache_memory: int | float = Field(
         default=0.2,
         gt=0.0,
-        description="of each worker: bytes, or a share of the memory below 1",
+        description="of each worker and rank: bytes, or a share of the memory below 1",
     )
 
     gateways: int = Field(default=1, ge=1, description="replicas")
     targets: int = Field(default=1, ge=1, description="replicas")
     drafts: int = Field(default=1, ge=1, description="replicas")
-    target_threads: int | None = Field(default=None, ge=1, description="on a CPU; None: all cores but one")
+    tensor_parallel: int = Field(default=1, ge=1, description="devices of one target")
+    target_placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        default="STRICT_PACK", description="of its ranks, as Ray names it: all on one node, or spread"
+    )
+    step_timeout_s: float = Field(
+        default=30.0, gt=0.0, description="seconds after which a worker's step has hung and it is replaced"
+    )
+    target_threads: int | None = Field(
+        default=None, ge=1, description="per rank, on a CPU; None: all cores but one, shared by the ranks"
+    )
     draft_threads: int = Field(default=1, ge=1, description="on a CPU")
-    target_gpus: float | None = Field(default=None, ge=0.0, description="per replica; None: a share of all")
+    target_gpus: float | None = Field(default=None, ge=0.0, description="per rank; None: a share of all")
     draft_gpus: float | None = Field(default=None, ge=0.0, description="per replica; None: a share of all")
     target_accelerator: str | None = Field(default=None, description="as Ray names it: H100, L4, ...")
     draft_accelerator: str | None = Field(default=None, description="as Ray names it")
-    target_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
+    target_resources: Resources = Field(default_factory=dict, description="of Ray, per rank; JSON")
     draft_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
 
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
@@ -93,6 +102,15 @@ class Settings(BaseModel):
     tls_key: str | None = Field(default=None, description="PEM file")
     tls_authority: str | None = Field(default=None, description="PEM file that signs tls_certificate")
 
+    @model_validator(mode="after")
+    def _ranks_have_whole_devices(self) -> "Settings":
+        if self.tensor_parallel > 1 and self.target_gpus is not None and self.target_gpus not in (0.0, 1.0):
+            raise ValueError(
+                f"target_gpus={self.target_gpus:g} with tensor_parallel={self.tensor_parallel}: give each "
+                "rank 1, or 0 for the CPU"
+            )
+        return self
+
     def resolved(self) -> "Settings":
         """With nothing left open that depends on a file, on this machine or on another field.
 
@@ -113,16 +131,25 @@ class Settings(BaseModel):
                 "name": self.name or (DEMO_NAME if is_demo else target),
                 "drafter": self.drafter or ("model" if draft else "ngram"),
                 "dtype": self.dtype or ("float32" if is_demo else "auto"),
-                "target_threads": self.target_threads or max(1, (os.cpu_count() or 1) - 1),
+                "target_threads": self.target_threads
+                or max(1, ((os.cpu_count() or 1) - 1) // self.tensor_parallel),
             }
         )
 
     def with_gpus(self, gpus: float) -> "Settings":
-        """What was left open shares the cluster's ``gpus``: one per replica, or as equal parts as pack."""
-        replicas = self.targets + (self.drafts if self.draft is not None else 0)
-        share = 1.0 / math.ceil(replicas / gpus) if gpus >= 1 else 0.0
-        open_ones = {name for name in ("target_gpus", "draft_gpus") if getattr(self, name) is None}
-        return self.model_copy(update=dict.fromkeys(open_ones, share))
+        """What was left open shares the cluster's ``gpus``: one per replica, or as equal parts as pack.
+
+        The ranks of one target have a GPU each in any case, and drafts what they leave.
+        """
+        drafts = self.drafts if self.draft is not None else 0
+        if self.tensor_parallel == 1:
+            share = _share(self.targets + drafts, gpus)
+            shares = {"target_gpus": share, "draft_gpus": share}
+        else:
+            of_rank = (1.0 if gpus >= 1 else 0.0) if self.target_gpus is None else self.target_gpus
+            left = gpus - self.targets * self.tensor_parallel * of_rank
+            shares = {"target_gpus": of_rank, "draft_gpus": _share(drafts, left)}
+        return self.model_copy(update={k: v for k, v in shares.items() if getattr(self, k) is None})
 
     def gateway(self) -> GatewaySettings:
         """Without API keys, which are no setting."""
@@ -131,7 +158,9 @@ class Settings(BaseModel):
         return GatewaySettings.model_validate({**self.model_dump(include=shared), **own})
 
     def target_engine(self) -> EngineSettings:
-        return self._engine(model=self.target, threads=self.target_threads)
+        return self._engine(
+            model=self.target, threads=self.target_threads, tensor_parallel=self.tensor_parallel
+        )
 
     def draft_engine(self) -> EngineSettings:
         return self._engine(
@@ -142,7 +171,12 @@ class Settings(BaseModel):
         )
 
     def _engine(self, **fields: str | float | None) -> EngineSettings:
-        return EngineSettings.model_validate({**fields, **self.model_dump(include={"dtype", "cache_memory"})})
+        shared = {"dtype", "cache_memory", "step_timeout_s"}
+        return EngineSettings.model_validate({**fields, **self.model_dump(include=shared)})
+
+
+def _share(replicas: int, gpus: float) -> float:
+    return 1.0 / math.ceil(replicas / gpus) if replicas and gpus >= 1 else 0.0
 
 
 def _from_file(path: str, arguments: dict[str, Any]) -> Settings:

@@ -12,6 +12,8 @@ from cluster.settings import Settings
 
 logger = logging.getLogger("ray.serve")
 
+SLIVER = 0.001  # of a resource, where presence is what counts
+
 ADD_SERVICERS = [
     "gateway.proxy.add_generation_servicer",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
@@ -46,7 +48,7 @@ def check_resources(settings: Settings) -> None:
     """Raises ValueError naming a resource that the cluster has too little of, rather than wait for it."""
     asked = [
         (
-            settings.targets,
+            settings.targets * settings.tensor_parallel,
             _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources),
         ),
         (
@@ -63,9 +65,35 @@ def check_resources(settings: Settings) -> None:
             )
 
 
+def check_placement(settings: Settings) -> None:
+    """Raises ValueError if the nodes have no room for a target's ranks where they are to be placed."""
+    if settings.tensor_parallel == 1:
+        return
+    needed = rank_resources(settings)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = [min(int(node.get(name, 0.0) / count) for name, count in needed.items()) for node in nodes]
+    ranks, placement = settings.tensor_parallel, settings.target_placement
+    if placement == "STRICT_PACK" and max(room) < ranks:
+        raise ValueError(
+            f"target_placement='STRICT_PACK' puts {ranks} ranks with {needed} each on one node, which has "
+            f"room for {max(room)}; PACK would use several"
+        )
+    if placement == "STRICT_SPREAD" and sum(map(bool, room)) < ranks:
+        raise ValueError(
+            f"target_placement='STRICT_SPREAD' puts {ranks} ranks with {needed} each on nodes of their own; "
+            f"{sum(map(bool, room))} have room for one; SPREAD would share nodes"
+        )
+
+
+def rank_resources(settings: Settings) -> dict[str, float]:
+    """What Ray sets aside for one rank of the target; something, in any case."""
+    needed = _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources)
+    return {name: count for name, count in needed.items() if count} or {"CPU": SLIVER}
+
+
 def _resources(gpus: float | None, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:
     # Ray turns an accelerator type into a sliver of a resource that nodes with it have.
-    of_type = {} if accelerator is None else {f"accelerator_type:{accelerator}": 0.001}
+    of_type = {} if accelerator is None else {f"accelerator_type:{accelerator}": SLIVER}
     return {"GPU": gpus or 0.0, **of_type, **resources}
 
 

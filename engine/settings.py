@@ -40,6 +40,9 @@ class EngineSettings(BaseModel):
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",
     )
+    step_timeout_s: float = Field(
+        default=30.0, gt=0.0, description="seconds after which a step has hung, and its worker's process ends"
+    )
     branches: int = Field(
         default=0,
         ge=0,
