@@ -1,5 +1,6 @@
 """The ranks of a tensor-parallel target: rank 0 is in the replica, the others are actors of its own."""
 
+import os
 import threading
 
 import ray
@@ -18,6 +19,9 @@ from engine.weights import resolve_device
 class Rank:
     """A rank other than 0, in a process of its own, which it leaves if anything goes wrong."""
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def follow(self, settings: EngineSettings, host: str, port: int, rank: int) -> None:
         """Does what rank 0 orders until it has no more; at host and port is the store where they meet."""
         try:
@@ -26,20 +30,36 @@ class Rank:
             leave(f"rank {rank} of the target: {error!r}")
 
 
-def join_with_others(settings: EngineSettings) -> Group:
-    """At rank 0: starts the other ranks in the bundles of this replica's placement group that follow its own.
+class OtherRanks:
+    """At rank 0: the others, in the bundles of this replica's placement group that follow its own.
 
-    From then on this process leaves as soon as one of them does.
+    This process leaves as soon as one of them does.
     """
-    host = ray.util.get_node_ip_address()
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    bundles = ray.util.get_current_placement_group()
-    ranks = {rank: _start(bundles, rank) for rank in range(1, settings.tensor_parallel)}
-    following = {
-        actor.follow.remote(settings, host, store.port, rank): actor for rank, actor in ranks.items()
-    }
-    threading.Thread(target=_watch, args=(following,), name="ranks", daemon=True).start()
-    return _group(settings, store, 0)
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        bundles = ray.util.get_current_placement_group()
+        self._actors = [_start(bundles, rank) for rank in range(1, settings.tensor_parallel)]
+        self.pids: tuple[int, ...] = tuple(ray.get([actor.pid.remote() for actor in self._actors]))
+        self._following = [
+            actor.follow.remote(settings, host, self._store.port, rank)
+            for rank, actor in enumerate(self._actors, start=1)
+        ]
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def join(self) -> Group:
+        """Returns when all have come."""
+        return _group(self._settings, self._store, 0)
+
+    def _watch(self) -> None:
+        (first,), _ = ray.wait(self._following, num_returns=1)
+        try:
+            ray.get(first)
+        except RayError as error:
+            # Ray ends the others with the process that started them, a stopped one too.
+            leave(f"a rank of the target is gone: {error!r}")
 
 
 def _group(settings: EngineSettings, store: TCPStore, rank: int) -> Group:
@@ -58,14 +78,3 @@ def _start(bundles: PlacementGroup, rank: int) -> ray.actor.ActorHandle:
         "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank),
     }
     return ray.remote(Rank).options(**options).remote()
-
-
-def _watch(following: dict[ray.ObjectRef, ray.actor.ActorHandle]) -> None:
-    """Holds on to the actors: without a handle Ray would end them."""
-    (first,), _ = ray.wait(list(following), num_returns=1)
-    try:
-        ray.get(first)
-    except RayError as error:
-        for actor in following.values():
-            ray.kill(actor)  # one that is stopped would not notice that its group is gone
-        leave(f"a rank of the target is gone: {error!r}")

@@ -11,7 +11,7 @@ import ray
 import torch
 
 from actors.engine_loop import EngineLoop
-from actors.rank import join_with_others
+from actors.rank import OtherRanks
 from actors.servicers import DraftServicer, TargetServicer
 from actors.watchdog import watch
 from engine.engine import Engine
@@ -50,6 +50,7 @@ class Worker:
     """One engine, one server, one Serve replica."""
 
     role: ClassVar[str]
+    ranks: tuple[int, ...] = ()  # process ids beside this one
 
     def __init__(self, settings: EngineSettings, trust: Trust) -> None:
         self._trust = trust
@@ -84,6 +85,7 @@ class Worker:
             "model": self._engine.settings.model,
             "address": address,
             "pid": os.getpid(),
+            "ranks": self.ranks,
             "node": ray.get_runtime_context().get_node_id(),
             "vocab_size": self._engine.vocab_size,
             "max_length": self._engine.max_length,
@@ -108,7 +110,11 @@ class TargetWorker(Worker):
     role = "target"
 
     def build(self, settings: EngineSettings) -> Engine:
-        return Engine(settings, join_with_others(settings) if settings.tensor_parallel > 1 else None)
+        if settings.tensor_parallel == 1:
+            return super().build(settings)
+        others = OtherRanks(settings)
+        self.ranks = others.pids
+        return Engine(settings, others.join())
 
     def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]

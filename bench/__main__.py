@@ -7,6 +7,7 @@ BENCHMARKS = {
     "sampling": "noise and sampling per step",
     "linear": "the linear layers beside reading their weights",
     "step": "one forward pass: cost by tokens, overhead",
+    "tensor_parallel": "a step of two processes beside one",
     "plain": "plain decoding beside transformers' generate",
     "engine": "plain and speculative decoding in one process",
     "service": "a round's overhead, and the service beside one process",

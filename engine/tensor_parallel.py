@@ -47,12 +47,11 @@ class Group:
         self._send(step.to_numbers())
 
     def dismiss(self) -> None:
-        """At rank 0: nothing more will come."""
+        """At rank 0: nothing more will come for this model."""
         self._send(np.zeros(0, np.int64))
-        dist.destroy_process_group()
 
     def receive(self) -> StepInput | None:
-        """At the others: waits for what to do next; None: nothing more will come.
+        """At the others: waits for what to do next; None: nothing more.
 
         Raises:
             RuntimeError: rank 0 is gone.
@@ -60,7 +59,6 @@ class Group:
         dist.broadcast(self._frame, 0)
         length = int(self._frame[0])
         if not length:
-            dist.destroy_process_group()
             return None
         numbers = self._frame[1 : 1 + length]
         if length > len(numbers):

@@ -36,6 +36,7 @@ class Worker:
     node: str
     vocab_size: int
     max_length: int  # tokens of context
+    ranks: tuple[int, ...] = ()  # process ids of a target's others
 
 
 @dataclass

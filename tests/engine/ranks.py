@@ -1,4 +1,4 @@
-"""Tensor-parallel groups of processes on this machine, on the CPU."""
+"""A tensor-parallel group of processes on this machine, on the CPU."""
 
 import multiprocessing
 import os
@@ -14,35 +14,43 @@ from engine.tensor_parallel import Group
 TIMEOUT_S = 180.0
 CPU = torch.device("cpu")
 
-Role = Callable[..., Any]  # takes the group first; importable by name
+Part = Callable[..., Any]  # takes the group first; importable by name
 
 
-def run_group(lead: Role, follow: Role, *arguments: Any, size: int = 2) -> list[Any]:
-    """What each rank's function returns: ``lead`` at rank 0, ``follow`` at the others."""
-    spawn = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes, answers = [], []
-    for rank in range(size):
-        ours, theirs = spawn.Pipe()
-        role = follow if rank else lead
-        process = spawn.Process(target=_run, args=(theirs, store.port, rank, size, role, arguments))
-        process.start()
-        theirs.close()
-        processes.append(process)
-        answers.append(ours)
-    try:
-        for answer in answers:
-            assert answer.poll(TIMEOUT_S), "a rank does not answer"
-        results = [answer.recv() for answer in answers]
-    finally:
-        for process in processes:
-            process.join(5)
+class Ranks:
+    """Processes of one group, which do one thing after another."""
+
+    def __init__(self, size: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        pipes = [spawn.Pipe() for _ in range(size)]
+        self._ends = [ours for ours, _ in pipes]
+        self.processes = [
+            spawn.Process(target=_serve, args=(theirs, self._store.port, rank, size))
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process, (_, theirs) in zip(self.processes, pipes, strict=True):
+            process.start()
+            theirs.close()
+
+    def run(self, lead: Part, follow: Part, *arguments: Any) -> list[Any]:
+        """What each rank answers: rank 0, which does ``lead``, then the others."""
+        for rank, end in enumerate(self._ends):
+            end.send((follow if rank else lead, arguments))
+        for end in self._ends:
+            assert end.poll(TIMEOUT_S), "a rank does not answer"
+        return [end.recv() for end in self._ends]
+
+    def close(self) -> None:
+        for process in self.processes:
             process.kill()
-    return results
+            process.join()
 
 
-def _run(answer: Connection, port: int, rank: int, size: int, role: Role, arguments: tuple[Any, ...]) -> None:
+def _serve(orders: Connection, port: int, rank: int, size: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port)
-    answer.send(role(Group(store, rank, size, CPU), *arguments))
+    group = Group(TCPStore("127.0.0.1", port), rank, size, CPU)
+    while True:
+        part, arguments = orders.recv()
+        orders.send(part(group, *arguments))

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from engine.speculate import Output, Request, generate
 from engine.step_input import Feed, StepInput
 from engine.tensor_parallel import FRAME, Group
 from tests.engine.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
-from tests.engine.ranks import run_group
+from tests.engine.ranks import Ranks
 
 TOKENS = 24
 TOGETHER = 30
@@ -43,6 +44,13 @@ MODES: dict[str, tuple[str | None, int, int]] = {
     "another's trees": ("other", 3, 6),
     "n-grams": ("n-gram", 4, 0),
 }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
 
 
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:
@@ -110,12 +118,12 @@ def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: in
     return float(margins(process(logits, [row]), [row])[0])
 
 
-def check(folder: Path, other: Path, count: int) -> None:
+def check(ranks: Ranks, folder: Path, other: Path, count: int) -> None:
     """All modes of two processes against plain decoding in one."""
     alone = settings_of(folder)
     shared = alone.model_copy(update={"tensor_parallel": 2})
     drafts = {"target": alone, "other": settings_of(other)}
-    [(shared_outputs, shapes), _] = run_group(lead, follow_to_the_end, shared, drafts, count)
+    [(shared_outputs, shapes), _] = ranks.run(lead, follow_to_the_end, shared, drafts, count)
     target = Engine(alone)
     assert shapes == {(1, 16)}  # of two key/value heads each rank has one
     asked = requests(count)
@@ -149,10 +157,10 @@ def check(folder: Path, other: Path, count: int) -> None:
 )
 @pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
 def test_two_processes_say_what_one_says(
-    tmp_path: Path, kind: str, fields: dict[str, Any], count: int
+    ranks: Ranks, tmp_path: Path, kind: str, fields: dict[str, Any], count: int
 ) -> None:
     folders = [write_checkpoint(tmp_path / str(seed), kind, seed, **fields) for seed in (0, 1)]
-    check(folders[0], folders[1], count)
+    check(ranks, folders[0], folders[1], count)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +195,10 @@ def exchange(group: Group, lengths: list[int]) -> list[int]:
     return received
 
 
-def test_a_step_of_any_length_reaches_all_ranks() -> None:
+def test_a_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
     around = [FRAME - 10, FRAME - 9, FRAME - 8, FRAME - 7]
     lengths = [1, *around, 5 * FRAME, 2]
-    assert run_group(exchange, exchange, lengths, size=3) == [[], lengths, lengths]
+    assert ranks.run(exchange, exchange, lengths) == [[], lengths]
 
 
 def load_and_look(group: Group, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
@@ -219,13 +227,13 @@ def private_bytes() -> int:
     return int(kilobytes) * 1024
 
 
-def test_no_rank_ever_holds_the_whole_model(tmp_path: Path) -> None:
+def test_no_rank_ever_holds_the_whole_model(ranks: Ranks, tmp_path: Path) -> None:
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "vocab_size": 4096}
     small = settings_of(write_checkpoint(tmp_path / "small", "llama"), tensor_parallel=2)
     folder = write_checkpoint(tmp_path / "large", "llama", **sizes)
     whole = (folder / "model.safetensors").stat().st_size
     settings = settings_of(folder, tensor_parallel=2)
-    for most, after in run_group(load_and_look, load_and_look, small, settings):
+    for most, after in ranks.run(load_and_look, load_and_look, small, settings):
         print(f"{whole / 1e6:.0f} MB in the file, {most / 1e6:.0f} at most, {after / 1e6:.0f} MB afterwards")
         assert after > 0.4 * whole  # it does hold its share
         assert most < 0.75 * whole

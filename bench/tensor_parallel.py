@@ -1,0 +1,158 @@
+"""What it costs a step to be coordinated between two processes: `python -m bench.tensor_parallel`.
+
+The demo target inflated to 190 M parameters, float32: in one process, and shared by two over gloo on the same
+machine, each with the same number of threads. Beside the steps, one exchange of each kind alone.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from transformers import AutoConfig
+
+from bench.checkpoints import inflated_target
+from bench.report import save, table
+from bench.step import BATCHES, TOKENS, Steps, Stopwatch
+from engine.engine import Engine
+from engine.follow import follow
+from engine.settings import EngineSettings
+from engine.tensor_parallel import FRAME, Group
+
+RANKS = 2
+ALONE = 200  # repetitions of an exchange without a step around it
+SHAPES = [(1, tokens) for tokens in TOKENS] + [(batch, 1) for batch in BATCHES]
+EXCHANGES = ("broadcast", "all_reduce", "gather")
+
+
+def settings_of(model: Path, threads: int, ranks: int) -> EngineSettings:
+    return EngineSettings(
+        model=str(model), dtype="float32", threads=threads, cache_memory=2**29, tensor_parallel=ranks
+    )
+
+
+def step_rows(engine: Engine, repetitions: int) -> list[dict[str, float]]:
+    """By shape: milliseconds of a step, and of it inside each kind of exchange, medians."""
+    watches = {name: Stopwatch() for name in EXCHANGES}
+    originals = {name: getattr(dist, name) for name in EXCHANGES}
+    for name, watch in watches.items():
+        setattr(dist, name, watch.wrap(originals[name]))
+    rows = []
+    for shape in SHAPES:
+        steps = Steps(engine, *shape)
+        taken: dict[str, list[float]] = {name: [] for name in ("step", *EXCHANGES)}
+        for _ in range(repetitions + 1):
+            before = {name: watch.seconds for name, watch in watches.items()}
+            taken["step"].append(steps.take())
+            for name, watch in watches.items():
+                taken[name].append(watch.seconds - before[name])
+        steps.close()
+        rows.append({name: statistics.median(times[1:]) * 1e3 for name, times in taken.items()})
+    for name, original in originals.items():
+        setattr(dist, name, original)
+    return rows
+
+
+def exchanges_alone(hidden: int, vocabulary: int, rank: int) -> dict[str, float]:
+    """Milliseconds of one exchange of each kind as one token needs it, both ranks ready."""
+    frame, rows = torch.zeros(FRAME, dtype=torch.int64), torch.zeros(1, 1, hidden)
+    part = torch.zeros(1, 1, vocabulary // RANKS)
+    parts = None if rank else [torch.empty_like(part) for _ in range(RANKS)]
+    return {
+        "broadcast": _alone(lambda: dist.broadcast(frame, 0)),
+        "all_reduce": _alone(lambda: dist.all_reduce(rows)),
+        "gather": _alone(lambda: dist.gather(part, parts)),
+    }
+
+
+def _alone(exchange: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(ALONE):
+        dist.barrier()
+        begun = time.perf_counter()
+        exchange()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times) * 1e3
+
+
+def run_rank(rank: int, port: int, settings: EngineSettings, repetitions: int, answer: Any) -> None:
+    """A process of the group; rank 0 answers with rows, and with the exchanges alone."""
+    group = Group(TCPStore("127.0.0.1", port), rank, RANKS, torch.device("cpu"))
+    if rank:
+        follow(settings, group)
+        exchanges_alone(*group_sizes(settings), rank)
+        return
+    engine = Engine(settings, group)
+    rows = step_rows(engine, repetitions)
+    engine.shut_down()
+    answer.put((rows, exchanges_alone(*group_sizes(settings), rank)))
+
+
+def group_sizes(settings: EngineSettings) -> tuple[int, int]:
+    """Hidden size and vocabulary of the model."""
+    config = AutoConfig.from_pretrained(settings.model).get_text_config()
+    return config.hidden_size, config.vocab_size
+
+
+def shared(model: Path, threads: int, repetitions: int) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """The rows of two processes."""
+    spawn = multiprocessing.get_context("spawn")
+    store, answer = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), spawn.SimpleQueue()
+    settings = settings_of(model, threads, RANKS)
+    processes = [
+        spawn.Process(target=run_rank, args=(rank, store.port, settings, repetitions, answer))
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    rows, alone = answer.get()
+    for process in processes:
+        process.join()
+    return rows, alone
+
+
+def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Rows by shape of the step, and the exchanges alone, in milliseconds."""
+    model = inflated_target("190M")
+    two, alone = shared(model, threads, repetitions)
+    one = step_rows(Engine(settings_of(model, threads, 1)), repetitions)
+    rows = []
+    for (sequences, tokens), single, double in zip(SHAPES, one, two, strict=True):
+        exchanged = sum(double[name] for name in EXCHANGES)
+        rows.append(
+            {
+                "sequences": sequences,
+                "tokens each": tokens,
+                "one process, ms": single["step"],
+                "two processes, ms": double["step"],
+                "two / one": double["step"] / single["step"],
+                "of it broadcast, ms": double["broadcast"],
+                "all-reduces, ms": double["all_reduce"],
+                "gather, ms": double["gather"],
+                "exchange / step": exchanged / double["step"],
+            }
+        )
+    return rows, alone
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.tensor_parallel", description="What a tensor-parallel step costs."
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--repetitions", type=int, default=20)
+    parsed = parser.parse_args(arguments)
+    rows, alone = measure(parsed.threads, parsed.repetitions)
+    print(table(rows))
+    print(table([{f"{name} alone, ms": ms for name, ms in alone.items()}]))
+    print(save("tensor_parallel", rows, threads_of_each_process=parsed.threads, alone_ms=alone))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Targets of two processes each: the texts of one process, and no rank is lost without its group.
+
+Two groups on one raylet. Where one is lost under a stream, the stream goes on at the other.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from bench.running import serving
+from models.prompts import KINDS, prompts
+from tests.cluster.conftest import SERVED
+from tests.cluster.test_failures import REPLACED_S, Machines, agree, body, plain, stream, wait_until
+
+STEP_TIMEOUT_S = 2.0
+GONE_S = STEP_TIMEOUT_S + 3.0
+MODES: tuple[dict[str, Any], ...] = (
+    {"mode": "off"},
+    {"mode": "auto"},
+    {"mode": "fixed", "depth": 4},
+    {"mode": "fixed", "depth": 8},
+    {"mode": "fixed", "depth": 4, "drafter": "ngram"},
+)
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        settings = {**SERVED, "tensor_parallel": 2, "targets": 2, "step_timeout_s": STEP_TIMEOUT_S}
+        folder = tmp_path_factory.mktemp("groups")
+        with serving(folder, ray_address=cluster.address, **settings) as service:
+            machines = Machines(service, cluster, None)
+            machines.wait_for("target", 2)
+            machines.wait_for("draft", 1)
+            yield machines
+    finally:
+        cluster.shutdown()
+
+
+def texts(http: str, count: int) -> list[str]:
+    """Of requests in all modes, greedy and seeded."""
+    found = []
+    for number in range(count):
+        request = {
+            "prompt": prompts(KINDS[number % len(KINDS)], 4)[number % 4],
+            "max_tokens": 48,
+            "temperature": (0.0, 0.8, 1.0)[number % 3],
+            "seed": number,
+            "speculation": MODES[number % len(MODES)],
+        }
+        response = httpx.post(f"{http}/v1/completions", json=request, timeout=60)
+        assert response.status_code == 200, response.text
+        found.append(response.json()["choices"][0]["text"])
+    return found
+
+
+def test_two_processes_answer_as_one(groups: Machines, client: httpx.Client) -> None:
+    ranks = [worker["ranks"] for worker in groups.workers("target")]
+    assert [len(pids) for pids in ranks] == [1, 1]
+    assert texts(groups.service.http, 15) == texts(str(client.base_url).rstrip("/"), 15)
+
+
+def busy_group(groups: Machines) -> tuple[int, int]:
+    """Process ids of rank 0 and rank 1 of the group where the stream is."""
+    [leader] = groups.busy_pids("target")
+    [rank] = next(worker["ranks"] for worker in groups.workers("target") if worker["pid"] == leader)
+    return leader, rank
+
+
+def lose(groups: Machines, harm: Callable[[int, int], None]) -> None:
+    """Harms the group where a stream is: the text stays as it is, and nothing is left of the group."""
+    request = body(1)
+    expected = plain(groups, request)
+    lost: list[int] = []
+
+    def strike() -> None:
+        lost.extend(busy_group(groups))
+        harm(*lost)
+
+    answer = stream(groups, request, after=3, then=strike)
+    agree(answer, expected)
+    assert answer.usage["speculation"]["lost_targets"] == 1
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in lost), GONE_S)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def starve(pid: int) -> None:
+    """The next thing it allocates is one too many."""
+    process = psutil.Process(pid)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
+
+
+def test_a_rank_killed_under_a_stream_takes_its_group_with_it(groups: Machines) -> None:
+    lose(groups, lambda _, rank: kill(rank))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda leader, _: kill(leader),
+        lambda _, rank: kill(rank),
+        lambda _, rank: os.kill(rank, signal.SIGSTOP),
+    ],
+    ids=["rank 0 killed", "rank 1 killed", "rank 1 stopped"],
+)
+def test_a_group_that_was_lost_is_replaced_as_a_whole_and_leaves_nothing(
+    groups: Machines, harm: Callable[[int, int], None]
+) -> None:
+    until_complete(groups)
+    before = left_in_ray(groups)
+    shared = {*os.listdir("/dev/shm")}
+    lose(groups, harm)
+    until_complete(groups)
+    wait_until(lambda: left_in_ray(groups) == before, REPLACED_S)
+    assert {*os.listdir("/dev/shm")} <= shared
+
+
+@pytest.mark.slow
+def test_a_rank_killed_while_nobody_asks_takes_its_group_with_it(groups: Machines) -> None:
+    until_complete(groups)
+    worker = groups.workers("target")[0]
+    kill(worker["ranks"][0])
+    wait_until(lambda: not psutil.pid_exists(worker["pid"]), GONE_S)
+
+
+@pytest.mark.slow
+def test_a_rank_out_of_memory_takes_its_group_with_it(groups: Machines) -> None:
+    until_complete(groups)
+    lose(groups, lambda _, rank: starve(rank))
+
+
+def until_complete(groups: Machines) -> None:
+    """Two groups, all of whose processes live."""
+    groups.wait_for("target", 2)
+    wait_until(
+        lambda: all(psutil.pid_exists(pid) for w in groups.workers("target") for pid in w["ranks"]),
+        REPLACED_S,
+    )
+
+
+def left_in_ray(groups: Machines) -> dict[str, int]:
+    """Live actors by class, and placement groups that hold resources."""
+    script = """
+import collections, json, ray
+from ray._private.state import actors
+ray.init(namespace="serve", logging_level="ERROR")
+kinds = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
+groups = [group["state"] for group in ray.util.placement_group_table().values()]
+print(json.dumps(collections.Counter(kinds) + collections.Counter(g for g in groups if g != "REMOVED")))
+"""
+    environment = {**os.environ, "RAY_ADDRESS": groups.cluster.address}
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found: dict[str, int] = json.loads(answer.stdout.splitlines()[-1])
+    return found
