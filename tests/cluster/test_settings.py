@@ -36,12 +36,21 @@ def test_what_is_named_is_kept():
         {"dtype": "int8"},
         {"http_port": "0"},
         {"target_resources": "{"},
+        {"target_placement": "PACKED"},
+        {"target_gpus": 0.5, "tensor_parallel": 2},
     ],
     ids=str,
 )
 def test_a_wrong_argument_is_named(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         Settings.model_validate(wrong)
+
+
+def test_the_ranks_of_a_target_share_what_it_may_use(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    engine = Settings(tensor_parallel=2, step_timeout_s=5).resolved().target_engine()
+    assert (engine.tensor_parallel, engine.threads, engine.step_timeout_s) == (2, 4, 5.0)
+    assert Settings(tensor_parallel=2).resolved().draft_engine().tensor_parallel == 1
 
 
 def test_a_file_gives_settings_and_arguments_win(tmp_path):
@@ -97,6 +106,10 @@ def test_resources_are_written_as_json_on_the_command_line():
         (8, {"targets": 4}, (1.0, 1.0)),
         (4, {"target_gpus": 2.0}, (2.0, 1.0)),
         (4, {"draft_gpus": 0.0}, (1.0, 0.0)),
+        (0, {"tensor_parallel": 2}, (0.0, 0.0)),
+        (3, {"tensor_parallel": 2}, (1.0, 1.0)),
+        (3, {"tensor_parallel": 2, "drafts": 2}, (1.0, 0.5)),
+        (4, {"tensor_parallel": 2, "target_gpus": 0.0}, (0.0, 1.0)),
     ],
 )
 def test_gpus_are_shared_where_nothing_else_is_said(gpus, fields, shares):

@@ -1,0 +1,58 @@
+"""A worker's process ends itself when its engine failed or hangs, and not otherwise."""
+
+import queue
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+import actors.watchdog
+
+ANSWER_S = 10.0
+
+
+@pytest.fixture
+def reasons(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
+    """Why the process would have ended."""
+    given: queue.Queue[str] = queue.Queue()
+
+    def leave(reason: str) -> None:
+        given.put(reason)
+        threading.Event().wait()  # the real one does not return either
+
+    monkeypatch.setattr(actors.watchdog, "leave", leave)
+    return given
+
+
+class Loop(SimpleNamespace):
+    """An engine loop as the watchdog sees it; every look at a step is counted."""
+
+    failure: Exception | None = None
+    looks = 0
+
+    @property
+    def step_under_way(self) -> int | None:
+        self.looks += 1
+        return self.step(self.looks)
+
+
+def test_a_step_that_does_not_end_ends_the_process(reasons: queue.Queue[str]) -> None:
+    actors.watchdog.watch(Loop(step=lambda _: 7), 0.3)
+    assert "step_timeout_s=0.3" in reasons.get(timeout=ANSWER_S)
+
+
+@pytest.mark.parametrize("step", [lambda look: look // 3, lambda _: None], ids=["busy", "idle"])
+def test_steps_that_end_and_none_at_all_do_not(reasons: queue.Queue[str], step) -> None:
+    loop, enough = Loop(), threading.Event()
+
+    def seen(look: int) -> int | None:
+        if look == 12:
+            enough.set()
+        return step(look)
+
+    loop.step = seen
+    actors.watchdog.watch(loop, 0.4)
+    assert enough.wait(ANSWER_S)
+    assert reasons.empty()
+    loop.failure = RuntimeError("out of memory")
+    assert "out of memory" in reasons.get(timeout=ANSWER_S)

@@ -1,0 +1,51 @@
+"""Where the ranks of a target go: refused at start, by name, where there is no room."""
+
+from typing import Any
+
+import pytest
+import ray
+
+from cluster.settings import Settings
+from cluster.start import check_placement, rank_resources
+
+
+def settings(**fields: Any) -> Settings:
+    return Settings.model_validate({"tensor_parallel": 4, "target_gpus": 1.0, **fields})
+
+
+def nodes(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
+    found = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": float(count)}} for count in gpus]
+    dead = {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0}}
+    monkeypatch.setattr(ray, "nodes", lambda: [*found, dead])
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpus"),
+    [("STRICT_PACK", (1, 4)), ("PACK", (2, 2)), ("SPREAD", (3, 1)), ("STRICT_SPREAD", (1, 1, 2, 1))],
+)
+def test_room_is_found(monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...]) -> None:
+    nodes(monkeypatch, *gpus)
+    check_placement(settings(target_placement=placement))
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpus", "better"),
+    [("STRICT_PACK", (3, 3), "PACK would"), ("STRICT_SPREAD", (2, 2), "SPREAD would")],
+)
+def test_a_lack_of_room_is_named(
+    monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...], better: str
+) -> None:
+    nodes(monkeypatch, *gpus)
+    with pytest.raises(ValueError, match=f"target_placement='{placement}'.*GPU.*{better}"):
+        check_placement(settings(target_placement=placement))
+
+
+def test_a_target_of_one_process_is_placed_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes(monkeypatch, 0)
+    check_placement(settings(tensor_parallel=1))
+
+
+def test_a_rank_asks_for_what_a_target_is_given() -> None:
+    asked = rank_resources(settings(target_accelerator="H100", target_resources={"big": 2.0}))
+    assert asked == {"GPU": 1.0, "accelerator_type:H100": 0.001, "big": 2.0}
+    assert rank_resources(settings(target_gpus=0.0)) == {"CPU": 0.001}  # a bundle must not be empty
