@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "engine": {"decoding"},
     "actors": {"decoding", "engine", "protos"},
     "gateway": {"decoding", "protos"},
-    "cluster": {"actors", "decoding", "engine", "gateway", "protos"},
+    "cluster": {"actors", "client", "decoding", "engine", "gateway", "protos"},
     "client": {"protos"},
     "models": {"decoding", "engine"},
     "bench": {"actors", "decoding", "engine", "gateway", "models", "protos"},
@@ -52,9 +52,16 @@ def test_nothing_below_the_workers_imports_ray(package: str) -> None:
     assert not any("ray" in imported_packages(source) for source in sources)
 
 
+def loaded_by(module: str, watched: set[str]) -> str:
+    """Those of the watched modules that importing one loads."""
+    check = f"import sys, {module} as _; print(*sorted({watched} & {{*sys.modules}}))"
+    run = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
 def test_the_gateway_loads_no_torch() -> None:
-    check = "import sys, gateway.deployment as _; print(sorted({'torch', 'engine'} & {*sys.modules}))"
-    answer = subprocess.run(
-        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.strip() == "[]"
+    assert loaded_by("gateway.deployment", {"torch", "engine"}) == ""
+
+
+def test_the_command_line_loads_only_what_a_command_needs() -> None:
+    assert loaded_by("cluster.command_line", {"torch", "ray", "transformers"}) == ""

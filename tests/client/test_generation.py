@@ -7,8 +7,9 @@ from concurrent import futures
 import grpc
 import pytest
 
-from client import command_line, generation
+from client import generate_command, generation
 from client.generation import Client
+from cluster.command_line import main
 from protos import generation_pb2, generation_pb2_grpc
 
 CHUNKS = [([5], ["The "]), ([6, 7, 8], ["c", "", "ä"]), ([9], ["t"]), ([10, 11], [" s", "at"])]
@@ -123,8 +124,8 @@ def test_an_answer_that_is_not_read_to_its_end_is_cancelled(gateway):
 
 def test_the_command_line_streams_text_and_tells_the_record(gateway, capsys, monkeypatch):
     script, address = gateway
-    monkeypatch.setenv(command_line.API_KEY, "secret")
-    assert command_line.main(["generate", "x", "--address", address, "--seed", "3", "--stop", "END"]) == 0
+    monkeypatch.setenv(generate_command.API_KEY, "secret")
+    assert main(["generate", "x", "--address", address, "--seed", "3", "--stop", "END"]) == 0
     out, err = capsys.readouterr()
     assert out == TEXT + "\n"
     assert "7 tokens in" in err
@@ -134,7 +135,7 @@ def test_the_command_line_streams_text_and_tells_the_record(gateway, capsys, mon
 
 def test_colours_show_where_tokens_come_from(gateway, capsys):
     _, address = gateway
-    command_line.main(["generate", "x", "--address", address, "--color"])
+    main(["generate", "x", "--address", address, "--color"])
     out, err = capsys.readouterr()
     assert out.startswith("\033[32mThe \033[0m")
     assert "accepted" in err
@@ -143,5 +144,5 @@ def test_colours_show_where_tokens_come_from(gateway, capsys):
 def test_a_failure_is_one_line_that_says_what_to_do(gateway, capsys):
     script, address = gateway
     script.breaks, script.code = [0], grpc.StatusCode.UNAUTHENTICATED
-    assert command_line.main(["generate", "x", "--address", address]) == 1
+    assert main(["generate", "x", "--address", address]) == 1
     assert capsys.readouterr().err.strip() == "outrider: gone; put an API key into OUTRIDER_API_KEY"

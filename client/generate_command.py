@@ -18,10 +18,31 @@ ADVICE = {
     grpc.StatusCode.UNAUTHENTICATED: f"put an API key into {API_KEY}",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the service is full: try again later",
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--address": {"default": "127.0.0.1:9000", "help": "host:port of the gRPC API [%(default)s]"},
+    "--max-tokens": {"type": int, "help": "tokens after which the answer ends [16]"},
+    "--temperature": {"type": float, "help": "0 chooses the likeliest token [1]"},
+    "--top-p": {"type": float, "help": "keep the smallest set with this mass [1]"},
+    "--top-k": {"type": int, "help": "keep the k likeliest tokens [all]"},
+    "--seed": {"type": int, "help": "the same seed gives the same text [one is drawn]"},
+    "--stop": {"action": "append", "default": [], "help": "the text ends before it; may be repeated"},
+    "--speculation": {"dest": "mode", "choices": ("auto", "fixed", "off"), "help": "[auto]"},
+    "--depth": {"type": int, "help": "tokens drafted per round under --speculation fixed"},
+    "--drafter": {"choices": ("model", "ngram"), "help": "[the deployment's]"},
+    "--patience": {"type": float, "default": 60.0, "help": "seconds to wait for a lost service [60]"},
+    "--color": {"action": "store_true", "help": "show where each token comes from"},
+}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("generate", help="stream an answer to a prompt, over gRPC")
+    parser.add_argument("prompt")
+    for name, settings in OPTIONS.items():
+        parser.add_argument(name, **settings)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
     given = {
         name: getattr(options, name)
         for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")
@@ -61,31 +82,3 @@ def _print(answer: Answer, colour: bool) -> None:
         f"{record.accepted} of {record.drafted} drafted accepted, seed {answer.seed}, {answer.finish_reason}",
         file=sys.stderr,
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="outrider", description="Asks an Outrider service over gRPC.")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    generate = commands.add_parser("generate", help="stream an answer to a prompt")
-    generate.add_argument("prompt")
-    options: dict[str, dict[str, Any]] = {
-        "--address": {"default": "127.0.0.1:9000", "help": "host:port of the gRPC API [%(default)s]"},
-        "--max-tokens": {"type": int, "help": "tokens after which the answer ends [16]"},
-        "--temperature": {"type": float, "help": "0 chooses the likeliest token [1]"},
-        "--top-p": {"type": float, "help": "keep the smallest set with this mass [1]"},
-        "--top-k": {"type": int, "help": "keep the k likeliest tokens [all]"},
-        "--seed": {"type": int, "help": "the same seed gives the same text [one is drawn]"},
-        "--stop": {"action": "append", "default": [], "help": "the text ends before it; may be repeated"},
-        "--speculation": {"dest": "mode", "choices": ("auto", "fixed", "off"), "help": "[auto]"},
-        "--depth": {"type": int, "help": "tokens drafted per round under --speculation fixed"},
-        "--drafter": {"choices": ("model", "ngram"), "help": "[the deployment's]"},
-        "--patience": {"type": float, "default": 60.0, "help": "seconds to wait for a lost service [60]"},
-        "--color": {"action": "store_true", "help": "show where each token comes from"},
-    }
-    for name, settings in options.items():
-        generate.add_argument(name, **settings)
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
