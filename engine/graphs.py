@@ -13,6 +13,7 @@ Captured = tuple[Callable[[], None], torch.Tensor]  # what replays, and where it
 Capture = Callable[[Callable[[], torch.Tensor]], Captured]
 
 MOST_QUERIES = 17  # tokens per sequence: the deepest Draft and the token before it
+MOST_CAPTURED_TOKENS = 8192  # of all graphs together: each keeps the memory of a step of its size
 WARM_UPS = 3
 
 
@@ -38,12 +39,16 @@ class _Shape:
     queries: int  # of each sequence
     blocks: int  # of each row of the block table
 
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.queries
+
 
 class Graphs:
     """Graphs by shape, captured when a shape first comes.
 
     The numbers of sequences and of blocks per sequence are padded to powers of two; the padding reads and
-    writes ``spare_block``.
+    writes ``spare_block``. Once the graphs are of ``MOST_CAPTURED_TOKENS`` together, no other is captured.
     """
 
     def __init__(self, forward: Forward, capture: Capture, block_size: int, spare_block: int) -> None:
@@ -52,6 +57,7 @@ class Graphs:
         self._block_size = block_size
         self._spare_block = spare_block
         self._captured: dict[_Shape, tuple[Batch, Captured]] = {}
+        self._captured_tokens = 0
 
     def run(self, batch: Batch) -> torch.Tensor | None:
         """[num_logits, vocab_size], None for a batch that no graph is made for."""
@@ -63,6 +69,9 @@ class Graphs:
             return None
         shape = _Shape(_padded(sequences), queries, _padded(batch.ragged.block_table.shape[1]))
         if shape not in self._captured:
+            if self._captured_tokens + shape.tokens > MOST_CAPTURED_TOKENS:
+                return None
+            self._captured_tokens += shape.tokens
             static = self._empty(shape, batch)
             self._fill(static, batch)
             self._captured[shape] = static, self._capture(lambda: self._forward(static))
@@ -73,7 +82,7 @@ class Graphs:
 
     def _empty(self, shape: _Shape, like: Batch) -> Batch:
         """A batch of padding alone."""
-        tokens, device = shape.sequences * shape.queries, like.token_ids.device
+        tokens, device = shape.tokens, like.token_ids.device
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(*sizes, dtype=dtype, device=device)

@@ -17,21 +17,33 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container; "max" where
 def blocks_within(
     settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Blocks that fit into ``settings.cache_memory``.
+    """Blocks that fit into ``settings.cache_memory`` of the device. Raises CacheTooSmallError as below."""
+    return blocks_in(device_memory(device), settings, shapes, dtype)
+
+
+def blocks_in(
+    memory: int, settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype
+) -> int:
+    """Blocks that fit into ``settings.cache_memory`` of a device with ``memory`` bytes.
 
     Raises:
         CacheTooSmallError: not one block fits.
     """
     budget = settings.cache_memory
     if isinstance(budget, float):
-        budget = int(budget * device_memory(device))
-    numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
-    block = numbers * dtype.itemsize * settings.block_size
+        budget = int(budget * memory)
+    block = block_bytes(settings, shapes, dtype)
     if budget < block:
         raise CacheTooSmallError(
             f"cache_memory={settings.cache_memory} gives {budget} bytes: one block takes {block}"
         )
     return budget // block
+
+
+def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
+    """Of one block in all layers."""
+    numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
+    return numbers * dtype.itemsize * settings.block_size
 
 
 def device_memory(device: torch.device) -> int:

@@ -144,6 +144,17 @@ def test_graphs_can_be_switched_off(checkpoint, monkeypatch):
     assert capture.captured == 0
 
 
+def test_graphs_end_where_their_memory_does(checkpoint, monkeypatch):
+    folder = checkpoint
+    expected = [output.tokens for output in generate(engine_of(folder), None, requests(), 0)]
+    capture = Capture()
+    monkeypatch.setattr(engine.engine, "find_kernel", lambda *_: Kernel())
+    monkeypatch.setattr(engine.engine, "capture_cuda", capture)
+    monkeypatch.setattr("engine.graphs.MOST_CAPTURED_TOKENS", 1)
+    assert [output.tokens for output in generate(engine_of(folder), None, requests(), 0)] == expected
+    assert capture.captured <= 1
+
+
 def test_there_is_no_kernel_without_cuda():
     assert find_kernel({0: (2, 16, 16)}, 16, torch.bfloat16, torch.device("cpu")) is None
 

@@ -1,0 +1,106 @@
+"""What an engine takes of its device's memory, before any weight is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from decoding.pace.settings import MAX_DEPTH
+from engine.cache import LayerShape
+from engine.graphs import MOST_CAPTURED_TOKENS
+from engine.memory import block_bytes, blocks_in
+from engine.outline import ModelOutline
+from engine.settings import EngineSettings
+from engine.varlen import KERNEL_DTYPES
+from engine.weights import resolve_device
+
+# Per logit, to choose a token, and to rank several: float32 copies that settings and noise change, the noise.
+CHOICE_BYTES, RANKING_BYTES = 16, 24
+RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on each device of one engine. ``activations`` is the largest step, with all its logits."""
+
+    model: str
+    parameters: int  # of the whole model
+    vocab_size: int
+    dtype: torch.dtype
+    context_length: int  # tokens of the longest sequence
+    weights: int
+    num_blocks: int
+    block_size: int  # tokens
+    cache: int
+    activations: int
+    graphs: int
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.activations + self.graphs + self.runtime
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def sequences(self, context: int) -> int:
+        """That the cache holds at a time, each of ``context`` tokens."""
+        return self.num_blocks // -(-context // self.block_size)
+
+
+def plan_memory(
+    model: ModelOutline,
+    settings: EngineSettings,
+    memory: int,
+    *,
+    devices: int = 1,
+    bits: float | None = None,
+    depth: int = MAX_DEPTH,
+) -> MemoryPlan:
+    """Activations are counted as on one device, so for several they are an upper bound.
+
+    Args:
+        memory: bytes of each device, of which ``settings.cache_memory`` may be a share.
+        devices: over which the model is shared out.
+        bits: per weight of the linear layers; None: as in the model's type.
+        depth: of the Drafts that the engine verifies; 0 for one that only drafts.
+
+    Raises:
+        CacheTooSmallError: not one block fits into ``settings.cache_memory``.
+        ValueError: the model cannot be shared out over so many devices.
+    """
+    on_cuda = resolve_device(settings.device).type == "cuda"
+    layers = model.layers_of(devices)
+    num_blocks = blocks_in(memory, settings, layers, model.dtype)
+    cache = (num_blocks + 1) * block_bytes(settings, layers, model.dtype)  # one for padding
+    num_logits = settings.max_running * (1 + depth)
+    activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
+    activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
+    is_gathered = not (on_cuda and model.dtype in KERNEL_DTYPES)
+    if is_gathered:
+        activations += _gather_bytes(layers, num_blocks * settings.block_size, model.dtype)
+    graphs = 0
+    if not is_gathered and settings.graphs:
+        graphs = model.activation_bytes(MOST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS)
+    return MemoryPlan(
+        model=model.name,
+        parameters=model.parameters,
+        vocab_size=model.vocab_size,
+        dtype=model.dtype,
+        context_length=model.context_length,
+        weights=model.weight_bytes(devices, bits, packed=not on_cuda),
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        cache=cache,
+        activations=activations,
+        graphs=graphs,
+        runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],
+    )
+
+
+def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:
+    """Into which the whole cache of one layer is gathered; GatherSpace takes twice what it needs."""
+    keys = max(heads * key_dim for heads, key_dim, _ in layers.values())
+    values = max(heads * value_dim for heads, _, value_dim in layers.values())
+    return 2 * num_tokens * (keys + values) * dtype.itemsize

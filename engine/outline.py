@@ -1,0 +1,137 @@
+"""A model without its weights: what it would store and compute, told from the checkpoint's config alone."""
+
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.attention import Probe
+from engine.cache import LayerShape
+from engine.errors import UnsupportedModelError
+from engine.linear import SMALLEST_PACKED_BYTES
+from engine.settings import EngineSettings
+from engine.weights import attach, context_length
+
+PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
+WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
+
+
+class ModelOutline:
+    """A model built of tensors without content, which are passed through it."""
+
+    def __init__(self, config: Any, name: str, dtype: torch.dtype | None = None) -> None:
+        """
+        Args:
+            config: of transformers.
+            name: for messages.
+            dtype: of weights and cache; None: the config's, float32 where it has none.
+
+        Raises:
+            UnsupportedModelError: the model cannot run on the paged cache.
+        """
+        self.name = name
+        self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
+        self._fake = FakeTensorMode()
+        try:
+            with self._fake:
+                self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()
+                self.layers: Mapping[int, LayerShape] = attach(self._model, name).shapes
+        except (ValueError, KeyError) as error:
+            raise UnsupportedModelError(f"model={name!r} is no decoder-only model: {error}") from error
+        text = self._model.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
+        self.context_length = context_length(self._model)
+        self.parameters = sum(weight.numel() for weight in self._model.parameters())
+
+    def weight_bytes(self, devices: int = 1, bits: float | None = None, *, packed: bool = False) -> int:
+        """On each of ``devices``, as transformers' tensor parallelism shares them out.
+
+        Args:
+            bits: per weight of the linear layers but the output projection; None: as in ``dtype``.
+            packed: whether linear layers are packed (engine/linear.py): a tied embedding is then there twice.
+        """
+        head = self._model.get_output_embeddings()
+        size: int = sum(buffer.nbytes for buffer in self._model.buffers())
+        for name, weight in self._model.named_parameters():
+            owner = self._model.get_submodule(name.rpartition(".")[0])
+            is_linear = type(owner) is nn.Linear and name.endswith(".weight") and owner is not head
+            of_each = 8 * self.dtype.itemsize if bits is None or not is_linear else bits
+            stored = math.ceil(weight.numel() * of_each / 8)
+            size += -(-stored // devices) if self._is_shared(name) else stored
+        is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
+        if packed and is_tied:
+            stored = head.weight.numel() * self.dtype.itemsize
+            size += -(-stored // devices) if stored >= SMALLEST_PACKED_BYTES.get(self.dtype, math.inf) else 0
+        return size
+
+    def _is_shared(self, parameter: str) -> bool:
+        """Whether tensor parallelism gives each device a part of it."""
+        generic = ".".join("*" if part.isdigit() else part for part in parameter.split("."))
+        plan = self._model.tp_plan
+        style = plan.get(generic, plan.get(generic.rpartition(".")[0]))
+        return style is not None and style not in WHOLE
+
+    def layers_of(self, devices: int) -> dict[int, LayerShape]:
+        """What each of ``devices`` stores. Raises ValueError where the key/value heads do not divide."""
+        heads = math.gcd(*(heads for heads, _, _ in self.layers.values()))
+        if heads % devices:
+            accepted = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+            raise ValueError(
+                f"tensor_parallel={devices} does not divide the {heads} key/value heads of {self.name!r}: "
+                f"{accepted} would"
+            )
+        return {layer: (n // devices, key, value) for layer, (n, key, value) in self.layers.items()}
+
+    def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
+        """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""
+        with self._fake, torch.inference_mode():
+            ids = torch.zeros(1, num_tokens, dtype=torch.int64)
+            rows = torch.zeros(num_logits, dtype=torch.int64)
+            with AliveBytes() as alive:
+                self._model(
+                    input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=rows, outrider=Probe()
+                )
+        peak: int = alive.peak
+        return peak * self.dtype.itemsize // PASSED.itemsize
+
+
+def outline(settings: EngineSettings) -> ModelOutline:
+    """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
+    dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    return ModelOutline(AutoConfig.from_pretrained(settings.model), settings.model, dtype)
+
+
+class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the memory of every tensor that operations make, until nothing refers to it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive: dict[int, int] = {}  # bytes by storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        output = func(*args, **(kwargs or {}))
+        for storage in _storages(output):
+            if storage._cdata not in given:  # neither a view nor written in place
+                self._follow(storage)
+        return output
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._alive:
+            self._alive[key] = storage.nbytes()
+            weakref.finalize(storage, self._alive.pop, key)
+            self.peak = max(self.peak, sum(self._alive.values()))
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]

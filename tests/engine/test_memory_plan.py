@@ -1,0 +1,137 @@
+"""The plan of an engine's memory against the bytes that a real engine allocates."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from decoding.draft import Draft
+from decoding.pace.settings import MAX_DEPTH
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.linear import PackedLinear
+from engine.memory import block_bytes
+from engine.memory_plan import MemoryPlan, plan_memory
+from engine.outline import AliveBytes, ModelOutline, outline
+from engine.settings import EngineSettings
+from engine.work import Verify
+from tests.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+
+MEMORY = 2**30
+RUNNING = 4
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+@pytest.fixture(scope="module", params=["demo target", "demo draft", "llama", "qwen2", "gpt2", "qwen3_moe"])
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    role, _, name = request.param.rpartition(" ")
+    folder = DEMO / name if role else write_checkpoint(tmp_path_factory.mktemp(name), name)
+    return EngineSettings(
+        model=str(folder), device="cpu", cache_memory=0.02, max_running=RUNNING, prefill_chunk=64
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(settings: EngineSettings) -> Engine:
+    return Engine(settings.model_copy(update={"cache_memory": int(0.02 * MEMORY)}))
+
+
+@pytest.fixture(scope="module")
+def plan(settings: EngineSettings) -> MemoryPlan:
+    return plan_memory(outline(settings), settings, MEMORY)
+
+
+def allocated_weights(engine: Engine) -> int:
+    """Bytes of every weight and buffer, packed ones as oneDNN says."""
+    model = engine._model
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    ordinary = [*model.parameters(), *model.buffers(), *(one.bias for one in packed if one.bias is not None)]
+    return sum(tensor.nbytes for tensor in ordinary) + sum(
+        torch.ops.mkldnn._nbytes(one.packed) for one in packed
+    )
+
+
+def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
+    stored = (*engine._cache.keys.values(), *engine._cache.values.values())
+    assert plan.cache == sum(tensor.nbytes for tensor in stored)
+    assert plan.num_blocks == engine._cache.pool.num_blocks
+    assert plan.weights == pytest.approx(allocated_weights(engine), rel=0.01)
+    assert (plan.vocab_size, plan.context_length) == (engine.vocab_size, engine.max_length)
+
+
+def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
+    """As many sequences as may run verify the deepest Drafts at once, after prompts that fill a chunk."""
+    model = outline(settings)
+    length = settings.prefill_chunk // RUNNING
+    blocks = RUNNING * -(-(length + 1 + MAX_DEPTH) // settings.block_size)
+    cache = blocks * block_bytes(settings, model.layers, model.dtype)
+    settings = settings.model_copy(update={"cache_memory": cache})
+    engine = Engine(settings)
+    for number in range(RUNNING):
+        sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
+        draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
+        engine.submit(Verify(sequence, 0, tuple(range(number, number + length)), draft, 1))
+    with AliveBytes() as alive:
+        assert len(engine.step()) == RUNNING
+    planned = plan_memory(model, settings, MEMORY).activations
+    assert 0.3 * planned < alive.peak < planned
+
+
+def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
+    assert plan.sequences(plan.cached_tokens) == 1
+    assert plan.sequences(plan.cached_tokens + 1) == 0
+    assert plan.sequences(1) == plan.num_blocks
+    assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_architecture_is_planned_from_its_config_alone(tmp_path: Path, kind: str) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    model = outline(EngineSettings(model=str(folder)))
+    assert len(model.layers) == 3
+    assert model.activation_bytes(32, 8) > 32 * 64 * 4 + 8 * VOCAB_SIZE * 4
+
+
+@pytest.fixture(scope="module")
+def large() -> ModelOutline:
+    """The shapes of Llama 3.1 70B. Nothing of it is allocated."""
+    config = LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=131072,
+        dtype=torch.bfloat16,
+    )
+    return ModelOutline(config, "70B")
+
+
+def test_a_large_model_over_several_devices(large: ModelOutline) -> None:
+    assert large.parameters == 70_553_706_496  # as its card says: 70.6 B
+    whole = large.weight_bytes()
+    assert whole == pytest.approx(2 * large.parameters, rel=1e-6)
+    norms = (2 * 80 + 1) * 8192 * 2
+    assert large.weight_bytes(4) == pytest.approx((whole - norms) / 4 + norms, rel=1e-5)
+    on_cuda = EngineSettings(model="70B", device="cuda", cache_memory=0.3)
+    plan = plan_memory(large, on_cuda, 80 * 10**9, devices=4)
+    assert plan.cached_tokens == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16) * 16  # two heads a device
+    assert plan.graphs > 0
+
+
+def test_four_bits_are_a_quarter_of_sixteen_but_for_embeddings(large: ModelOutline) -> None:
+    embeddings = 2 * 128256 * 8192 * 2
+    assert large.weight_bytes(bits=4) - embeddings == pytest.approx(
+        (large.weight_bytes() - embeddings) / 4, rel=1e-3
+    )
+
+
+def test_devices_that_do_not_divide_the_heads_are_refused_by_name(large: ModelOutline) -> None:
+    with pytest.raises(
+        ValueError, match=r"tensor_parallel=3 .* 8 key/value heads of '70B': 1, 2, 4, 8 would"
+    ):
+        large.layers_of(3)
