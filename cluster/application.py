@@ -10,7 +10,14 @@ from ray.serve.config import RequestRouterConfig
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.doors import api_keys, check_doors, shared_trust
 from cluster.settings import Settings
-from cluster.start import check_placement, check_resources, rank_resources, start_serve
+from cluster.start import (
+    check_memory,
+    check_placement,
+    check_resources,
+    rank_resources,
+    start_ray,
+    start_serve,
+)
 from engine.settings import EngineSettings
 from engine.vocabulary import check_vocabulary
 from engine.weights import check_shares
@@ -26,9 +33,9 @@ def app(settings: Settings) -> Application:
 
     Raises:
         VocabularyMismatch: draft and target do not share a vocabulary.
-        UnsupportedModelError: so many ranks cannot share the target.
-        ValueError: a file cannot be read, the cluster lacks a resource that was asked for, or other machines
-            could ask without an API key.
+        UnsupportedModelError: a model cannot be served, or not by so many ranks.
+        ValueError: a file cannot be read, the cluster lacks a resource that was asked for, a device has too
+            little memory, or other machines could ask without an API key.
     """
     settings = settings.resolved()
     keys, trust = api_keys(settings), shared_trust(settings)
@@ -36,10 +43,12 @@ def app(settings: Settings) -> Application:
     if settings.target is not None and settings.draft is not None:
         check_vocabulary(settings.target, settings.draft)
     check_shares(settings.target_engine())
-    start_serve(settings, keys[0] if keys else None)
+    start_ray(settings)
     settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
     check_resources(settings)
     check_placement(settings)
+    check_memory(settings)
+    start_serve(settings, keys[0] if keys else None)
     workers = [_target(settings, trust)]
     if settings.draft is not None:
         workers.append(_draft(settings, trust))

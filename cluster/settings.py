@@ -57,6 +57,12 @@ class Settings(BaseModel):
         gt=0.0,
         description="of each worker and rank: bytes, or a share of the memory below 1",
     )
+    draft_cache_memory: int | float | None = Field(
+        default=None, gt=0.0, description="the same of each draft worker; None: as cache_memory"
+    )
+    max_sequences: int = Field(
+        default=256, ge=1, description="in one step of a worker: what the logits of a step may take"
+    )
 
     gateways: int = Field(default=1, ge=1, description="replicas")
     targets: int = Field(default=1, ge=1, description="replicas")
@@ -159,20 +165,27 @@ class Settings(BaseModel):
 
     def target_engine(self) -> EngineSettings:
         return self._engine(
-            model=self.target, threads=self.target_threads, tensor_parallel=self.tensor_parallel
+            model=self.target,
+            threads=self.target_threads,
+            cache_memory=self.cache_memory,
+            tensor_parallel=self.tensor_parallel,
         )
 
-    def draft_engine(self) -> EngineSettings:
+    def draft_engine(self, model: str | None = None) -> EngineSettings:
+        """model: another in the draft's place; None: the draft."""
         return self._engine(
-            model=self.draft,
+            model=model or self.draft,
             threads=self.draft_threads,
+            cache_memory=self.draft_cache_memory or self.cache_memory,
             branches=self.draft_ahead,
             shortest_step_s=self.shortest_draft_step_ms / 1e3,
         )
 
     def _engine(self, **fields: str | float | None) -> EngineSettings:
-        shared = {"dtype", "cache_memory", "step_timeout_s"}
-        return EngineSettings.model_validate({**fields, **self.model_dump(include=shared)})
+        shared = {"dtype", "step_timeout_s"}
+        return EngineSettings.model_validate(
+            {**fields, **self.model_dump(include=shared), "max_running": self.max_sequences}
+        )
 
 
 def _share(replicas: int, gpus: float) -> float:

@@ -8,6 +8,9 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 from cluster.announce import announce_when_ready
+from cluster.devices import memories
+from cluster.plan import DeploymentPlan
+from cluster.plan_table import plan_table
 from cluster.settings import Settings
 
 logger = logging.getLogger("ray.serve")
@@ -20,15 +23,19 @@ ADD_SERVICERS = [
 ]
 
 
+def start_ray(settings: Settings) -> None:
+    """Joins the cluster, or starts one of this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.max_message_bytes))
+    if not ray.is_initialized():
+        ray.init(namespace="serve", include_dashboard=False)
+
+
 def start_serve(settings: Settings, key: str | None) -> None:
     """``serve run`` itself never opens the gRPC proxy: here it is opened before anything is bound.
 
     key: an API key with which the service can be asked whether it is ready, where one is needed.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.max_message_bytes))
-    if not ray.is_initialized():
-        ray.init(namespace="serve", include_dashboard=False)
     if _serve_is_running():
         logger.warning(
             "Serve runs already: http_host, http_port and grpc_port have no effect. Without gRPC: "
@@ -89,6 +96,25 @@ def rank_resources(settings: Settings) -> dict[str, float]:
     """What Ray sets aside for one rank of the target; something, in any case."""
     needed = _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources)
     return {name: count for name, count in needed.items() if count} or {"CPU": SLIVER}
+
+
+def check_memory(settings: Settings) -> None:
+    """Prints what each device will hold.
+
+    Raises:
+        ValueError: something does not fit; the message names what would.
+        EngineError: a model cannot be served.
+    """
+    found = memories(settings, here=len(ray.nodes()) == 1)
+    if found is None:
+        logger.warning(
+            "Nothing here tells how much memory the devices have, so it is not planned: "
+            "name target_accelerator and draft_accelerator, or see `outrider plan --memory`"
+        )
+        return
+    deployment = DeploymentPlan(settings, *found)
+    print(f"\n{plan_table(deployment)}\n", flush=True)
+    deployment.check()
 
 
 def _resources(gpus: float | None, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:

@@ -31,6 +31,7 @@ class MemoryPlan:
     weights: int
     num_blocks: int
     block_size: int  # tokens
+    block: int  # bytes, in all layers
     cache: int
     activations: int
     graphs: int
@@ -73,15 +74,16 @@ def plan_memory(
     on_cuda = resolve_device(settings.device).type == "cuda"
     layers = model.layers_of(devices)
     num_blocks = blocks_in(memory, settings, layers, model.dtype)
-    cache = (num_blocks + 1) * block_bytes(settings, layers, model.dtype)  # one for padding
+    block = block_bytes(settings, layers, model.dtype)
     num_logits = settings.max_running * (1 + depth)
     activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
-    is_gathered = not (on_cuda and model.dtype in KERNEL_DTYPES)
-    if is_gathered:
-        activations += _gather_bytes(layers, num_blocks * settings.block_size, model.dtype)
+    has_kernel = on_cuda and model.dtype in KERNEL_DTYPES
+    if not has_kernel:
+        longest = min(num_blocks * settings.block_size, settings.max_running * model.context_length)
+        activations += _gather_bytes(layers, longest, model.dtype)
     graphs = 0
-    if not is_gathered and settings.graphs:
+    if has_kernel and settings.graphs:
         graphs = model.activation_bytes(MOST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS)
     return MemoryPlan(
         model=model.name,
@@ -92,7 +94,8 @@ def plan_memory(
         weights=model.weight_bytes(devices, bits, packed=not on_cuda),
         num_blocks=num_blocks,
         block_size=settings.block_size,
-        cache=cache,
+        block=block,
+        cache=(num_blocks + 1) * block,  # one for padding
         activations=activations,
         graphs=graphs,
         runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],
@@ -100,7 +103,7 @@ def plan_memory(
 
 
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:
-    """Into which the whole cache of one layer is gathered; GatherSpace takes twice what it needs."""
+    """Into which one layer's cache of so many tokens is gathered; GatherSpace takes twice what it needs."""
     keys = max(heads * key_dim for heads, key_dim, _ in layers.values())
     values = max(heads * value_dim for heads, _, value_dim in layers.values())
     return 2 * num_tokens * (keys + values) * dtype.itemsize

@@ -39,6 +39,7 @@ class ModelOutline:
         self.name = name
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._fake = FakeTensorMode()
+        self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
         try:
             with self._fake:
                 self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()
@@ -91,6 +92,12 @@ class ModelOutline:
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
         """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""
+        size = num_tokens, num_logits
+        if size not in self._activations:
+            self._activations[size] = self._pass(num_tokens, num_logits)
+        return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
+
+    def _pass(self, num_tokens: int, num_logits: int) -> int:
         with self._fake, torch.inference_mode():
             ids = torch.zeros(1, num_tokens, dtype=torch.int64)
             rows = torch.zeros(num_logits, dtype=torch.int64)
@@ -99,7 +106,7 @@ class ModelOutline:
                     input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=rows, outrider=Probe()
                 )
         peak: int = alive.peak
-        return peak * self.dtype.itemsize // PASSED.itemsize
+        return peak
 
 
 def outline(settings: EngineSettings) -> ModelOutline:
@@ -114,7 +121,8 @@ class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._alive: dict[int, int] = {}  # bytes by storage
+        self._total = 0
+        self._alive: set[int] = set()  # storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {storage._cdata for storage in _storages((args, kwargs))}
@@ -125,11 +133,16 @@ class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key, size = storage._cdata, storage.nbytes()
         if key not in self._alive:
-            self._alive[key] = storage.nbytes()
-            weakref.finalize(storage, self._alive.pop, key)
-            self.peak = max(self.peak, sum(self._alive.values()))
+            self._alive.add(key)
+            self._total += size
+            self.peak = max(self.peak, self._total)
+            weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._alive.remove(key)
+        self._total -= size
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:

@@ -1,0 +1,70 @@
+"""How much memory the devices of a deployment have."""
+
+import re
+import shutil
+import subprocess
+
+import torch
+
+from cluster.settings import Settings
+from engine.memory import device_memory
+
+# Of accelerators by Ray's names, as their data sheets say.
+ACCELERATORS = {
+    "T4": 16,
+    "V100": 16,
+    "P100": 16,
+    "A10G": 24,
+    "L4": 24,
+    "L40S": 48,
+    "A100": 40,
+    "A100-40G": 40,
+    "A100-80G": 80,
+    "H100": 80,
+    "H20": 96,
+    "H200": 141,
+    "B200": 180,
+}
+UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """80GB, 24GiB, 512 MB or plain bytes. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\w*)", text.strip())
+    if match is None or match[2].upper() not in UNITS:
+        raise ValueError(f"{text!r} is no amount of memory: 80GB, 24GiB and bytes are")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def gpus_here() -> list[int]:
+    """Bytes of each GPU of this machine, asked of its driver: to ask torch would take a part of them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True)
+    return [int(line) * 2**20 for line in answer.stdout.split()] if answer.returncode == 0 else []
+
+
+def memories(
+    settings: Settings, memory: int | None = None, draft_memory: int | None = None, *, here: bool = True
+) -> tuple[int, int] | None:
+    """Of a target's device and of a draft's; None where one of them is not known.
+
+    Args:
+        settings: resolved, their GPUs too.
+        memory: bytes, if the caller knows better; of both, unless ``draft_memory`` says otherwise.
+        here: whether the devices are this machine's.
+    """
+    target = memory or _memory_of(settings.target_gpus or 0.0, settings.target_accelerator, here)
+    draft = draft_memory or memory or _memory_of(settings.draft_gpus or 0.0, settings.draft_accelerator, here)
+    return None if target is None or draft is None else (target, draft)
+
+
+def _memory_of(gpus: float, accelerator: str | None, here: bool) -> int | None:
+    """Bytes of one device of a worker."""
+    if gpus and accelerator is not None:
+        size = ACCELERATORS.get(accelerator)
+        return None if size is None else size * 10**9
+    if not here:
+        return None
+    return min(gpus_here(), default=None) if gpus else device_memory(torch.device("cpu"))

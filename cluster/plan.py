@@ -1,0 +1,198 @@
+"""Whether draft and target fit into their devices, told before either is started."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import LlamaConfig
+
+from cluster.settings import Settings
+from decoding.pace.settings import MAX_DEPTH
+from engine.memory_plan import MemoryPlan, plan_memory
+from engine.outline import ModelOutline, outline
+from engine.settings import EngineSettings
+
+Role = Literal["target", "draft"]
+
+GB = 10**9
+INT4_BITS = 4.5  # per weight, with 16 bits of scale for every 32 weights
+# Shapes of Llama 3.2 1B and Llama 3.1 8B; vocabulary and context are the target's.
+HEADS: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 8}
+LLAMAS: dict[str, dict[str, Any]] = {
+    "1B": {
+        **HEADS,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "tie_word_embeddings": True,
+    },
+    "8B": {**HEADS, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The replicas of one role."""
+
+    role: Role
+    plan: MemoryPlan  # of each device of one replica
+    devices: int  # of one replica
+    per_device: int  # replicas, or their ranks, that have a part on the same device
+    engine: EngineSettings
+    replan: Callable[[EngineSettings], MemoryPlan]  # under other settings
+
+    @property
+    def taken(self) -> int:
+        """Bytes of one device."""
+        return self.per_device * self.plan.total
+
+    def largest_cache(self, memory: int) -> int:
+        """Bytes of cache with which one replica takes at most ``memory``; 0: not with one block."""
+        return self.plan.block * self._most("cache_memory", self.plan.block, self.plan.num_blocks, memory)
+
+    def largest_step(self, memory: int) -> int:
+        """Sequences in a step, with which one replica takes at most ``memory``; 0: not with one."""
+        return self._most("max_running", 1, self.engine.max_running, memory)
+
+    def _most(self, field: str, unit: int, most: int, memory: int) -> int:
+        """Units of a setting, found by bisection: what is taken never falls when a setting grows."""
+
+        def fits(count: int) -> bool:
+            return self.replan(self.engine.model_copy(update={field: count * unit})).total <= memory
+
+        return bisect_left(range(1, most + 1), True, key=lambda count: not fits(count))
+
+
+@dataclass(frozen=True)
+class Device:
+    """One of those that are alike: the target comes first where the draft shares it."""
+
+    memory: int  # bytes
+    parts: tuple[Part, ...]
+
+    @property
+    def left(self) -> int:
+        """Bytes; below 0 where the parts do not fit."""
+        return self.memory - sum(part.taken for part in self.parts)
+
+    def check(self) -> None:
+        """Raises ValueError if something does not fit, naming what would."""
+        before = 0
+        for part in self.parts:
+            if before + part.taken > self.memory:
+                raise ValueError(_refusal(part, self.memory, before))
+            before += part.taken
+
+
+class DeploymentPlan:
+    """The devices of target and draft. The target never gives way: what does not fit beside it is refused."""
+
+    def __init__(self, settings: Settings, memory: int, draft_memory: int) -> None:
+        """
+        Args:
+            settings: resolved, their GPUs too.
+            memory: bytes of each device of a target; of its machine, where it runs on the CPU.
+            draft_memory: the same of a draft, unless it shares the target's device.
+
+        Raises:
+            ValueError: the model cannot be shared out over its devices.
+            CacheTooSmallError: the setting of a cache buys no block.
+            UnsupportedModelError: a model cannot be served.
+        """
+        assert settings.target_gpus is not None
+        self._settings = settings
+        engine, gpus, ranks = settings.target_engine(), settings.target_gpus, settings.tensor_parallel
+        per_device = _per_device(settings.targets * ranks, gpus)
+        self.target = _part("target", outline(engine), engine, gpus, memory, per_device, devices=ranks)
+        alone = Device(memory, (self.target,))
+        is_shared = _share_a_device(settings, per_device)
+        self._beside = alone if is_shared else Device(draft_memory, ())
+        self.devices = [alone]
+        if settings.draft is not None:
+            drafting = self.drafting(outline(settings.draft_engine()))
+            self.devices = [drafting] if is_shared else [alone, drafting]
+
+    def drafting(self, model: ModelOutline, bits: float | None = None) -> Device:
+        """The draft's device with any model in its place; bits: per weight, None: those of its type."""
+        assert self._settings.draft_gpus is not None
+        engine = self._settings.draft_engine(model.name)
+        gpus, memory = self._settings.draft_gpus, self._beside.memory
+        per_device = _per_device(self._settings.drafts, gpus)
+        draft = _part("draft", model, engine, gpus, memory, per_device, bits=bits, depth=0)
+        return Device(memory, (*self._beside.parts, draft))
+
+    def other_drafts(self) -> Iterator[tuple[str, Device]]:
+        """What could draft instead, and its device."""
+        target = self.target.plan
+        type_name = str(target.dtype).removeprefix("torch.")
+        for name, shape in LLAMAS.items():
+            sizes = {"vocab_size": target.vocab_size, "max_position_embeddings": target.context_length}
+            model = ModelOutline(LlamaConfig(**shape, **sizes), name, target.dtype)
+            yield f"{name} {type_name}", self.drafting(model)
+            yield f"{name} int4", self.drafting(model, INT4_BITS)
+        yield "the target in int4", self.drafting(outline(self._settings.target_engine()), INT4_BITS)
+
+    def check(self) -> None:
+        """Raises ValueError if something does not fit, naming what would."""
+        for device in self.devices:
+            device.check()
+
+
+def _part(
+    role: Role,
+    model: ModelOutline,
+    engine: EngineSettings,
+    gpus: float,
+    memory: int,
+    per_device: int,
+    devices: int = 1,
+    bits: float | None = None,
+    depth: int = MAX_DEPTH,
+) -> Part:
+    engine = engine.model_copy(update={"device": "cuda" if gpus else "cpu"})  # without GPUs it sees none
+
+    def plan(changed: EngineSettings) -> MemoryPlan:
+        return plan_memory(model, changed, memory, devices=devices, bits=bits, depth=depth)
+
+    return Part(role, plan(engine), devices, per_device, engine, plan)
+
+
+def _refusal(part: Part, memory: int, before: int) -> str:
+    """before: bytes that others hold on the device."""
+    plan, field = part.plan, "cache_memory" if part.role == "target" else "draft_cache_memory"
+    uses = ("weights", "cache", "activations", "graphs", "runtime")
+    needs = ", ".join(f"{use} {getattr(plan, use) / GB:.2f}" for use in uses)
+    beside = f" beside {before / GB:.2f} GB of the target" if before else ""
+    reason = (
+        f"{part.role}={plan.model!r} takes {part.taken / GB:.2f} GB ({part.per_device} times {needs}) of a "
+        f"device with {memory / GB:.2f} GB{beside}"
+    )
+    room = (memory - before) // part.per_device
+    options = []
+    if cache := part.largest_cache(room):
+        options.append(f"{field}={cache}")
+    if sequences := part.largest_step(room):
+        options.append(f"max_sequences={sequences}")
+    if options:
+        return f"{reason}: {' or '.join(options)} would fit"
+    others = "another draft" if part.role == "draft" else "more tensor_parallel, another target"
+    return f"{reason}: {others} or a larger device may fit"
+
+
+def _per_device(replicas: int, gpus: float) -> int:
+    """Of one role on one device, as full as Ray packs it; without GPUs the device is the machine."""
+    if gpus == 0:
+        return replicas
+    return min(replicas, math.floor(1 / gpus)) if gpus < 1 else 1
+
+
+def _share_a_device(settings: Settings, targets: int) -> bool:
+    """targets: on one device."""
+    gpus, draft_gpus = settings.target_gpus or 0.0, settings.draft_gpus or 0.0
+    if settings.target_resources.keys() != settings.draft_resources.keys():
+        return False  # what is asked for by name lies on machines of its own
+    if settings.target_accelerator != settings.draft_accelerator:
+        return False
+    return gpus == draft_gpus == 0 or (0 < gpus < 1 and draft_gpus > 0 and targets * gpus + draft_gpus <= 1)

@@ -1,0 +1,64 @@
+"""The memory plan of a deployment as text."""
+
+from collections.abc import Sequence
+
+from cluster.plan import GB, DeploymentPlan, Device, Part
+
+CONTEXTS = (1024, 4096, 16384, 65536)
+ROWS = ("weights", "cache", "activations", "graphs", "runtime")
+
+
+def plan_table(deployment: DeploymentPlan) -> str:
+    """Bytes by use for each role, how full the devices are, how many sequences the caches hold."""
+    parts = [part for device in deployment.devices for part in device.parts]
+    lines = [_model(part) for part in parts]
+    lines += ["", _row("GB on each device", [part.role for part in parts])]
+    for use in ROWS:
+        lines.append(_row(use, [f"{getattr(part.plan, use) / GB:.3f}" for part in parts]))
+    lines.append(_row("together", [f"{part.plan.total / GB:.3f}" for part in parts]))
+    lines += ["", *(_device(device) for device in deployment.devices), ""]
+    longest = min(part.plan.context_length for part in parts)
+    contexts = [*(c for c in CONTEXTS if c < longest), longest]
+    lines.append(_row("tokens of context", [f"{context:,}" for context in contexts]))
+    for part in parts:
+        sequences = [f"{part.plan.sequences(context):,}" for context in contexts]
+        lines.append(_row(f"sequences, {part.role}", sequences))
+    return "\n".join(lines)
+
+
+def draft_table(deployment: DeploymentPlan) -> str:
+    """What other drafts would take, and what they would leave of their device."""
+    target = deployment.target.plan
+    context = min(4096, target.context_length)
+    lines = [_row("Another draft", ["weights", "of target's", "cache", "together", "left", "sequences"])]
+    for name, device in deployment.other_drafts():
+        plan = device.parts[-1].plan
+        sizes = [f"{size / GB:.3f}" for size in (plan.cache, plan.total, device.left)]
+        sequences = f"{plan.sequences(context):,}" if device.left >= 0 else "does not fit"
+        share = f"{plan.weights / target.weights:.3f}"
+        lines.append(_row(name, [f"{plan.weights / GB:.3f}", share, *sizes, sequences]))
+    lines += [
+        f"GB on each device; sequences of {context:,} tokens. A step reads the weights once, so their part",
+        "of the target's is the step's, where both devices read as fast. 1B and 8B have the shapes of",
+        "Llama 3 and the target's vocabulary.",
+    ]
+    return "\n".join(lines)
+
+
+def _model(part: Part) -> str:
+    plan = part.plan
+    type_name = str(plan.dtype).removeprefix("torch.")
+    devices = f", over {part.devices} devices" if part.devices > 1 else ""
+    return (
+        f"{part.role:7} {plan.model}: {plan.parameters / 1e6:,.1f} M parameters, {type_name}{devices}, "
+        f"{plan.context_length:,} tokens of context"
+    )
+
+
+def _device(device: Device) -> str:
+    held = " and ".join(f"{part.per_device} x {part.role}" for part in device.parts)
+    return f"A device with {device.memory / GB:.2f} GB has {held}: {device.left / GB:.2f} GB are left."
+
+
+def _row(title: str, cells: Sequence[str]) -> str:
+    return f"{title:24}" + "".join(f"{cell:>14}" for cell in cells)

@@ -1,0 +1,148 @@
+"""What a deployment takes of its devices, and what is refused before it starts."""
+
+import re
+
+import pytest
+import ray
+
+from cluster import application
+from cluster.command_line import main
+from cluster.devices import memories, parse_bytes
+from cluster.plan import DeploymentPlan
+from cluster.settings import Settings
+
+GB = 10**9
+ON_GPUS = {"target_gpus": 1.0, "draft_gpus": 1.0}
+TARGET_ALONE = {"target": Settings().resolved().target, "dtype": "float32"}
+ON_ONE_GPU = {"target_gpus": 0.5, "draft_gpus": 0.5}
+
+
+def plan(memory: int = 4 * GB, draft_memory: int = 2 * GB, gpus: int = 0, **fields: object) -> DeploymentPlan:
+    return DeploymentPlan(Settings(**fields).resolved().with_gpus(gpus), memory, draft_memory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "devices"),
+    [
+        ({}, [{"target": 1, "draft": 1}]),  # without GPUs the device is the machine
+        ({"targets": 2, "drafts": 3}, [{"target": 2, "draft": 3}]),
+        ({"tensor_parallel": 2}, [{"target": 2, "draft": 1}]),
+        ({"target_resources": {"big": 1.0}}, [{"target": 1}, {"draft": 1}]),
+        (ON_GPUS, [{"target": 1}, {"draft": 1}]),
+        ({**ON_GPUS, "targets": 4, "tensor_parallel": 2}, [{"target": 1}, {"draft": 1}]),
+        (ON_ONE_GPU, [{"target": 1, "draft": 1}]),
+        ({**ON_ONE_GPU, "targets": 2}, [{"target": 2}, {"draft": 1}]),
+        ({**ON_ONE_GPU, "draft_accelerator": "L4"}, [{"target": 1}, {"draft": 1}]),
+        ({"target_gpus": 1.0, "draft_gpus": 0.25, "drafts": 6}, [{"target": 1}, {"draft": 4}]),
+    ],
+    ids=str,
+)
+def test_who_is_on_a_device_with_whom(fields, devices):
+    deployment = plan(**fields)
+    found = [{part.role: part.per_device for part in device.parts} for device in deployment.devices]
+    assert found == devices
+
+
+def test_the_target_gives_nothing_to_the_draft_beside_it():
+    alone = plan(**TARGET_ALONE)
+    beside = plan()
+    assert beside.target.plan == alone.target.plan
+    assert beside.devices[0].left == alone.devices[0].left - beside.devices[0].parts[1].taken
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({**TARGET_ALONE, "cache_memory": 0.9}, "cache_memory"),
+        ({"draft_cache_memory": 0.9}, "draft_cache_memory"),
+        ({**ON_GPUS, "draft_cache_memory": 0.9}, "draft_cache_memory"),
+        ({**TARGET_ALONE, "max_sequences": 65536}, "max_sequences"),
+        ({**TARGET_ALONE, "targets": 3, "cache_memory": 0.3}, "cache_memory"),
+    ],
+    ids=str,
+)
+def test_what_would_fit_is_named_and_fits(fields, named):
+    with pytest.raises(ValueError) as refused:
+        plan(**fields).check()
+    options = dict(re.findall(r"(\w+)=(\d+)", str(refused.value)))
+    assert named in options
+    plan(**{**fields, named: int(options[named])}).check()
+
+
+def test_a_cache_that_just_fits_is_the_largest():
+    target = plan(cache_memory=0.9, **ON_GPUS).target
+    cache = target.largest_cache(4 * GB)
+    assert plan(cache_memory=cache, **ON_GPUS).devices[0].left >= 0
+    assert plan(cache_memory=cache + target.plan.block, **ON_GPUS).devices[0].left < 0
+
+
+def test_a_model_too_large_for_any_setting_is_named():
+    with pytest.raises(
+        ValueError, match=r"target='.*target' takes .* of a device with 0.10 GB: more tensor_par"
+    ):
+        plan(memory=10**8, **ON_GPUS).check()
+
+
+def test_devices_are_as_large_as_the_settings_or_the_caller_say(monkeypatch):
+    on_gpus = Settings(**ON_GPUS, target_accelerator="H100", draft_accelerator="L4").resolved()
+    assert memories(on_gpus) == (80 * GB, 24 * GB)
+    assert memories(on_gpus, here=False) == (80 * GB, 24 * GB)
+    assert memories(on_gpus, 7, 5) == (7, 5)
+    assert memories(on_gpus, 7) == (7, 7)
+    on_cpus = Settings().resolved().with_gpus(0)
+    assert memories(on_cpus) is not None
+    assert memories(on_cpus, here=False) is None
+    monkeypatch.setattr("cluster.devices.gpus_here", lambda: [])
+    assert memories(Settings(**ON_GPUS).resolved()) is None
+    monkeypatch.setattr("cluster.devices.gpus_here", lambda: [8, 6])
+    assert memories(Settings(**ON_GPUS).resolved()) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GB", 80 * GB), ("1.5 GiB", 3 * 2**29), ("512mb", 512 * 10**6), ("4096", 4096)]
+)
+def test_memory_is_written_with_its_unit(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "80 apples", "GB", "-1GB"])
+def test_what_is_no_memory_is_named(text):
+    with pytest.raises(ValueError, match=f"'{text}' is no amount of memory: 80GB"):
+        parse_bytes(text)
+
+
+def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys):
+    file = tmp_path / "outrider.yaml"
+    file.write_text("targets: 2\nmax_sequences: 32\n")
+    assert main(["plan", str(file), "--memory", "80GB", "--draft-memory", "24GB"]) == 0
+    told = capsys.readouterr().out
+    assert "A device with 80.00 GB has 1 x target" in told
+    assert "A device with 24.00 GB has 1 x draft" in told
+    weights = dict(re.findall(r"^(\w+ \w+(?: in int4)?) +(\d+\.\d{3})", told, re.MULTILINE))
+    assert float(weights["1B float32"]) == pytest.approx(3.926, rel=0.01)
+    assert float(weights["8B int4"]) < 0.2 * float(weights["8B float32"])
+    assert "the target in int4" in weights
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["nowhere.yaml"], "config='nowhere.yaml'"),
+        (["--memory", "many"], "'many' is no amount"),
+        (["--memory", "1GB"], "takes"),
+    ],
+    ids=str,
+)
+def test_the_command_says_what_is_wrong(arguments, named, capsys):
+    assert main(["plan", *arguments]) == 1
+    assert named in capsys.readouterr().err
+
+
+def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
+    monkeypatch.setattr(application, "start_ray", lambda _: None)
+    monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {})
+    monkeypatch.setattr(ray, "nodes", lambda: [{}])
+    with pytest.raises(ValueError, match=r"cache_memory=.* would fit"):
+        application.app(Settings(cache_memory=0.95))
+    assert capsys.readouterr().out.count("GB on each device") == 1
