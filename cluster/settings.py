@@ -11,10 +11,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from decoding.pace.settings import PaceSettings
-from engine.settings import EngineSettings
+from engine.settings import EngineSettings, Quantization
 from gateway.settings import Drafter, GatewaySettings
 
 DEMO_NAME = "outrider-demo"
+TARGET_ITSELF = "target"  # as a draft
 
 
 def _from_json(value: Any) -> Any:
@@ -33,7 +34,11 @@ class Settings(BaseModel):
 
     config: str | None = Field(default=None, description="YAML file with these settings; arguments win")
     target: str | None = Field(default=None, description="local folder or hub id; None: the demo pair")
-    draft: str | None = Field(default=None, description="the same for the draft; None and a target: no draft")
+    draft: str | None = Field(
+        default=None,
+        description="the same for the draft; None and a target: no draft; target: the target's own copy, in 4"
+        " bit if draft_quantization does not say otherwise",
+    )
     name: str | None = Field(default=None, description="what clients call the target; None: as `target`")
     pace: Pace = Field(
         default=PaceSettings(), description="how deep to draft; JSON; may change while the service runs"
@@ -45,6 +50,12 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
         default=None,
         description="auto: the checkpoint's; None: float32 for the demo, else auto",
+    )
+    target_quantization: Quantization | None = Field(
+        default=None, description="of its weights at load; None: as the checkpoint has them"
+    )
+    draft_quantization: Quantization | None = Field(
+        default=None, description="the same of the draft; never changes the text"
     )
     draft_ahead: int = Field(
         default=12, ge=0, description="verdicts that a draft worker prepares for in idle time; 0: none"
@@ -121,7 +132,8 @@ class Settings(BaseModel):
         """With nothing left open that depends on a file, on this machine or on another field.
 
         Raises:
-            ValueError: the config file cannot be read, or holds what is not accepted.
+            ValueError: the config file cannot be read, or holds what is not accepted; or settings contradict
+                one another.
         """
         if self.config is not None:
             return _from_file(
@@ -130,10 +142,18 @@ class Settings(BaseModel):
         is_demo = self.target is None
         target = self.target or _demo("target")
         draft = self.draft or (_demo("draft") if is_demo else None)
+        draft_quantization = self.draft_quantization
+        if draft == TARGET_ITSELF:
+            draft, draft_quantization = target, draft_quantization or "int4"
+        if draft is None and draft_quantization is not None:
+            raise ValueError(
+                f"draft_quantization={draft_quantization!r} needs a draft: name one, or draft=target"
+            )
         return self.model_copy(
             update={
                 "target": target,
                 "draft": draft,
+                "draft_quantization": draft_quantization,
                 "name": self.name or (DEMO_NAME if is_demo else target),
                 "drafter": self.drafter or ("model" if draft else "ngram"),
                 "dtype": self.dtype or ("float32" if is_demo else "auto"),
@@ -169,6 +189,7 @@ class Settings(BaseModel):
             threads=self.target_threads,
             cache_memory=self.cache_memory,
             tensor_parallel=self.tensor_parallel,
+            quantization=self.target_quantization,
         )
 
     def draft_engine(self, model: str | None = None) -> EngineSettings:
@@ -177,6 +198,7 @@ class Settings(BaseModel):
             model=model or self.draft,
             threads=self.draft_threads,
             cache_memory=self.draft_cache_memory or self.cache_memory,
+            quantization=self.draft_quantization,
             branches=self.draft_ahead,
             shortest_step_s=self.shortest_draft_step_ms / 1e3,
         )

@@ -10,7 +10,7 @@ beside one other row or many, bit for bit, but not alone. In bfloat16 it is alwa
 
 import ctypes
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,9 @@ def packed_tiles(packed: Tensor, weight: Tensor) -> Tensor | None:
     return None
 
 
+Product = Callable[[Tensor, Tensor | None], nn.Module]  # from weight and bias, as PackedLinear
+
+
 class SharedProduct(nn.Module):
     """Projections of one input as one matrix product, computed when the first of them is asked for.
 
@@ -75,11 +78,11 @@ class SharedProduct(nn.Module):
     computing the whole product for each.
     """
 
-    def __init__(self, projections: list[nn.Linear]) -> None:
+    def __init__(self, projections: list[nn.Linear], product: Product = PackedLinear) -> None:
         super().__init__()
         biases = [projection.bias for projection in projections if projection.bias is not None]
         weight = torch.cat([projection.weight.detach() for projection in projections])
-        self.product = PackedLinear(weight, torch.cat([*biases]) if biases else None)
+        self.product = product(weight, torch.cat([*biases]) if biases else None)
         self.widths = [projection.out_features for projection in projections]
         self.input: Tensor | None = None
         self.parts: dict[int, Tensor] = {}
@@ -142,11 +145,17 @@ def linear_groups(module: nn.Module) -> Iterator[tuple[str, ...]]:
         yield (name,)
 
 
-def replace(module: nn.Module, names: tuple[str, ...], projections: list[nn.Linear]) -> None:
+def replace(
+    module: nn.Module,
+    names: tuple[str, ...],
+    projections: list[nn.Linear],
+    product: Product = PackedLinear,
+) -> None:
+    """Puts ``product`` in the place of one linear layer, or a shared one in the place of several."""
     if len(names) == 1:
-        setattr(module, names[0], PackedLinear(projections[0].weight, projections[0].bias))
+        setattr(module, names[0], product(projections[0].weight, projections[0].bias))
         return
-    shared = SharedProduct(projections)
+    shared = SharedProduct(projections, product)
     for index, name in enumerate(names):
         setattr(module, name, Projection(shared, index))
 

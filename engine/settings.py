@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Bytes = Annotated[int, Field(ge=1)]
+Quantization = Literal["int8", "int4"]
 
 
 class EngineSettings(BaseModel):
@@ -16,6 +17,10 @@ class EngineSettings(BaseModel):
     model: str = Field(min_length=1, description="local checkpoint folder or hub id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="type of weights and cache; auto takes the checkpoint's"
+    )
+    quantization: Quantization | None = Field(
+        default=None,
+        description="of the weights at load; None: as the checkpoint has them, which may be quantized",
     )
     device: str = Field(
         default="auto",

@@ -10,6 +10,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from engine.attention import ATTENTION, Probe
 from engine.errors import UnsupportedModelError
 from engine.linear import optimize_for_cpu
+from engine.quantized import bitsandbytes_config, quantize_for_cpu
 from engine.settings import EngineSettings
 from engine.shares import use_plain_shares
 
@@ -27,27 +28,27 @@ def resolve_device(name: str) -> torch.device:
 def load_model(settings: EngineSettings) -> Any:
     """The checkpoint as a transformers model in evaluation mode, on its device.
 
-    Of several devices each process loads its share alone, in its process group.
+    A checkpoint that is quantized loads as it is, through the library that transformers takes for it. Of
+    several devices each process loads its share alone, in its process group.
 
     Raises:
-        UnsupportedModelError: transformers cannot load it as a decoder, or share it like this.
+        UnsupportedModelError: transformers cannot load it as a decoder, or it cannot be quantized or shared.
     """
-    dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    shares: dict[str, Any] = {}
-    if settings.tensor_parallel > 1:
-        check_shares(settings)
-        shares["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
+    device = resolve_device(settings.device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=dtype, **shares)
-    except (ValueError, KeyError) as error:
+        model = AutoModelForCausalLM.from_pretrained(settings.model, **_loading(settings, device))
+    except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
-    device = resolve_device(settings.device)
-    model = model.eval().to(device)
+    model = model.eval()
+    if not _is_quantized(model.config):
+        model = model.to(device)
     if settings.tensor_parallel > 1:
         use_plain_shares(model)
     if device.type == "cpu":
+        if settings.quantization is not None:
+            quantize_for_cpu(model, settings.quantization)
         optimize_for_cpu(model)
     return model
 
@@ -73,6 +74,37 @@ def check_shares(settings: EngineSettings) -> None:
                     f"tensor_parallel={size}: model={settings.model!r} has {name}={count}, which they "
                     f"cannot share evenly; give a divisor of {count}"
                 )
+
+
+def _loading(settings: EngineSettings, device: torch.device) -> dict[str, Any]:
+    """Arguments of from_pretrained."""
+    dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    options: dict[str, Any] = {"dtype": dtype}
+    config = AutoConfig.from_pretrained(settings.model)
+    if _is_quantized(config):
+        if settings.quantization is not None:
+            raise UnsupportedModelError(
+                f"quantization={settings.quantization!r}: model={settings.model!r} is quantized already;"
+                " leave it unset, or name the checkpoint it was made from"
+            )
+        options["device_map"] = {"": device}
+    elif settings.quantization is not None and device.type == "cuda":
+        compute = config.dtype or torch.bfloat16 if dtype == "auto" else dtype
+        options["quantization_config"] = bitsandbytes_config(settings.quantization, compute)
+        options["device_map"] = {"": device}
+    if settings.tensor_parallel > 1:
+        check_shares(settings)
+        if "device_map" in options:
+            raise UnsupportedModelError(
+                f"tensor_parallel={settings.tensor_parallel}: weights that a library quantizes cannot "
+                f"be shared between devices; give 1, or weights that are not, for model={settings.model!r}"
+            )
+        options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
+    return options
+
+
+def _is_quantized(config: Any) -> bool:
+    return getattr(config, "quantization_config", None) is not None
 
 
 def attach(model: Any, name: str) -> Probe:

@@ -27,6 +27,27 @@ def test_what_is_named_is_kept():
 
 
 @pytest.mark.parametrize(
+    ("fields", "quantization"),
+    [({}, "int4"), ({"draft_quantization": "int8"}, "int8"), ({"target_quantization": "int8"}, "int4")],
+)
+def test_the_target_drafts_for_itself_as_a_smaller_copy(fields, quantization):
+    settings = Settings(target="folder", draft="target", **fields).resolved()
+    assert (settings.draft_engine().model, settings.draft_engine().quantization) == ("folder", quantization)
+    assert settings.target_engine().quantization == fields.get("target_quantization")
+    assert settings.drafter == "model"
+
+
+def test_the_demo_target_may_draft_for_itself_too():
+    settings = Settings(draft="target").resolved()
+    assert settings.draft == settings.target
+
+
+def test_a_quantization_of_no_draft_is_refused():
+    with pytest.raises(ValueError, match=r"draft_quantization='int8' needs a draft"):
+        Settings(target="folder", draft_quantization="int8").resolved()
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"dept": "4"},
@@ -34,6 +55,7 @@ def test_what_is_named_is_kept():
         {"pace": '{"max_depth": 17}'},
         {"pace": '{"of_below": 0.5}'},
         {"dtype": "int8"},
+        {"draft_quantization": "int3"},
         {"http_port": "0"},
         {"target_resources": "{"},
         {"target_placement": "PACKED"},
