@@ -57,6 +57,11 @@ class Settings(BaseModel):
     draft_quantization: Quantization | None = Field(
         default=None, description="the same of the draft; never changes the text"
     )
+    reproducible: bool = Field(
+        default=False,
+        description="the target's logits do not depend on what else is in its step: same seed, same text in"
+        " any dtype, for some speed",
+    )
     draft_ahead: int = Field(
         default=12, ge=0, description="verdicts that a draft worker prepares for in idle time; 0: none"
     )
@@ -190,6 +195,7 @@ class Settings(BaseModel):
             cache_memory=self.cache_memory,
             tensor_parallel=self.tensor_parallel,
             quantization=self.target_quantization,
+            reproducible=self.reproducible,
         )
 
     def draft_engine(self, model: str | None = None) -> EngineSettings:
@@ -203,7 +209,7 @@ class Settings(BaseModel):
             shortest_step_s=self.shortest_draft_step_ms / 1e3,
         )
 
-    def _engine(self, **fields: str | float | None) -> EngineSettings:
+    def _engine(self, **fields: str | float | bool | None) -> EngineSettings:
         shared = {"dtype", "step_timeout_s"}
         return EngineSettings.model_validate(
             {**fields, **self.model_dump(include=shared), "max_running": self.max_sequences}

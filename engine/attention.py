@@ -64,9 +64,9 @@ def attend(
         return attend_ragged(outrider.kernel, *ragged, scaling, sliding_window)[None], None
     spaces = cache.key_space, cache.value_space
     layout = Layout(keys, values, *spaces, query.shape[1], scaling, sliding_window, softcap, s_aux)
-    if len(batch.groups) == 1:
+    if len(batch.groups) == 1 and not batch.is_padded:
         return layout.attend(batch.groups[0], query[0])[None], None
-    output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
     for group in batch.groups:
         output[group.output_rows] = layout.attend(group, query[0])
     return output[None], None

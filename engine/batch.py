@@ -48,6 +48,11 @@ class Batch:
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether some rows belong to no lane."""
+        return False
+
     @cached_property
     def groups(self) -> list[Group]:
         """For attention without the paged kernel; made when the first layer asks."""

@@ -7,6 +7,7 @@ from engine.batch import Batch, pack
 from engine.cache import PagedCache
 from engine.graphs import Graphs, capture_cuda
 from engine.memory import blocks_within
+from engine.reproducible import check_rows_are_apart, passes
 from engine.settings import EngineSettings
 from engine.step_input import StepInput
 from engine.tensor_parallel import Group
@@ -30,6 +31,8 @@ class ForwardPass:
         self._settings = settings
         self.model = load_model(settings)
         layers = attach(self.model, settings.model)
+        if settings.reproducible:
+            check_rows_are_apart(self.model, settings.model)
         dtype, device = self.model.dtype, self.model.device
         num_blocks = blocks_within(settings, layers.shapes, dtype, device)
         if group is not None:
@@ -39,7 +42,7 @@ class ForwardPass:
         if layers.has_plain_scores:
             self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)
         self._graphs: Graphs | None = None
-        if self._kernel is not None and settings.graphs and group is None:
+        if self._kernel is not None and settings.graphs and not settings.reproducible and group is None:
             self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
 
     def pack(self, step: StepInput) -> Batch:
@@ -50,8 +53,15 @@ class ForwardPass:
     def run(self, step: StepInput, batch: Batch) -> torch.Tensor:
         """[num_logits, vocab_size]; at ranks other than 0 only their share of the vocabulary."""
         self.cache.make(step.moves)
+        if self._settings.reproducible:
+            return self._run_in_passes(batch)
         logits = self._graphs.run(batch) if self._graphs is not None else None
         return self._run(batch) if logits is None else logits
+
+    def _run_in_passes(self, batch: Batch) -> torch.Tensor:
+        spare_slot = self.cache.spare_block * self._settings.block_size
+        logits = [self._run(part)[part.wanted] for part in passes(batch, spare_slot)]
+        return torch.cat([part for part in logits if len(part)] or logits[:1])
 
     def _run(self, batch: Batch) -> torch.Tensor:
         output = self.model(

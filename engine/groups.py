@@ -47,7 +47,7 @@ class Lane:
 class Group:
     """Lanes padded to one number of queries and one length.
 
-    The context is a ``view`` of the cache where it lies in one piece, else gathered from ``blocks``.
+    The context is what ``view`` picks from the cache, where that is given, else gathered from ``blocks``.
     """
 
     lanes: list[Lane]
@@ -56,7 +56,7 @@ class Group:
     query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a lane's last row
     real: torch.Tensor | None  # which of them are no padding; None: all
     output_rows: Rows  # [real] rows of the batch
-    view: slice | None
+    view: Rows | None
     blocks: torch.Tensor | None  # int64 [num_lanes * blocks per lane]
     dtype: torch.dtype
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)

@@ -100,11 +100,14 @@ def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None
             f"quantization={quantization!r}: this build of torch has no kernel for it here; leave it unset"
         )
     head = model.get_output_embeddings()
+    of_head = set() if head is None else {*head.modules()}
     is_quantized = False
     for module in list(model.modules()):
         for names in linear_groups(module):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
-            kind = Int8Linear if quantization == "int8" or head in projections else _int4_or_int8
+            kind = (
+                Int8Linear if quantization == "int8" or of_head.intersection(projections) else _int4_or_int8
+            )
             replace(module, names, projections, kind)
             is_quantized = True
     if not is_quantized:

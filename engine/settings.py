@@ -41,6 +41,10 @@ class EngineSettings(BaseModel):
         ge=1,
         description="prompt tokens in one step, all sequences together: what others wait for at most",
     )
+    reproducible: bool = Field(
+        default=False,
+        description="a token's logits do not depend on what else is in its step, bit for bit, in any dtype",
+    )
     graphs: bool = Field(
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",

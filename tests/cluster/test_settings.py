@@ -42,6 +42,11 @@ def test_the_demo_target_may_draft_for_itself_too():
     assert settings.draft == settings.target
 
 
+def test_reproducible_numerics_are_the_targets():
+    settings = Settings(reproducible=True).resolved()
+    assert (settings.target_engine().reproducible, settings.draft_engine().reproducible) == (True, False)
+
+
 def test_a_quantization_of_no_draft_is_refused():
     with pytest.raises(ValueError, match=r"draft_quantization='int8' needs a draft"):
         Settings(target="folder", draft_quantization="int8").resolved()

@@ -1,0 +1,233 @@
+"""With reproducible numerics one context has one row of logits, bit for bit, whatever else is in the step."""
+
+from collections.abc import Sequence as Items
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+import engine.engine
+from decoding.draft import ROOT, Draft
+from decoding.row import Row
+from decoding.settings import Sampling
+from engine.choices import Choices, choose_tokens
+from engine.drafters.base import Drafter
+from engine.drafters.small_model import SmallModelDrafter
+from engine.engine import Engine
+from engine.errors import UnsupportedModelError
+from engine.reproducible import QUERIES, ROWS
+from engine.settings import EngineSettings
+from engine.speculate import Output, Request, generate
+from engine.work import Generate, Generated, Verified, Verify
+from models.prompts import DEMO, KINDS, prompts
+from tests.engine.checkpoints import write_checkpoint
+
+COUNT = 12
+Context = tuple[tuple[int, ...], ...]
+
+
+class Recorder:
+    """Listens where tokens are chosen: the logits after each context, and contexts that had several."""
+
+    def __init__(self) -> None:
+        self.logits: dict[Context, torch.Tensor] = {}
+        self.compared = 0
+        self.differing: list[Context] = []
+
+    def __call__(self, logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) -> list[Choices]:
+        every = [row for part in rows for row in part]
+        for row, own in zip(every, logits, strict=True):
+            context = tuple(row.prompt), (*row.generated, *row.path)
+            if context in self.logits:
+                self.compared += 1
+                if not torch.equal(self.logits[context], own):
+                    self.differing.append(context)
+            else:
+                self.logits[context] = own.clone()
+        return choose_tokens(logits, rows, ranks)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(engine.engine, "choose_tokens", recorder)
+    return recorder
+
+
+def encoded(count: int) -> list[tuple[int, ...]]:
+    """Prompts over all kinds of text, so of many lengths."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    texts = [prompts(KINDS[number % len(KINDS)], 40)[number // len(KINDS) % 40] for number in range(count)]
+    return [tuple(tokenizer.encode(text).ids) for text in texts]
+
+
+@cache
+def demo(role: str, **settings: object) -> Engine:
+    fields = {"model": str(DEMO / role), "dtype": "bfloat16", "threads": 2, "cache_memory": 2**27, **settings}
+    return Engine(EngineSettings.model_validate(fields))
+
+
+def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
+    """Greedy text after each prompt, all at once."""
+    sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
+    sequences = [target.open(len(prompt), 0, sampling) for prompt in asked]
+    for sequence, prompt in zip(sequences, asked, strict=True):
+        target.submit(Generate(sequence, 0, prompt, COUNT))
+    while target.has_work:
+        assert all(isinstance(result, Generated) for result in target.step())
+    texts = [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, asked, strict=True)]
+    for sequence in sequences:
+        target.close(sequence)
+    return texts
+
+
+def verified(target: Engine, prompt: tuple[int, ...], drafts: list[Draft]) -> None:
+    """One Draft after the other, each following all that was accepted before."""
+    sequence = target.open(len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True))
+    tokens, base = prompt, 0
+    for round, draft in enumerate(drafts):
+        target.submit(Verify(sequence, base, tokens, draft, round))
+        (result,) = [result for result in run(target) if isinstance(result, Verified)]
+        base, tokens = base + len(tokens), result.verdict.tokens
+    target.close(sequence)
+
+
+def run(target: Engine) -> list[object]:
+    results: list[object] = []
+    while target.has_work:
+        results += target.step()
+    return results
+
+
+def off_the_chain(tokens: list[int]) -> Draft:
+    """The text behind wrong guesses: each of its tokens comes after a sibling that is not it."""
+    nodes, parents, last = [], [], ROOT
+    for token in tokens:
+        nodes += [(token + 1) % 100, token]
+        parents += [last, last]
+        last = len(nodes) - 1
+    return Draft(tuple(nodes), tuple(parents))
+
+
+def every_way(target: Engine, other_chunks: Items[Engine], asked: list[tuple[int, ...]]) -> None:
+    """The same text alone, in company, under Drafts of every depth and shape, from other prompt chunks."""
+    texts = [plain(target, [prompt])[0] for prompt in asked[:4]]
+    assert plain(target, asked)[:4] == texts
+    for prompt, text in zip(asked[:4], texts, strict=True):
+        for depth in range(1, 9):
+            verified(target, prompt, [Draft(), Draft.chain(text[1 : depth + 1])])
+        verified(target, prompt, [Draft(), off_the_chain(text[1:7]), Draft.chain(text[8:10])])
+    for other in other_chunks:
+        assert plain(other, asked)[:4] == texts
+
+
+def test_one_context_has_one_row_of_logits_in_bfloat16(recorder: Recorder) -> None:
+    target = demo("target", reproducible=True)
+    chunks = [demo("target", reproducible=True, prefill_chunk=chunk) for chunk in (7, 33)]
+    every_way(target, chunks, encoded(32))
+    assert recorder.compared > 1000
+    assert not recorder.differing
+
+
+def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without which small products are the same by luck."""
+    target = demo("target", reproducible=True)
+    passes, queries, lengths = set(), set(), set()
+    attend = functional.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: object) -> torch.Tensor:
+        queries.add((query.shape, query.stride()))
+        lengths.add(key.shape[2])
+        return attend(query, key, value, **options)
+
+    def seen(module: object, arguments: object, fields: dict[str, torch.Tensor]) -> None:
+        passes.add((fields["input_ids"].shape, len(fields["logits_to_keep"])))
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spied)
+    hook = target._model.register_forward_pre_hook(seen, with_kwargs=True)
+    every_way(target, [], encoded(8))
+    hook.remove()
+    assert passes == {((1, ROWS), ROWS), ((1, ROWS), 0)}
+    assert len(queries) == 1
+    assert len(lengths) > 1
+    assert not any(length % QUERIES for length in lengths)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "phi3", "gpt_neox"])
+def test_with_windows_capped_scores_and_few_slots_a_block_too(
+    kind: str, recorder: Recorder, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    settings = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "reproducible": True}
+    engines = [
+        Engine(EngineSettings.model_validate({**settings, **sizes}))
+        for sizes in ({"block_size": 16}, {"block_size": 3, "prefill_chunk": 5})
+    ]
+    asked = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
+    every_way(engines[0], engines[1:], asked)
+    assert recorder.compared > 200
+    assert not recorder.differing
+
+
+def test_a_quantized_target_too(recorder: Recorder) -> None:
+    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(8))
+    assert recorder.compared > 200
+    assert not recorder.differing
+
+
+def test_it_computes_what_the_usual_way_computes() -> None:
+    asked = encoded(12)
+    usual, apart = (demo("target", dtype="float32", reproducible=value) for value in (False, True))
+    assert plain(apart, asked) == plain(usual, asked)
+
+
+def seeded(count: int, tokens: int) -> list[Request]:
+    samplings = [Sampling(temperature=(0.0, 0.7, 1.0)[seed % 3], max_tokens=tokens) for seed in range(count)]
+    return [
+        Request(prompt, sampling, seed)
+        for seed, (prompt, sampling) in enumerate(zip(encoded(count), samplings, strict=True))
+    ]
+
+
+def differing(count: int, tokens: int) -> dict[str, int]:
+    """Per way, how many seeded texts in bfloat16 are not those of plain decoding one at a time."""
+    target, asked = demo("target", reproducible=True), seeded(count, tokens)
+
+    def texts(drafter: Drafter | None, at_once: int, leaves: int = 0) -> list[Output]:
+        return [
+            output
+            for start in range(0, count, at_once)
+            for output in generate(target, drafter, asked[start : start + at_once], 4, leaves)
+        ]
+
+    reference = texts(None, 1)
+    ways = {
+        "plain, batch 32": texts(None, 32),
+        "drafts, alone": texts(SmallModelDrafter(demo("draft")), 1),
+        "drafts, batch 32": texts(SmallModelDrafter(demo("draft")), 32),
+        "trees, batch 32": texts(SmallModelDrafter(demo("draft")), 32, leaves=3),
+    }
+    return {
+        way: sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))
+        for way, outputs in ways.items()
+    }
+
+
+def test_seeded_text_is_the_same_in_bfloat16() -> None:
+    assert not any(differing(16, 16).values())
+
+
+@pytest.mark.slow
+def test_500_seeded_texts_are_the_same_in_bfloat16() -> None:
+    counts = differing(500, 32)
+    print(counts)
+    assert not any(counts.values())
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "qwen3_moe")
+    with pytest.raises(UnsupportedModelError, match=f"reproducible=True.*{tmp_path}.*expert"):
+        Engine(EngineSettings(model=str(folder), cache_memory=2**22, reproducible=True))
