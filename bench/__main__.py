@@ -15,7 +15,9 @@ BENCHMARKS = {
     "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",
     "plots": "pictures of these two",
     "simulate": "the gateway and its pace at GPU cost ratios",
+    "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",
+    "reproducible": "what reproducible numerics cost",
 }
 
 

@@ -17,14 +17,23 @@ INFLATED = {
     "60M": Size(hidden=640, layers=12, intermediate=1600, heads=20, kv_heads=10),
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
 }
+INFLATED_DRAFT = Size(hidden=1024, layers=12, intermediate=3008, heads=32, kv_heads=16)  # 150 M
 
 
 def inflated_target(name: str) -> Path:
     """The demo target inflated to a size of INFLATED, float32."""
-    path = FOLDER / f"target-{name}"
+    return _inflated("target", FOLDER / f"target-{name}", INFLATED[name])
+
+
+def inflated_draft() -> Path:
+    """The demo draft inflated to INFLATED_DRAFT, float32."""
+    return _inflated("draft", FOLDER / "draft-150M", INFLATED_DRAFT)
+
+
+def _inflated(role: str, path: Path, size: Size) -> Path:
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)
-        inflate(DEMO / "target", path, **asdict(INFLATED[name]))
+        inflate(DEMO / role, path, **asdict(size))
     return path
 
 

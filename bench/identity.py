@@ -2,7 +2,7 @@
 
 Seeded requests on the demo pair, answered by plain decoding one at a time, then in every other way. In
 float32 none should differ; in bfloat16 rounding depends on the shape of a step, and this says how often that
-changes a text.
+changes a text; with reproducible numerics none may.
 """
 
 import argparse
@@ -47,12 +47,14 @@ def requests(count: int, tokens: int) -> list[Request]:
     return made
 
 
-def measure(dtype: str, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
+def measure(dtype: str, reproducible: bool, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
     """One row per way: how many requests differ from plain decoding one at a time."""
-    target, draft = (
-        Engine(EngineSettings(model=str(DEMO / role), dtype=dtype, threads=threads, cache_memory=2**28))  # type: ignore[arg-type]
-        for role in ("target", "draft")
-    )
+
+    def engine(role: str, **settings: Any) -> Engine:
+        fields = {"model": str(DEMO / role), "dtype": dtype, "threads": threads, "cache_memory": 2**28}
+        return Engine(EngineSettings.model_validate({**fields, **settings}))
+
+    target, draft = engine("target", reproducible=reproducible), engine("draft")
     asked = requests(count, tokens)
 
     def answers(name: str | None, depth: int, leaves: int, at_once: int) -> list[Output]:
@@ -72,7 +74,8 @@ def measure(dtype: str, count: int, tokens: int, threads: int) -> list[dict[str,
     for way, settings in WAYS.items():
         outputs = answers(*settings)
         differing = sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))
-        rows.append({"dtype": dtype, "way": way, "requests": count, "differ": differing})
+        numerics = {"dtype": dtype, "reproducible": reproducible}
+        rows.append({**numerics, "way": way, "requests": count, "differ": differing})
         print(table(rows[-1:]), flush=True)
     return rows
 
@@ -80,6 +83,7 @@ def measure(dtype: str, count: int, tokens: int, threads: int) -> list[dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.identity", description="Same seed, same text?")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--reproducible", nargs="*", default=["bfloat16"], help="dtypes also tried so")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -88,7 +92,8 @@ def main() -> None:
     rows = [
         row
         for dtype in arguments.dtypes
-        for row in measure(dtype, arguments.requests, arguments.tokens, arguments.threads)
+        for reproducible in ([False, True] if dtype in arguments.reproducible else [False])
+        for row in measure(dtype, reproducible, arguments.requests, arguments.tokens, arguments.threads)
     ]
     print(table(rows))
     print(save("identity", rows))

@@ -1,0 +1,87 @@
+"""What reproducible numerics cost: `python -m bench.reproducible`.
+
+Steps of the demo target inflated to 190 M, with and without, in turns; ratios are medians over the turns.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.checkpoints import INFLATED, inflated_target
+from bench.report import save, table
+from bench.step import Steps
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from engine.work import Generate
+
+SHAPES = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))  # sequences, tokens of each
+PROMPT_TOKENS = 512
+
+
+def prompt_seconds(engine: Engine, number: int) -> float:
+    """Seconds of taking in a prompt that no other shares anything with, and of one token."""
+    prompt = tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
+    sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=4))
+    engine.submit(Generate(sequence, 0, prompt, 1))
+    begun = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    seconds = time.perf_counter() - begun
+    engine.close(sequence)
+    return seconds
+
+
+def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict[str, Any]]:
+    """One row per shape of a step: milliseconds of both, and their ratio."""
+    fields = {"model": model, "dtype": dtype, "threads": threads, "cache_memory": 2**29}
+    usual, apart = (
+        Engine(EngineSettings.model_validate({**fields, "reproducible": value})) for value in (False, True)
+    )
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for sequences, tokens in SHAPES:
+        steps = Steps(usual, sequences, tokens), Steps(apart, sequences, tokens)
+        name = f"{sequences} x {tokens}"
+        pairs[name] = [(steps[0].take(), steps[1].take()) for _ in range(repetitions + 1)]
+        for step in steps:
+            step.close()
+    pairs[f"prompt of {PROMPT_TOKENS}"] = [
+        (prompt_seconds(usual, number), prompt_seconds(apart, number))
+        for number in range(repetitions // 3 + 2)
+    ]
+    return [
+        {
+            "dtype": dtype,
+            "step": name,
+            "usual ms": statistics.median(before for before, _ in taken[1:]) * 1e3,
+            "reproducible ms": statistics.median(after for _, after in taken[1:]) * 1e3,
+            "ratio": statistics.median(after / before for before, after in taken[1:]),
+        }
+        for name, taken in pairs.items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.reproducible", description="What reproducible numerics cost."
+    )
+    parser.add_argument("--target", choices=INFLATED, default="190M")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=9)
+    parsed = parser.parse_args(arguments)
+    torch.set_num_threads(parsed.threads)
+    model = str(inflated_target(parsed.target))
+    rows = [
+        row for dtype in parsed.dtypes for row in measure(model, dtype, parsed.threads, parsed.repetitions)
+    ]
+    print(table(rows))
+    print(save("reproducible", rows, target=parsed.target))
+
+
+if __name__ == "__main__":
+    main()
