@@ -112,6 +112,7 @@ class Settings(BaseModel):
     max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="of one request")
     request_deadline_s: float = Field(default=600.0, gt=0.0, description="from arrival to the last token")
 
+    trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
     api_keys_file: str | None = Field(
         default=None, description="one API key a line; see OUTRIDER_API_KEYS too"
     )

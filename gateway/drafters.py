@@ -20,7 +20,9 @@ class Drafter(Protocol):
     async def start(self) -> None:
         """Hands the committed tokens over and waits for nothing. Raises WorkerLostError."""
 
-    async def propose(self, depth: int, patience_s: float, leaves: int = 0) -> rounds_pb2.DraftReply | None:
+    async def propose(
+        self, depth: int, patience_s: float, leaves: int = 0, traceparent: str = ""
+    ) -> rounds_pb2.DraftReply | None:
         """A Draft that follows the committed tokens, None if it came too late.
 
         Raises WorkerLostError. After either, the next call is ``recover``.
@@ -28,6 +30,7 @@ class Drafter(Protocol):
         Args:
             depth: tokens of its chain, at most.
             leaves: runners-up beside the chain, at most.
+            traceparent: of the span that waits for it, where that is recorded.
         """
 
     async def ahead(self) -> rounds_pb2.Draft | None:
@@ -56,9 +59,11 @@ class ModelDrafter:
         self._stream = self._fleet.open_draft(self._sequence)
         await self._ask(0)
 
-    async def propose(self, depth: int, patience_s: float, leaves: int = 0) -> rounds_pb2.DraftReply | None:
+    async def propose(
+        self, depth: int, patience_s: float, leaves: int = 0, traceparent: str = ""
+    ) -> rounds_pb2.DraftReply | None:
         deadline = asyncio.get_running_loop().time() + patience_s
-        await self._ask(depth, leaves)
+        await self._ask(depth, leaves, traceparent)
         reply = await self._reply(max(deadline - asyncio.get_running_loop().time(), 0.0))
         if reply is not None:
             self._pause_s = 0.0
@@ -84,11 +89,12 @@ class ModelDrafter:
             except WorkerLostError:
                 continue
 
-    async def _ask(self, depth: int, leaves: int = 0) -> None:
+    async def _ask(self, depth: int, leaves: int = 0, traceparent: str = "") -> None:
         if self._stream is None:  # lost while nobody waited for a Draft
             raise WorkerLostError("the draft worker was lost")
         self._asked += 1
-        propose = rounds_pb2.Propose(turn=self._stream.turn(self._asked), depth=depth, leaves=leaves)
+        turn = self._stream.turn(self._asked, traceparent)
+        propose = rounds_pb2.Propose(turn=turn, depth=depth, leaves=leaves)
         try:
             await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
         except (WorkerLostError, InvalidRequestError) as error:
@@ -121,7 +127,9 @@ class NgramDrafter:
         self._index.append(self._sequence.since(self._known))
         self._known = len(self._sequence)
 
-    async def propose(self, depth: int, patience_s: float, leaves: int = 0) -> rounds_pb2.DraftReply | None:
+    async def propose(
+        self, depth: int, patience_s: float, leaves: int = 0, traceparent: str = ""
+    ) -> rounds_pb2.DraftReply | None:
         await self.start()
         return rounds_pb2.DraftReply(draft=draft_to_message(self._index.propose(depth)))
 

@@ -8,13 +8,14 @@ from typing import NoReturn
 
 from decoding.draft import agreed
 from decoding.pace.pace import PROBE_DEPTH, Pace, PacedSequence
+from gateway.answer_trace import NoTrace
 from gateway.drafters import Drafter
 from gateway.errors import WorkerLostError
 from gateway.record import Record
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from protos import rounds_pb2
-from protos.convert import draft_from_message, draft_to_message, step_from_message
+from protos.convert import chain_depth, draft_from_message, draft_to_message, step_from_message
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Proposal:
     seconds: float = 0.0  # that it was waited for
     overhead_s: float = 0.0  # of these, outside of the draft worker
     was_foreseen: bool | None = None  # whether it was prepared before it was asked for; None: none was
+    step_s: float = 0.0  # steps of the draft in that time
+    rank: int | None = None  # among the draft's guesses, of the target's token that it follows
 
     def trimmed(self, sequence: Sequence) -> "Proposal":
         """What is left of it now that the sequence has gone on."""
@@ -37,6 +40,9 @@ class Proposal:
 
 
 NO_PROPOSAL = Proposal(rounds_pb2.Draft())
+
+# Why a Draft is as deep as it is, or there is none, beside what the pace says.
+OFF, FIXED, LATE, LOST, LAST_TOKEN = "off", "fixed", "late Draft", "lost draft worker", "last token"
 
 
 class Drafting:
@@ -51,6 +57,7 @@ class Drafting:
         record: Record,
         longest_wait_s: float,
         forward: Callable[[Proposal], Awaitable[None]],
+        trace: NoTrace,
     ) -> None:
         """
         Args:
@@ -69,6 +76,8 @@ class Drafting:
         self._is_started = False  # the drafter was given the prompt
         self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
         self._forward = forward
+        self._trace = trace
+        self.why = OFF  # the depth is what it was when last asked for
         self._grew = asyncio.Event()
         self._begun: asyncio.Task[Proposal | None] | None = None
         self._listening: asyncio.Task[None] | None = None  # for what is prepared after the newest Draft
@@ -93,9 +102,12 @@ class Drafting:
         """Of the next Draft; 0 for plain decoding."""
         if not self._may_draft:
             return 0
-        fixed = self._speculation.mode == "fixed"
+        room, fixed = self._room, self._speculation.mode == "fixed"
+        self.why = FIXED if fixed else self._pace.why(self._paced)
         depth = self._paced.max_depth if fixed else self._pace.depth(self._paced)
-        return min(depth, self._room)
+        if room == 0:
+            self.why = LAST_TOKEN
+        return min(depth, room)
 
     def _pays(self) -> bool:
         self._pace.refresh()
@@ -106,10 +118,13 @@ class Drafting:
         """Tokens that a Draft may have: the verdict adds one of the target's own."""
         return max(self._sequence.limit - len(self._sequence) - 1, 0)
 
-    def begin(self, depth: int) -> None:
-        """Asks for a Draft that follows the committed tokens."""
+    def begin(self, depth: int, traceparent: str) -> None:
+        """Asks for a Draft that follows the committed tokens.
+
+        traceparent: of the round that waits for it, or of the request where none does.
+        """
         self._start()
-        self._begun = asyncio.create_task(self._after(self._begun, depth))
+        self._begun = asyncio.create_task(self._after(self._begun, depth, traceparent))
 
     async def proposal(self) -> Proposal | None:
         """What ``begin`` asked for; None if it is late or the drafter lost: then ``resume`` is next."""
@@ -137,8 +152,9 @@ class Drafting:
             depth, room = self.depth(), self._room
             if room == 0:
                 await _never()
-            proposal = await self._propose(depth or min(PROBE_DEPTH, room))
+            proposal = await self._propose(depth or min(PROBE_DEPTH, room), self._trace.request)
             if proposal is not None and depth > 0:
+                self._trace.event("rounds", self.why)
                 return proposal
             if proposal is not None:
                 await self._compare(proposal)
@@ -174,8 +190,7 @@ class Drafting:
         if reply.timings.HasField("last_step"):
             self._pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
         if drafted:
-            parents = proposal.draft.parents
-            depth = next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
+            depth = chain_depth(proposal.draft)
             accepted = sum(node < depth for node in reply.accepted)
             verified = accepted + (len(reply.accepted) > accepted or refused(proposal.draft, reply))
             self._pace.observe_round(
@@ -205,17 +220,19 @@ class Drafting:
     async def _started(self, drafter: Drafter) -> None:
         try:
             await drafter.start()
-        except WorkerLostError:
-            self._lost()
+        except WorkerLostError as lost:
+            self._lost(lost)
 
-    async def _after(self, before: "asyncio.Task[Proposal | None] | None", depth: int) -> Proposal | None:
+    async def _after(
+        self, before: "asyncio.Task[Proposal | None] | None", depth: int, traceparent: str
+    ) -> Proposal | None:
         if before is not None:
             await before
         if not self._may_draft:
             return None
-        return await self._propose(depth)
+        return await self._propose(depth, traceparent)
 
-    async def _propose(self, depth: int) -> Proposal | None:
+    async def _propose(self, depth: int, traceparent: str) -> Proposal | None:
         assert self._drafter is not None
         if self._listening is not None:
             self._listening.cancel()
@@ -224,13 +241,13 @@ class Drafting:
         begun, base = loop.time(), len(self._sequence)
         loop.call_soon(self._pace.refresh)  # while the drafter works
         try:
-            reply = await self._drafter.propose(depth, patience_s, self._paced.leaves)
-        except WorkerLostError:
-            self._lost()
+            reply = await self._drafter.propose(depth, patience_s, self._paced.leaves, traceparent)
+        except WorkerLostError as lost:
+            self._lost(lost)
             return None
         if reply is None:
             self._record.late_drafts += 1
-            self._may_draft = False
+            self._fall_back(LATE, f"no Draft after {patience_s:.3f} s")
             return None
         if reply.timings.last_step.number:
             self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
@@ -241,14 +258,16 @@ class Drafting:
         was_foreseen = reply.foreseen.tokens > 0 if reply.HasField("foreseen") else None
         seconds = loop.time() - begun
         overhead_s = seconds - reply.timings.total_ns / 1e9
-        return Proposal(reply.draft, base, seconds, overhead_s, was_foreseen)
+        step_s = reply.timings.step_ns / 1e9
+        rank = reply.foreseen.rank if reply.foreseen.HasField("rank") else None
+        return Proposal(reply.draft, base, seconds, overhead_s, was_foreseen, step_s, rank)
 
     async def _listen(self, base: int) -> None:
         assert self._drafter is not None
         try:
             draft = await self._drafter.ahead()
-        except WorkerLostError:
-            self._lost()
+        except WorkerLostError as lost:
+            self._lost(lost)
             return
         if draft is not None:
             await self._forward(Proposal(draft, base, was_foreseen=True))
@@ -262,10 +281,15 @@ class Drafting:
         self._record.saved_s += foreseen.saved_ns / 1e9
         self._record.discarded += foreseen.discarded_tokens
 
-    def _lost(self) -> None:
+    def _lost(self, lost: WorkerLostError) -> None:
         if self._may_draft:
             self._record.lost_drafts += 1
-            self._may_draft = False
+            self._fall_back(LOST, str(lost))
+
+    def _fall_back(self, why: str, reason: str) -> None:
+        """To plain decoding, until the drafter has recovered."""
+        self._may_draft, self.why = False, why
+        self._trace.event("fallback", f"{why}: {reason}")
 
 
 def refused(draft: rounds_pb2.Draft, reply: rounds_pb2.TargetReply) -> int:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from opentelemetry.trace import Span, get_current_span
 from tokenizers import Tokenizer
 
 from decoding.noise_key import noise_key
@@ -21,6 +22,7 @@ from gateway.rounds import Rounds
 from gateway.sequence import Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.text import AnswerText, Vocabulary
+from gateway.tracing import GenerationTrace
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
 CONTEXT_TOKENS = 8  # of the prompt, as far as they matter for how the answer's first token is written
@@ -74,6 +76,7 @@ class Prepared:
     priority: Priority
     continues_text: bool
     deadline: float  # in the event loop's time
+    server_span: Span  # of the request, as a caller or we ourselves have it recorded or not
 
     @property
     def seed(self) -> int:
@@ -122,6 +125,7 @@ class Generation:
             request.priority,
             request.continues_text,
             asyncio.get_running_loop().time() + settings.request_deadline_s,
+            get_current_span(),
         )
 
     async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
@@ -134,24 +138,40 @@ class Generation:
         """
         sequences = prepared.sequences
         completion_tokens, unfinished, record = 0, len(sequences), Record()
-        choices = [self._choice(prepared, choice, record) for choice in range(len(sequences))]
-        async with (
-            self.admission.place(prepared.deadline),
-            aclosing(merged(choices)) as chunks,
-        ):
-            async for chunk in chunks:
-                completion_tokens += len(chunk.tokens)
-                unfinished -= chunk.finish_reason is not None
-                if unfinished:
-                    yield chunk
-                    continue
-                usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
-                yield replace(chunk, usage=usage)
-                return
+        with GenerationTrace(prepared, self.settings.model) as trace:
+            choices = [self._choice(prepared, choice, record, trace) for choice in range(len(sequences))]
+            async with (
+                self.admission.place(prepared.deadline),
+                aclosing(merged(choices)) as chunks,
+            ):
+                trace.admitted()
+                async for chunk in chunks:
+                    completion_tokens += len(chunk.tokens)
+                    unfinished -= chunk.finish_reason is not None
+                    trace.said(chunk)
+                    if unfinished:
+                        yield chunk
+                        continue
+                    usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
+                    self._close(trace, prepared, usage)
+                    yield replace(chunk, usage=usage)
+                    return
 
-    async def _choice(self, prepared: Prepared, choice: int, total: Record) -> AsyncGenerator[Chunk, None]:
+    def _close(self, trace: GenerationTrace, prepared: Prepared, usage: Usage) -> None:
+        trace.finished(usage, [sequence.finish_reason or "" for sequence in prepared.sequences])
+        if trace.is_recording and self.settings.trace_texts:
+            decode = self.tokenizer.decode
+            trace.texts(
+                decode(prepared.sequences[0].prompt),
+                [decode(sequence.generated) for sequence in prepared.sequences],
+            )
+
+    async def _choice(
+        self, prepared: Prepared, choice: int, total: Record, trace: GenerationTrace
+    ) -> AsyncGenerator[Chunk, None]:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
+        record = Record()
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         text = AnswerText(self._vocabulary, prepared.stop, before)
         rounds = Rounds(
@@ -163,6 +183,8 @@ class Generation:
             prepared.deadline,
             prepared.task,
             prepared.priority,
+            record,
+            trace.answer(choice, prepared.speculation, record),
         )
         async with aclosing(rounds.steps()) as steps:
             async for step in steps:
@@ -171,7 +193,7 @@ class Generation:
                 if text.stopped:
                     sequence.finish_reason = "stop"
                 if sequence.finish_reason is not None:
-                    total.add(rounds.record)
+                    total.add(record)
                 yield Chunk(choice, step.tokens[: len(pieces)], tuple(pieces), sequence.finish_reason)
                 if sequence.finish_reason is not None:
                     return

@@ -1,13 +1,14 @@
 """The Generation service of protos/generation.proto."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
+from opentelemetry.trace import Span, use_span
 from pydantic import ValidationError
 
 from gateway.auth import Authentication, peer_host
@@ -20,10 +21,11 @@ from gateway.errors import (
     UnknownModelError,
     WorkerLostError,
 )
-from gateway.generation import Chunk, Generation, Request, Usage
+from gateway.generation import Chunk, Generation, Prepared, Request, Usage
 from gateway.schemas import MAX_STOPS, invalid
 from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
+from gateway.tracing import served, untraced
 from protos import generation_pb2
 from protos.convert import sampling_from_message, set_fields
 
@@ -41,6 +43,9 @@ ORIGINS = {
     Origin.TARGET: generation_pb2.ORIGIN_TARGET,
     Origin.PLAIN: generation_pb2.ORIGIN_PLAIN,
 }
+SERVICE = "outrider.v1.Generation"
+RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
+TRACED = ("Generate", "Complete")  # the other methods would only fill the traces
 REQUEST_FIELDS = ("n", "task", "priority", "model")
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -66,12 +71,14 @@ def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
 
     @wraps(method)
     async def guard(self: "GenerationServicer", message: RequestT, grpc_context: Context) -> ReplyT:
-        try:
-            self.admit(message, grpc_context)
-            return await method(self, message, grpc_context)
-        except GatewayError as error:
-            _tell(grpc_context, error)
-            raise
+        with _span(method.__name__, grpc_context) as span:
+            try:
+                self.admit(message, grpc_context)
+                with use_span(span, record_exception=False, set_status_on_exception=False):
+                    return await method(self, message, grpc_context)
+            except GatewayError as error:
+                _tell(grpc_context, error, span)
+                raise
 
     return guard
 
@@ -83,17 +90,26 @@ def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> StreamMethod[Reque
     async def guard(
         self: "GenerationServicer", message: RequestT, grpc_context: Context
     ) -> AsyncIterator[ReplyT]:
-        try:
-            self.admit(message, grpc_context)
-            replies: Any = method(self, message, grpc_context)
-            async with aclosing(replies):
-                async for reply in replies:
-                    yield reply
-        except GatewayError as error:
-            _tell(grpc_context, error)
-            raise
+        with _span(method.__name__, grpc_context) as span:
+            try:
+                self.admit(message, grpc_context)
+                with use_span(span, record_exception=False, set_status_on_exception=False):
+                    replies: Any = method(self, message, grpc_context)
+                async with aclosing(replies):
+                    async for reply in replies:
+                        yield reply
+            except GatewayError as error:
+                _tell(grpc_context, error, span)
+                raise
 
     return guard
+
+
+def _span(method: str, context: Context) -> AbstractContextManager[Span]:
+    if method not in TRACED:
+        return untraced()
+    traceparent = dict(context.invocation_metadata()).get("traceparent", "")
+    return served(f"{SERVICE}/{method}", traceparent, {**RPC, "rpc.method": method})
 
 
 class GenerationServicer:
@@ -111,10 +127,12 @@ class GenerationServicer:
             raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
 
     @guarded_stream
-    async def Generate(  # noqa: N802
+    def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        prepared = self.generation.prepare(_request(message))
+        return self._chunks(self.generation.prepare(_request(message)))
+
+    async def _chunks(self, prepared: Prepared) -> AsyncIterator[generation_pb2.GenerateChunk]:
         seed: int | None = prepared.seed
         async with aclosing(self.generation.chunks(prepared)) as chunks:
             async for chunk in chunks:
@@ -204,9 +222,10 @@ class GenerationServicer:
         return response(status=response.SERVING if ready else response.NOT_SERVING)
 
 
-def _tell(context: Context, error: GatewayError) -> None:
+def _tell(context: Context, error: GatewayError, span: Span) -> None:
     """Without this the client would be sent the traceback as INTERNAL."""
     context.set_code(STATUS[type(error)])
+    span.set_attribute("rpc.grpc.status_code", STATUS[type(error)].value[0])
     context.set_details(str(error))
     if isinstance(error, OverloadedError):
         context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.telemetry import TelemetryConfig
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -34,6 +35,14 @@ from gateway.schemas import error_body, first_error, invalid
 from gateway.token_bytes import TokenBytes
 
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
+TRACED = ("/v1/completions", "/v1/chat/completions")  # other paths would only fill the traces
+TELEMETRY: TelemetryConfig = {
+    "operation_spans": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+    "exclude": lambda scope: scope["path"] not in TRACED,
+}
 RETRY_LOST_S = 1  # after which a worker may have been replaced
 
 STATUS: dict[type[GatewayError], tuple[int, str]] = {
@@ -56,7 +65,7 @@ class Answer(Protocol):
 
 
 def build(generation: Generation, template: ChatTemplate, authentication: Authentication) -> FastAPI:
-    app = FastAPI(title="Outrider", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, telemetry=TELEMETRY)
     started = int(time.time())
     settings = generation.settings
     tokens = TokenBytes(generation.tokenizer)

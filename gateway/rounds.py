@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
+from gateway.answer_trace import NO_TRACE, NoTrace
 from gateway.drafters import DRAFTERS
 from gateway.drafting import NO_PROPOSAL, Drafting, Proposal, refused
 from gateway.errors import DeadlineError, WorkerLostError
@@ -16,6 +17,7 @@ from gateway.settings import GatewaySettings, Priority, Speculation
 from protos import rounds_pb2
 
 PLAIN_STRETCH = 64  # tokens granted at a time in plain mode; half of them used up asks for more
+FIRST_TOKEN, LOST_TARGET = "first token", "lost target worker"  # reasons in traces
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again
 
 
@@ -40,25 +42,30 @@ class Rounds:
         deadline: float,
         task: str | None = None,
         priority: Priority = "interactive",
+        record: Record | None = None,
+        trace: NoTrace = NO_TRACE,
     ) -> None:
         """
         Args:
             speculation: resolved.
             deadline: when to give up, in the event loop's time.
             task: label under which acceptance is counted.
+            record: counts what happens; None: one of its own.
+            trace: for the spans of its rounds.
         """
         self._sequence = sequence
         self._fleet = fleet
         self._paces = paces
         self._deadline = deadline
-        self.record = Record()
+        self.record = Record() if record is None else record
+        self._trace = trace
         drafter = None
         if speculation.mode != "off" and speculation.drafter is not None:
             drafter = DRAFTERS[speculation.drafter](fleet, sequence)
         paced = paces.sequence(speculation, task, priority)
         longest_wait_s = settings.draft_deadline_ms / 1e3
         self._drafting = Drafting(
-            sequence, drafter, speculation, paced, self.record, longest_wait_s, self._extend
+            sequence, drafter, speculation, paced, self.record, longest_wait_s, self._extend, trace
         )
         self._resumed: Proposal | None = None  # the Draft with which rounds go on after plain decoding
         self._verifying: TargetStream | None = None  # has a Draft that follows the committed tokens
@@ -88,8 +95,11 @@ class Rounds:
                             yield step
                 except WorkerLostError as lost:
                     failures += 1
+                    self._trace.end(LOST_TARGET)
+                    self._trace.event("reopening", str(lost))
                     await self._before_retry(failures, lost)
         finally:
+            self._trace.end("ended")
             await self._drafting.aclose()
 
     async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
@@ -122,29 +132,35 @@ class Rounds:
         """
         proposal: Proposal | None = first
         goes_on = False
+        self._trace.begin(self._drafting.why if first.draft.tokens else FIRST_TOKEN)
         while proposal is not None:
             if self._verifying is None:
                 self._verifying = target
-                await target.send(self._verify(target, proposal))
+                await target.send(self._verify(target, proposal, self._trace.current))
             step = await self._verdict(target, proposal, goes_on)
             depth = self._drafting.depth() if step.finish_reason is None else 0
-            following = None if self._ahead is None or depth == 0 else self._ahead.trimmed(self._sequence)
-            goes_on = following is not None and len(following.draft.tokens) > 0
+            following = None if self._ahead is None else self._ahead.trimmed(self._sequence)
+            was_foreseen = following is not None and len(following.draft.tokens) > 0
+            goes_on = was_foreseen and depth > 0
             if not goes_on:
                 self._verifying = self._ahead = None
+            if was_foreseen and not goes_on and step.finish_reason is None:
+                self._trace.forgo(self._drafting.why)
             if depth > 0:
                 # Drafting goes on while this verdict's tokens travel to the client.
                 self._sequence.round += not goes_on
-                self._drafting.begin(depth)
+                self._trace.begin(self._drafting.why, waits=not goes_on, gone_on=goes_on)
+                self._drafting.begin(depth, self._trace.request if goes_on else self._trace.current)
             yield step
             if depth == 0:
                 return
             self.record.gone_on += goes_on
             proposal = following if goes_on else await self._drafting.proposal()
+        self._trace.end(self._drafting.why)
 
-    def _verify(self, target: TargetStream, proposal: Proposal) -> rounds_pb2.TargetRequest:
+    def _verify(self, target: TargetStream, proposal: Proposal, traceparent: str) -> rounds_pb2.TargetRequest:
         """The Draft goes on as it came."""
-        turn = target.turn(self._sequence.round)
+        turn = target.turn(self._sequence.round, traceparent)
         return rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=proposal.draft))
 
     async def _extend(self, prepared: Proposal) -> None:
@@ -152,7 +168,7 @@ class Rounds:
         if self._verifying is None or prepared.base != len(self._sequence):
             return
         self._ahead = prepared
-        verify = self._verify(self._verifying, prepared)
+        verify = self._verify(self._verifying, prepared, self._trace.ahead(prepared))
         with suppress(WorkerLostError):  # whoever waits for the Verdict notices too
             # The next Verdict may cancel this, and a write that is cancelled would end the stream.
             await asyncio.shield(self._verifying.send(verify))
@@ -169,6 +185,7 @@ class Rounds:
             self.record.accepted_lengths[len(reply.accepted)] += 1
             self.record.verified += len(reply.accepted) + refused(draft, reply)
         step = self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
+        self._trace.verdict(proposal, reply, overhead_s, len(reply.tokens))
         self._drafting.answered(proposal, reply, overhead_s)
         return step
 
@@ -177,21 +194,25 @@ class Rounds:
 
         A client that does not read stops the grants.
         """
+        self._trace.begin_stretch(self._drafting.why)
         resuming = asyncio.create_task(self._drafting.resume())
         until = 0
         try:
             while self._sequence.finish_reason is None and not resuming.done():
                 if until - len(self._sequence) <= PLAIN_STRETCH // 2 and until < self._sequence.limit:
                     until = min(len(self._sequence) + PLAIN_STRETCH, self._sequence.limit)
-                    plain = rounds_pb2.Plain(turn=target.turn(self._sequence.round), until=until)
+                    turn = target.turn(self._sequence.round, self._trace.current)
+                    plain = rounds_pb2.Plain(turn=turn, until=until)
                     await target.send(rounds_pb2.TargetRequest(plain=plain))
                 reply = await self._reply(target)
                 step = self._commit(reply, Origin.PLAIN)
+                self._trace.plain_token(reply)
                 self._drafting.answered(NO_PROPOSAL, reply)
                 yield step
             if self._sequence.finish_reason is None:
                 self._resumed = resuming.result().trimmed(self._sequence)
         finally:
+            self._trace.end("plain")
             resuming.cancel()
             await asyncio.gather(resuming, return_exceptions=True)
 

@@ -34,6 +34,7 @@ class GatewaySettings(BaseModel):
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
+    trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
     allow_anonymous: bool = Field(default=False, description="answer anyone where there are no API keys")
 
 

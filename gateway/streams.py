@@ -83,14 +83,20 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         """Committed tokens that the worker was not told yet."""
         return len(self._sequence) - self._known
 
-    def turn(self, round_number: int) -> rounds_pb2.Turn:
+    def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
         """The newest turn: what the worker was told before, and the tokens since then.
 
-        round_number: by which its replies are known; higher than before, or the same to top the turn up.
+        Args:
+            round_number: by which its replies are known; higher than before, or the same to top the turn up.
+            traceparent: of the span that waits for the reply, where that is recorded.
         """
         base, self._known = self._known, len(self._sequence)
         return rounds_pb2.Turn(
-            epoch=self._epoch, round=round_number, base=base, tokens=self._sequence.since(base)
+            epoch=self._epoch,
+            round=round_number,
+            base=base,
+            tokens=self._sequence.since(base),
+            traceparent=traceparent,
         )
 
     async def send(self, request: RequestT, timeout: float = SEND_TIMEOUT_S) -> None:

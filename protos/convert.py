@@ -57,6 +57,12 @@ def draft_from_message(message: rounds_pb2.Draft) -> Draft:
     )
 
 
+def chain_depth(draft: rounds_pb2.Draft) -> int:
+    """Tokens of the chain with which a Draft begins; what follows are its leaves."""
+    parents = draft.parents
+    return next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
+
+
 def verdict_from_message(message: rounds_pb2.TargetReply) -> Verdict:
     return Verdict(accepted=tuple(message.accepted), tokens=tuple(message.tokens))
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import generation_pb2 as protos_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/rounds.proto\x12\x12outrider.rounds.v1\x1a\x17protos/generation.proto\"\x9f\x01\n\x0c\x44raftRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12.\n\x07propose\x18\x02 \x01(\x0b\x32\x1b.outrider.rounds.v1.ProposeH\x00\x12*\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"\xca\x01\n\rTargetRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12,\n\x06verify\x18\x02 \x01(\x0b\x32\x1a.outrider.rounds.v1.VerifyH\x00\x12*\n\x05plain\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.PlainH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"h\n\x04Open\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x11\n\tnoise_key\x18\x03 \x01(\x06\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Sampling\"\x07\n\x05\x43lose\"B\n\x04Turn\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"P\n\x07Propose\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x0e\n\x06leaves\x18\x03 \x01(\r\"Z\n\x06Verify\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12(\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\">\n\x05Plain\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05until\x18\x02 \x01(\r\"^\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x34\n\x0b\x64raft_probs\x18\x03 \x03(\x0b\x32\x1f.outrider.rounds.v1.SparseProbs\"/\n\x0bSparseProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x01\"\xec\x01\n\nDraftReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12(\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\x12,\n\x07timings\x18\x04 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Load\x12\x33\n\x08\x66oreseen\x18\x06 \x01(\x0b\x32\x1c.outrider.rounds.v1.ForeseenH\x00\x88\x01\x01\x42\x0b\n\t_foreseen\"b\n\x08\x46oreseen\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\x04rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08saved_ns\x18\x03 \x01(\x04\x12\x18\n\x10\x64iscarded_tokens\x18\x04 \x01(\rB\x07\n\x05_rank\"\xff\x01\n\x0bTargetReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x1a\n\rfinish_reason\x18\x06 \x01(\tH\x00\x88\x01\x01\x12,\n\x07timings\x18\x07 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x08 \x01(\x0b\x32\x18.outrider.rounds.v1.LoadB\x10\n\x0e_finish_reason\"\x7f\n\x07Timings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x0f\n\x07step_ns\x18\x03 \x01(\x04\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\x12+\n\tlast_step\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Step\"t\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\"O\n\x04Load\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r2]\n\x0b\x44raftWorker\x12N\n\x06Stream\x12 .outrider.rounds.v1.DraftRequest\x1a\x1e.outrider.rounds.v1.DraftReply(\x01\x30\x01\x32`\n\x0cTargetWorker\x12P\n\x06Stream\x12!.outrider.rounds.v1.TargetRequest\x1a\x1f.outrider.rounds.v1.TargetReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/rounds.proto\x12\x12outrider.rounds.v1\x1a\x17protos/generation.proto\"\x9f\x01\n\x0c\x44raftRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12.\n\x07propose\x18\x02 \x01(\x0b\x32\x1b.outrider.rounds.v1.ProposeH\x00\x12*\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"\xca\x01\n\rTargetRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.OpenH\x00\x12,\n\x06verify\x18\x02 \x01(\x0b\x32\x1a.outrider.rounds.v1.VerifyH\x00\x12*\n\x05plain\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.PlainH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.outrider.rounds.v1.CloseH\x00\x42\t\n\x07request\"h\n\x04Open\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x11\n\tnoise_key\x18\x03 \x01(\x06\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.outrider.v1.Sampling\"\x07\n\x05\x43lose\"W\n\x04Turn\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"P\n\x07Propose\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05\x64\x65pth\x18\x02 \x01(\r\x12\x0e\n\x06leaves\x18\x03 \x01(\r\"Z\n\x06Verify\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12(\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\">\n\x05Plain\x12&\n\x04turn\x18\x01 \x01(\x0b\x32\x18.outrider.rounds.v1.Turn\x12\r\n\x05until\x18\x02 \x01(\r\"^\n\x05\x44raft\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x34\n\x0b\x64raft_probs\x18\x03 \x03(\x0b\x32\x1f.outrider.rounds.v1.SparseProbs\"/\n\x0bSparseProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x01\"\xec\x01\n\nDraftReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12(\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x19.outrider.rounds.v1.Draft\x12,\n\x07timings\x18\x04 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Load\x12\x33\n\x08\x66oreseen\x18\x06 \x01(\x0b\x32\x1c.outrider.rounds.v1.ForeseenH\x00\x88\x01\x01\x42\x0b\n\t_foreseen\"b\n\x08\x46oreseen\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\x04rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08saved_ns\x18\x03 \x01(\x04\x12\x18\n\x10\x64iscarded_tokens\x18\x04 \x01(\rB\x07\n\x05_rank\"\xff\x01\n\x0bTargetReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x1a\n\rfinish_reason\x18\x06 \x01(\tH\x00\x88\x01\x01\x12,\n\x07timings\x18\x07 \x01(\x0b\x32\x1b.outrider.rounds.v1.Timings\x12&\n\x04load\x18\x08 \x01(\x0b\x32\x18.outrider.rounds.v1.LoadB\x10\n\x0e_finish_reason\"\x7f\n\x07Timings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x0f\n\x07step_ns\x18\x03 \x01(\x04\x12\x10\n\x08total_ns\x18\x04 \x01(\x04\x12+\n\tlast_step\x18\x05 \x01(\x0b\x32\x18.outrider.rounds.v1.Step\"t\n\x04Step\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\"O\n\x04Load\x12\x10\n\x08\x64\x65\x63oding\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r2]\n\x0b\x44raftWorker\x12N\n\x06Stream\x12 .outrider.rounds.v1.DraftRequest\x1a\x1e.outrider.rounds.v1.DraftReply(\x01\x30\x01\x32`\n\x0cTargetWorker\x12P\n\x06Stream\x12!.outrider.rounds.v1.TargetRequest\x1a\x1f.outrider.rounds.v1.TargetReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,31 +41,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSE']._serialized_start=541
   _globals['_CLOSE']._serialized_end=548
   _globals['_TURN']._serialized_start=550
-  _globals['_TURN']._serialized_end=616
-  _globals['_PROPOSE']._serialized_start=618
-  _globals['_PROPOSE']._serialized_end=698
-  _globals['_VERIFY']._serialized_start=700
-  _globals['_VERIFY']._serialized_end=790
-  _globals['_PLAIN']._serialized_start=792
-  _globals['_PLAIN']._serialized_end=854
-  _globals['_DRAFT']._serialized_start=856
-  _globals['_DRAFT']._serialized_end=950
-  _globals['_SPARSEPROBS']._serialized_start=952
-  _globals['_SPARSEPROBS']._serialized_end=999
-  _globals['_DRAFTREPLY']._serialized_start=1002
-  _globals['_DRAFTREPLY']._serialized_end=1238
-  _globals['_FORESEEN']._serialized_start=1240
-  _globals['_FORESEEN']._serialized_end=1338
-  _globals['_TARGETREPLY']._serialized_start=1341
-  _globals['_TARGETREPLY']._serialized_end=1596
-  _globals['_TIMINGS']._serialized_start=1598
-  _globals['_TIMINGS']._serialized_end=1725
-  _globals['_STEP']._serialized_start=1727
-  _globals['_STEP']._serialized_end=1843
-  _globals['_LOAD']._serialized_start=1845
-  _globals['_LOAD']._serialized_end=1924
-  _globals['_DRAFTWORKER']._serialized_start=1926
-  _globals['_DRAFTWORKER']._serialized_end=2019
-  _globals['_TARGETWORKER']._serialized_start=2021
-  _globals['_TARGETWORKER']._serialized_end=2117
+  _globals['_TURN']._serialized_end=637
+  _globals['_PROPOSE']._serialized_start=639
+  _globals['_PROPOSE']._serialized_end=719
+  _globals['_VERIFY']._serialized_start=721
+  _globals['_VERIFY']._serialized_end=811
+  _globals['_PLAIN']._serialized_start=813
+  _globals['_PLAIN']._serialized_end=875
+  _globals['_DRAFT']._serialized_start=877
+  _globals['_DRAFT']._serialized_end=971
+  _globals['_SPARSEPROBS']._serialized_start=973
+  _globals['_SPARSEPROBS']._serialized_end=1020
+  _globals['_DRAFTREPLY']._serialized_start=1023
+  _globals['_DRAFTREPLY']._serialized_end=1259
+  _globals['_FORESEEN']._serialized_start=1261
+  _globals['_FORESEEN']._serialized_end=1359
+  _globals['_TARGETREPLY']._serialized_start=1362
+  _globals['_TARGETREPLY']._serialized_end=1617
+  _globals['_TIMINGS']._serialized_start=1619
+  _globals['_TIMINGS']._serialized_end=1746
+  _globals['_STEP']._serialized_start=1748
+  _globals['_STEP']._serialized_end=1864
+  _globals['_LOAD']._serialized_start=1866
+  _globals['_LOAD']._serialized_end=1945
+  _globals['_DRAFTWORKER']._serialized_start=1947
+  _globals['_DRAFTWORKER']._serialized_end=2040
+  _globals['_TARGETWORKER']._serialized_start=2042
+  _globals['_TARGETWORKER']._serialized_end=2138
 # @@protoc_insertion_point(module_scope)

@@ -46,16 +46,18 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("epoch", "round", "base", "tokens")
+    __slots__ = ("epoch", "round", "base", "tokens", "traceparent")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     round: int
     base: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("turn", "depth", "leaves")

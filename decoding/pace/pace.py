@@ -23,6 +23,7 @@ HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of the time 
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
 LEAST_ROUND_S = 2e-4
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
+THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
 
 
 class PacedSequence:
@@ -39,6 +40,7 @@ class PacedSequence:
         self.length = 0  # tokens, prompt included
         self.depth = max_depth  # as last decided; a new one counts as drafting
         self.leaves = 0  # runners-up beside its chain, as last decided
+        self.decided_by = THRESHOLDS  # what the depth comes from: that or MEASURED
         self.failed_probes = 0  # in a row
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
@@ -119,6 +121,7 @@ class Pace:
             self._decide()
         else:
             sequence.depth = min(alike.depth, self._cap(sequence))  # until the next decision
+            sequence.decided_by = alike.decided_by
 
     def leave(self, sequence: PacedSequence) -> None:
         self._sequences.remove(sequence)
@@ -196,6 +199,10 @@ class Pace:
             return min(TRIAL_DEPTH, self._cap(sequence))
         return sequence.depth
 
+    def why(self, sequence: PacedSequence) -> str:
+        """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""
+        return TRIAL if sequence.trial_turns else sequence.decided_by
+
     def probe_tokens(self, sequence: PacedSequence) -> int:
         """Plain tokens until its drafter is to guess again.
 
@@ -225,7 +232,7 @@ class Pace:
                     is_batch=sequence.is_batch,
                 )
                 sequence.depth, sequence.patience_s = min(fixed, self._cap(sequence)), math.inf
-                sequence.leaves = 0
+                sequence.leaves, sequence.decided_by = 0, THRESHOLDS
         if measured:
             self._allot(measured)
         if self._settings.policy == "measured" and self._uniform_steps >= self._settings.trial_steps:
@@ -255,7 +262,7 @@ class Pace:
         patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, np.zeros(())))
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
             sequence.depth, sequence.leaves = int(depth), int(count)
-            sequence.patience_s = float(seconds)
+            sequence.patience_s, sequence.decided_by = float(seconds), MEASURED
 
     def _reach(self, sequences: list[PacedSequence]) -> Vector:
         """[sequences, MAX_DEPTH]"""
