@@ -29,6 +29,7 @@ class Answer:
     round: int
     result: Result
     load: Load
+    finished_ns: int  # by time.time_ns
 
 
 Letter = Answer | Exception | None  # None is a normal end
@@ -146,11 +147,11 @@ class EngineLoop:
         self.step_under_way = self._steps
         results = self._engine.step()
         self.step_under_way = None
-        load = self._engine.load()
+        load, now = self._engine.load(), time.time_ns()
         letters: list[tuple[OpenSequence, Letter]] = []
         for result in results:
             opened = self._opened[result.sequence.number]
-            letters.append((opened, Answer(opened.round, result, load)))
+            letters.append((opened, Answer(opened.round, result, load, now)))
         self._deliver(letters)
 
     def _open(self, opened: OpenSequence, prompt_length: int, noise_key: int, sampling: Sampling) -> None:

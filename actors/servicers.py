@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, OpenSequence
+from actors.tracing import StreamTrace
 from decoding.sampling import TokenLogprobs
 from engine.errors import EngineError
 from engine.sequence import Sequence
@@ -54,9 +55,11 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             )
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        reading = asyncio.create_task(self._read(requests, sequence, opening.epoch))
+        trace = StreamTrace()
+        reading = asyncio.create_task(self._read(requests, sequence, opening.epoch, trace))
         try:
             async for answer in sequence.answers():
+                trace.answered(answer)
                 yield self.reply(answer, opening.epoch)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -68,8 +71,11 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             # Cancellation arrives as CancelledError or as GeneratorExit: things are freed here or nowhere.
             reading.cancel()
             sequence.close()
+            trace.ended()
 
-    async def _read(self, requests: AsyncIterator[RequestT], sequence: OpenSequence, epoch: int) -> None:
+    async def _read(
+        self, requests: AsyncIterator[RequestT], sequence: OpenSequence, epoch: int, trace: StreamTrace
+    ) -> None:
         """Hands the work on until the sender closes; a turn older than another is void."""
         newest = 0
         try:
@@ -81,6 +87,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
                     raise ValueError(f"epoch={turn.epoch}, this stream was opened with {epoch}")
                 if turn.round >= newest:
                     newest = turn.round
+                    trace.asked(turn)
                     sequence.submit(turn.round, work)
             sequence.put(None)
         except Exception as error:

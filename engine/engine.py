@@ -306,7 +306,7 @@ class Engine:
         if any(isinstance(task, VerifyTask) for task, _ in selected):
             self._gathering.stepped(step)
         for (task, item), chosen in zip(selected, choices, strict=True):
-            task.took_part(begun, passed - built, step)
+            task.took_part(begun, passed - built, sampled - passed, step)
             sequence = item.sequence
             sequence.cached += item.num_committed
             if sequence.cached == len(sequence.tokens):

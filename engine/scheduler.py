@@ -38,7 +38,7 @@ class Scheduler:
             idle = [
                 sequence for number, sequence in sequences.items() if sequence.blocks and number not in tasks
             ]
-            self._cache.release(idle[-1])
+            self._preempt(idle[-1], tasks)
             selected = self._fill(tasks, sequences)
         return selected
 
@@ -92,6 +92,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, tasks: Mapping[int, Task]) -> None:
+        sequence.preemptions += bool(sequence.blocks)
         self._cache.release(sequence)
         if sequence.number in tasks:
             tasks[sequence.number].restart()

@@ -38,6 +38,7 @@ class Sequence:
     verified_round: int | None = None  # at a target: of its last work, if that was to verify
     ahead: tuple[int, Draft] | None = None  # at a target: Drafts that follow so many tokens, to go on with
     blocks: list[int] = field(default_factory=list)
+    preemptions: int = 0  # since its last result
     is_free: bool = False  # its last work was to generate freely
     digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
     table: NDArray[np.int64] = field(

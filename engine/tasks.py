@@ -25,8 +25,8 @@ class Task(ABC):
         self.done = False
         self._since = arrived
         self._started: float | None = None
-        self._forward = 0.0
-        self._step = 0.0
+        self._forward = self._sample = self._step = 0.0
+        self._step_count = 0
         self._last_step = NO_STEP
 
     @abstractmethod
@@ -70,12 +70,19 @@ class Task(ABC):
             )
         return rows
 
-    def took_part(self, begun: float, forward: float, step: Step) -> None:
-        """A step that fed its sequence is over; ``forward`` are the seconds of its forward pass."""
+    def took_part(self, begun: float, forward: float, sample: float, step: Step) -> None:
+        """A step that fed its sequence is over.
+
+        Args:
+            begun: when, by time.perf_counter.
+            forward, sample: seconds of its forward pass, and of choosing tokens.
+        """
         if self._started is None:
             self._started = begun
         self._forward += forward
+        self._sample += sample
         self._step += step.seconds
+        self._step_count += 1
         self._last_step = step
 
     def timings(self) -> Timings:
@@ -85,9 +92,14 @@ class Task(ABC):
         timings = Timings(
             queue=started - self._since,
             forward=self._forward,
+            sample=self._sample,
             step=self._step,
             total=now - self._since,
             last_step=self._last_step,
+            steps=self._step_count,
+            preemptions=self.sequence.preemptions,
         )
-        self._since, self._started, self._forward, self._step = now, None, 0.0, 0.0
+        self._since, self._started = now, None
+        self._forward = self._sample = self._step = 0.0
+        self._step_count = self.sequence.preemptions = 0
         return timings

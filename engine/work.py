@@ -60,9 +60,12 @@ class Timings:
 
     queue: float  # before its first forward pass
     forward: float  # in forward passes that it took part in
+    sample: float  # in choosing tokens after these
     step: float  # in steps that it took part in, from building the batch to token ids on the host
     total: float  # from submission to result
     last_step: Step  # of these
+    steps: int
+    preemptions: int  # times that its sequence lost its cache to an older one
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,19 @@ def test_the_oldest_sequence_is_never_preempted(folder: str) -> None:
     assert steps == COUNT  # its prompt fits into one chunk, and it took part in every step
 
 
+def test_each_preemption_is_told_once_to_whom_it_befell(folder: str) -> None:
+    engine = engine_with(folder, blocks=12)
+    sequences = [start(engine, prompt) for prompt in prompts(6, 20)]
+    told = dict.fromkeys(sequences, 0)
+    while engine.has_work:
+        for result in engine.step():
+            told[result.sequence] += result.timings.preemptions
+            if isinstance(result, Generated) and result.finish is not None:
+                engine.close(result.sequence)
+    assert told[sequences[0]] == 0
+    assert sum(told.values()) > 0
+
+
 def test_a_long_prefill_holds_running_sequences_up_for_no_more_than_a_chunk(folder: str) -> None:
     engine = engine_with(folder, chunk=16)
     running = start(engine, prompts(1, 10)[0])

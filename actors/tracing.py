@@ -1,0 +1,118 @@
+"""The spans of a worker: one for every answer that a span of the gateway waits for, and where its time went.
+
+They are made once the answer is there, from the timings that the engine reports. Where an answer took several
+steps, their parts are laid end to end: ``forward`` and ``sample`` last as long as they did together.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
+
+from actors.engine_loop import Answer
+from engine.work import Generated, Proposed, Verified
+from protos import rounds_pb2
+from protos.trace_context import context_of
+
+TRACER = trace.get_tracer("outrider")
+
+
+class StreamTrace:
+    """Of one sequence's stream. Turns without a trace context cost nothing."""
+
+    def __init__(self) -> None:
+        self._round = 0  # of the newest turn
+        self._parents: deque[str] = deque()  # of its answers, in their order
+        self._stretch: _Stretch | None = None  # of plain decoding
+
+    def asked(self, turn: rounds_pb2.Turn) -> None:
+        """A turn came in. The same round again tells of the span that waits for the answer after the next."""
+        if not turn.traceparent:
+            return
+        if turn.round > self._round:
+            self._end_stretch(turn.base + len(turn.tokens))
+            self._round = turn.round
+            self._parents.clear()
+        self._parents.append(turn.traceparent)
+
+    def answered(self, answer: Answer) -> None:
+        """An answer goes out."""
+        if not self._parents or answer.round != self._round:
+            return
+        if isinstance(answer.result, Generated):
+            if self._stretch is None:
+                self._stretch = _Stretch(self._parents[0])
+            self._stretch.answers.append(answer)
+        elif isinstance(answer.result, Verified | Proposed):
+            name = "verify" if isinstance(answer.result, Verified) else "draft"
+            _record(name, self._parents.popleft(), [answer])
+
+    def ended(self) -> None:
+        """The stream did."""
+        self._end_stretch(None)
+
+    def _end_stretch(self, length: int | None) -> None:
+        """length: of the sequence, with what the gateway took of the stretch; None: all of it."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            stretch.record(length)
+
+
+@dataclass
+class _Stretch:
+    parent: str
+    answers: list[Answer] = field(default_factory=list)
+
+    def record(self, length: int | None) -> None:
+        """Without the tokens that came when the gateway had gone on."""
+        taken = [answer for answer in self.answers if length is None or _position(answer) < length]
+        if taken:
+            _record("generate", self.parent, taken, len(self.answers) - len(taken))
+
+
+def _position(answer: Answer) -> int:
+    assert isinstance(answer.result, Generated)
+    return answer.result.position
+
+
+def _record(name: str, parent: str, answers: list[Answer], discarded: int = 0) -> None:
+    """A span from the arrival of the work to its last answer, and below it the parts."""
+    first, last = answers[0], answers[-1]
+    timings = [answer.result.timings for answer in answers]
+    begun_ns = first.finished_ns - _ns(timings[0].total)
+    step = timings[-1].last_step
+    span = TRACER.start_span(
+        name,
+        context_of(parent),
+        SpanKind.SERVER,
+        attributes={
+            "outrider.steps": sum(one.steps for one in timings),
+            "outrider.batch_size": step.size.sequences,
+            "outrider.batch_tokens": step.size.tokens,
+            "outrider.free_blocks": last.load.free_blocks,
+            "outrider.total_blocks": last.load.total_blocks,
+        },
+        start_time=begun_ns,
+    )
+    if discarded:
+        span.set_attribute("outrider.discarded", discarded)
+    queue, forward, sample, steps = (
+        sum(getattr(one, part) for one in timings) for part in ("queue", "forward", "sample", "step")
+    )
+    below, packing = trace.set_span_in_context(span), steps - forward - sample
+    at_ns = begun_ns
+    for part, pause, seconds in (("queue", 0, queue), ("forward", packing, forward), ("sample", 0, sample)):
+        at_ns += _ns(pause)
+        part_span = TRACER.start_span(part, below, start_time=at_ns)
+        at_ns += _ns(seconds)
+        part_span.end(at_ns)
+    preemptions = sum(one.preemptions for one in timings)
+    if preemptions:
+        reason = f"{preemptions} times: the cache is full, older sequences go first"
+        span.add_event("preemption", {"outrider.reason": reason}, begun_ns)
+    span.end(last.finished_ns)
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,130 @@
+"""The spans of a worker: below the gateway's that wait for its answers, and none where nobody records."""
+
+import pytest
+
+from actors.engine_loop import Answer
+from actors.tracing import StreamTrace
+from decoding.draft import Verdict
+from decoding.pace.cost import Step, StepSize
+from engine.work import Generated, Load, Timings, Verified
+from protos import rounds_pb2, rounds_pb2_grpc
+from tests.actors.conftest import TRUST
+from tests.actors.test_streams import PROMPT, end, opening, plain, target_stream, verify
+from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
+
+PARTS = ["queue", "forward", "sample"]
+
+
+def turn(round: int, base: int, tokens: list[int], traceparent: str = TRACEPARENT) -> rounds_pb2.Turn:
+    return rounds_pb2.Turn(epoch=1, round=round, base=base, tokens=tokens, traceparent=traceparent)
+
+
+def nest(spans, parent) -> bool:
+    below = spans.below(parent)
+    inside = all(parent.start_time <= s.start_time <= s.end_time <= parent.end_time for s in below)
+    return inside and [span.name for span in below] == PARTS
+
+
+async def test_a_verdict_has_a_span_and_its_parts(channel, spans):
+    call = await target_stream(channel, opening())
+    await call.write(verify(turn(1, 0, PROMPT), 1, 2))
+    reply = await call.read()
+    await end(call)
+    span = spans.one("verify")
+    assert span.parent.span_id == CLIENT_SPAN_ID
+    assert nest(spans, span)
+    assert span.end_time - span.start_time == pytest.approx(reply.timings.total_ns, abs=2_000)
+    forward = spans.one("forward")
+    assert forward.end_time - forward.start_time == pytest.approx(reply.timings.forward_ns, abs=2_000)
+    assert span.attributes["outrider.batch_size"] == reply.timings.last_step.sequences == 1
+    assert span.attributes["outrider.free_blocks"] == reply.load.free_blocks
+
+
+async def test_a_draft_of_several_steps_has_one_span(channel, spans):
+    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream(metadata=TRUST.metadata)
+    await call.write(rounds_pb2.DraftRequest(open=opening()))
+    propose = rounds_pb2.Propose(turn=turn(1, 0, PROMPT), depth=3)
+    await call.write(rounds_pb2.DraftRequest(propose=propose))
+    reply = await call.read()
+    call.cancel()
+    span = spans.one("draft")
+    assert nest(spans, span)
+    assert span.attributes["outrider.steps"] == len(reply.draft.tokens) == 3
+
+
+async def test_a_plain_stretch_has_one_span_however_often_it_is_topped_up(channel, spans):
+    call = await target_stream(channel, opening())
+    for until in (4, 12):
+        await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + until))
+    for _ in range(12):
+        await call.read()
+    await end(call)
+    span = spans.one("generate")
+    assert nest(spans, span)
+    assert span.attributes["outrider.steps"] == 12
+
+
+async def test_without_a_trace_context_there_is_no_span(channel, spans):
+    call = await target_stream(channel, opening())
+    await call.write(verify(turn(1, 0, PROMPT, ""), 1, 2))
+    await call.read()
+    await end(call)
+    assert not list(spans)
+
+
+def timings(preemptions: int = 0) -> Timings:
+    step = Step(1, StepSize(1, 1), 0.003)
+    return Timings(0.001, 0.002, 0.0005, 0.003, 0.005, step, steps=1, preemptions=preemptions)
+
+
+def answer(result, round=1, finished_ns=10**18) -> Answer:
+    return Answer(round, result, Load(1, 1, 0, 5, 9), finished_ns)
+
+
+def generated(position: int) -> Answer:
+    result = Generated(None, position, 7, (), None, timings())
+    return answer(result, finished_ns=10**18 + 10**7 * position)
+
+
+def verified(round: int = 1, preemptions: int = 0) -> Answer:
+    return answer(Verified(None, round, Verdict((), (7,)), (), None, timings(preemptions)), round)
+
+
+def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
+    trace = StreamTrace()
+    trace.asked(turn(1, 0, [1, 2, 3]))
+    for position in (3, 4, 5, 6):
+        trace.answered(generated(position))
+    trace.asked(turn(2, 3, [7, 7]))  # it holds five tokens
+    span = spans.one("generate")
+    assert span.end_time == 10**18 + 4 * 10**7
+    assert (span.attributes["outrider.steps"], span.attributes["outrider.discarded"]) == (2, 2)
+
+
+def test_verdicts_of_one_round_belong_to_the_spans_that_were_told_one_after_the_other(spans):
+    trace = StreamTrace()
+    parents = [TRACEPARENT.replace("b7ad", first) for first in ("aaaa", "bbbb")]
+    for parent in parents:
+        trace.asked(turn(1, 0, [1], parent))
+    for _ in parents:
+        trace.answered(verified())
+    assert [f"{span.parent.span_id:016x}"[:4] for span in spans.named("verify")] == ["aaaa", "bbbb"]
+
+
+def test_answers_to_an_older_round_have_no_span(spans):
+    trace = StreamTrace()
+    trace.asked(turn(1, 0, [1]))
+    trace.asked(turn(2, 1, [2]))
+    trace.answered(verified(round=1))
+    assert not list(spans)
+    trace.answered(verified(round=2))
+    assert len(spans.named("verify")) == 1
+
+
+def test_a_preemption_is_an_event_with_its_reason(spans):
+    trace = StreamTrace()
+    trace.asked(turn(1, 0, [1]))
+    trace.answered(verified(preemptions=2))
+    (event,) = spans.one("verify").events
+    assert event.name == "preemption"
+    assert event.attributes["outrider.reason"].startswith("2 times: the cache is full")
