@@ -52,7 +52,11 @@ class Worker:
     role: ClassVar[str]
     ranks: tuple[int, ...] = ()  # process ids beside this one
 
-    def __init__(self, settings: EngineSettings, trust: Trust) -> None:
+    def __init__(
+        self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
+    ) -> None:
+        """start_tracing: for this process; returns what ends it."""
+        self._end_tracing = start_tracing()
         self._trust = trust
         self._engine_loop = EngineLoop(lambda: self.build(settings))
         watch(self._engine_loop, settings.step_timeout_s)
@@ -95,6 +99,7 @@ class Worker:
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
         self._engine_loop.stop()
+        self._end_tracing()
 
 
 class DraftWorker(Worker):

@@ -1,5 +1,7 @@
 """The Serve application: gateway, target and draft, each in processes of their own."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,6 +20,7 @@ from cluster.start import (
     start_ray,
     start_serve,
 )
+from cluster.telemetry import start_tracing, tracing_environment
 from engine.settings import EngineSettings
 from engine.vocabulary import check_vocabulary
 from engine.weights import check_shares
@@ -38,7 +41,7 @@ def app(settings: Settings) -> Application:
             little memory, or other machines could ask without an API key.
     """
     settings = settings.resolved()
-    keys, trust = api_keys(settings), shared_trust(settings)
+    keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
     check_doors(settings, keys)
     if settings.target is not None and settings.draft is not None:
         check_vocabulary(settings.target, settings.draft)
@@ -49,9 +52,9 @@ def app(settings: Settings) -> Application:
     check_placement(settings)
     check_memory(settings)
     start_serve(settings, keys[0] if keys else None)
-    workers = [_target(settings, trust)]
+    workers = [_target(settings, trust, tracing)]
     if settings.draft is not None:
-        workers.append(_draft(settings, trust))
+        workers.append(_draft(settings, trust, tracing))
     # Calls, not decorators: a decorated class would be pickled by value, its module's globals copied.
     gateway = serve.deployment(
         serve.ingress()(Gateway),
@@ -64,10 +67,15 @@ def app(settings: Settings) -> Application:
         logging_config={"enable_access_log": False},
     )
     digests = tuple(digest(key) for key in keys)
-    return gateway.bind(settings.gateway().model_copy(update={"api_key_digests": digests}), trust, workers)
+    return gateway.bind(
+        settings.gateway().model_copy(update={"api_key_digests": digests}),
+        trust,
+        partial(start_tracing, tracing, "gateway"),
+        workers,
+    )
 
 
-def _target(settings: Settings, trust: Trust) -> Application:
+def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> Application:
     options = _actor_options(settings.target_gpus, settings.target_accelerator, settings.target_resources)
     placement: dict[str, Any] = {}
     if settings.tensor_parallel > 1:
@@ -76,12 +84,14 @@ def _target(settings: Settings, trust: Trust) -> Application:
             "placement_group_bundles": bundles,
             "placement_group_strategy": settings.target_placement,
         }
-    return _worker(TargetWorker, settings.target_engine(), trust, settings.targets, options, placement)
+    return _worker(
+        TargetWorker, settings.target_engine(), trust, tracing, settings.targets, options, placement
+    )
 
 
-def _draft(settings: Settings, trust: Trust) -> Application:
+def _draft(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> Application:
     options = _actor_options(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources)
-    return _worker(DraftWorker, settings.draft_engine(), trust, settings.drafts, options, {})
+    return _worker(DraftWorker, settings.draft_engine(), trust, tracing, settings.drafts, options, {})
 
 
 def _actor_options(
@@ -96,6 +106,7 @@ def _worker(
     worker: type[Worker],
     engine: EngineSettings,
     trust: Trust,
+    tracing: Mapping[str, str],
     replicas: int,
     options: dict[str, Any],
     placement: dict[str, Any],
@@ -110,4 +121,4 @@ def _worker(
         health_check_timeout_s=5,
         **placement,
     )
-    return deployment.bind(engine, trust)
+    return deployment.bind(engine, trust, partial(start_tracing, tracing, worker.role))

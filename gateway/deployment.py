@@ -1,5 +1,6 @@
 """The gateway as a Serve deployment: both APIs over one Generation."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,7 +18,15 @@ from protos.trust import Trust
 
 
 class Gateway(GenerationServicer):
-    def __init__(self, settings: GatewaySettings, trust: Trust, worker_handles: list[Any]) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        trust: Trust,
+        start_tracing: Callable[[], Callable[[], None]],
+        worker_handles: list[Any],
+    ) -> None:
+        """start_tracing: for this process; returns what ends it."""
+        self._end_tracing = start_tracing()
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
         fleet = Fleet(table.workers, trust)
@@ -32,6 +41,9 @@ class Gateway(GenerationServicer):
             ValidationError: naming the field; what was in force stays.
         """
         self.generation.paces.use(PaceSettings.model_validate(user_config))
+
+    def __del__(self) -> None:
+        self._end_tracing()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_api.build(self.generation, self._template, self.authentication)

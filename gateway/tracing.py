@@ -76,7 +76,7 @@ class GenerationTrace:
         if isinstance(error, Exception):
             failed(self._span, error)
         elif error is not None:
-            self._span.add_event("the client has gone")
+            self._span.add_event("cancelled", {"outrider.reason": "the client has gone"})
         self._span.end()
 
     @property

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from bench.running import Service, serving
+from tests.fakes.collector import Collector, collecting
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own use of pydantic is deprecated
@@ -17,7 +18,18 @@ SERVED: dict[str, Any] = {"target_threads": 1, "cache_memory": 2**28}  # unless 
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def collector() -> Iterator[Collector]:
+    """The service sends it the traces of requests that come with a sampled trace context."""
+    with collecting() as (collector, address), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        patch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # milliseconds
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("elsewhere")  # the command works from any folder
     with serving(folder, **SERVED) as service:
         yield service

@@ -1,0 +1,111 @@
+"""Traces in a file: one line of OTLP in JSON for every batch of spans."""
+
+import json
+import os
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+IDS = ("traceId", "spanId", "parentSpanId")  # hexadecimal in OTLP, unlike other bytes in JSON
+
+
+class FileExporter(SpanExporter):
+    """Appends. The processes of one machine may share a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file cannot be written."""
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """One write a batch: lines of several processes do not mix."""
+        message = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
+        for span in _spans(message):
+            span.update({name: b64decode(span[name]).hex() for name in IDS if name in span})
+        os.write(self._file, json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        os.close(self._file)
+
+
+def _spans(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for resource in message["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            yield from scope["spans"]
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileSpan:
+    """One span as a file has it; times in nanoseconds."""
+
+    service: str
+    name: str
+    trace_id: str
+    id: str
+    parent: str  # "" for none
+    start: int
+    end: int
+    attributes: dict[str, Any]
+    events: tuple[FileEvent, ...]
+
+    @property
+    def milliseconds(self) -> float:
+        return (self.end - self.start) / 1e6
+
+
+def read_spans(path: Path) -> Iterator[FileSpan]:
+    """In the order in which they were written.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not OTLP in JSON, naming it.
+    """
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            yield from _read(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number} is no trace: OTLP in JSON is accepted") from error
+
+
+def _read(message: dict[str, Any]) -> Iterator[FileSpan]:
+    for resource in message["resourceSpans"]:
+        service = _values(resource["resource"]["attributes"])["service.name"]
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                yield FileSpan(
+                    service,
+                    span["name"],
+                    span["traceId"],
+                    span["spanId"],
+                    span.get("parentSpanId", ""),
+                    int(span["startTimeUnixNano"]),
+                    int(span["endTimeUnixNano"]),
+                    _values(span.get("attributes", [])),
+                    tuple(_event(event) for event in span.get("events", [])),
+                )
+
+
+def _event(event: dict[str, Any]) -> FileEvent:
+    return FileEvent(event["name"], _values(event.get("attributes", [])).get("outrider.reason", ""))
+
+
+def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whole numbers are text in JSON, since they may have 64 bits."""
+    values = {}
+    for item in attributes:
+        ((kind, value),) = item["value"].items()
+        values[item["key"]] = int(value) if kind == "intValue" else value
+    return values

@@ -1,0 +1,188 @@
+"""A real collector beside the real service: one whole trace for every request that is sampled."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+
+from bench.running import Service
+from models.prompts import prompts
+from protos import generation_pb2, generation_pb2_grpc
+from tests.fakes.collector import Collector, Span
+
+PROMPT = prompts("json", 1)[0]
+FIXED = {"mode": "fixed", "depth": 4}
+COMPLETE_S = 20.0  # in which everything is exported
+REPLACED_S = 60.0
+OF_WORKERS = {"verify", "generate", "draft"}
+PARTS = {"queue", "forward", "sample"}
+SUMMED = ("drafted", "verified", "accepted", "target_passes", "prepared_for", "gone_on", "discarded")
+
+
+def ask(client: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """The trace's id and the usage."""
+    trace_id = secrets.token_hex(16)
+    headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, **fields}
+    response = client.post("/v1/completions", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return trace_id, response.json()["usage"]
+
+
+def below(spans: list[Span], parent: Span) -> list[Span]:
+    return [span for span in spans if span.parent == parent.id]
+
+
+def children(spans: list[Span], parent: Span) -> set[str]:
+    return {span.name for span in below(spans, parent)}
+
+
+def orphans(spans: list[Span]) -> list[Span]:
+    """Without a parent here; the request itself has its client's."""
+    ids = {span.id for span in spans}
+    return [span for span in spans if span.parent not in ids and not span.name.startswith("POST")]
+
+
+def is_complete(usage: dict[str, Any]) -> Callable[[list[Span]], bool]:
+    """Every round there, each below a request, each with its Verdict, each of these with its parts."""
+
+    def check(spans: list[Span]) -> bool:
+        decoded = [span for span in spans if span.attributes.get("outrider.tokens")]
+        return (
+            sum(span.name == "round" for span in spans) == usage["speculation"]["rounds"]
+            and any(span.name.startswith("POST") for span in spans)
+            and not orphans(spans)
+            and all({"verify", "generate"} & children(spans, span) for span in decoded)
+            and all(children(spans, span) == PARTS for span in spans if span.name in OF_WORKERS)
+        )
+
+    return check
+
+
+def traced(client: httpx.Client, collector: Collector, **fields: Any) -> tuple[list[Span], dict[str, Any]]:
+    trace_id, usage = ask(client, **fields)
+    complete = is_complete(usage)
+    spans = collector.trace(trace_id, complete, COMPLETE_S)
+    assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
+    return spans, usage
+
+
+def assert_nested(spans: list[Span]) -> None:
+    """Each within its parent, but what nobody waited for any more."""
+    by_id = {span.id: span for span in spans}
+    for span in spans:
+        parent = by_id.get(span.parent)
+        if parent is not None and parent.name != "abandoned round":
+            assert parent.start <= span.start <= span.end <= parent.end, (parent, span)
+
+
+def assert_sums(spans: list[Span], usage: dict[str, Any]) -> None:
+    own = [span for span in spans if "outrider.tokens" in span.attributes]
+    told = {name: usage["speculation"][name] for name in SUMMED}
+    assert {name: sum(span.attributes[f"outrider.{name}"] for span in own) for name in SUMMED} == told
+    assert sum(span.attributes["outrider.tokens"] for span in own) == usage["completion_tokens"]
+    (generation,) = [span for span in spans if span.name.startswith("text_completion")]
+    assert generation.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert generation.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+
+
+def test_rounds(client: httpx.Client, collector: Collector) -> None:
+    spans, usage = traced(client, collector, max_tokens=64, speculation=FIXED)
+    assert_nested(spans)
+    assert_sums(spans, usage)
+    assert {span.service for span in spans} == {"outrider-gateway", "outrider-target", "outrider-draft"}
+    for span in [span for span in spans if span.name == "round"]:
+        # What the target went on with was there before: nobody waited for it.
+        waited_for = {"verify"} if span.attributes["outrider.gone_on"] else {"draft", "verify"}
+        assert children(spans, span) == waited_for
+    assert usage["speculation"]["gone_on"] > 0
+
+
+def test_rounds_that_the_pace_decides_on(client: httpx.Client, collector: Collector) -> None:
+    spans, usage = traced(client, collector, max_tokens=200, temperature=1.0, seed=3, n=2)
+    assert_nested(spans)
+    assert_sums(spans, usage)
+    whys = {span.attributes["outrider.why"] for span in spans if "outrider.why" in span.attributes}
+    assert whys <= {"first token", "thresholds", "measured", "trial", "last token"}
+
+
+def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collector) -> None:
+    spans, usage = traced(client, collector, max_tokens=150, speculation={"mode": "off"})
+    assert_nested(spans)
+    assert_sums(spans, usage)
+    (stretch,) = [span for span in spans if span.name == "plain"]
+    assert stretch.attributes["outrider.why"] == "off"
+    (generate,) = below(spans, stretch)
+    assert generate.attributes["outrider.steps"] >= 150  # and those that took the prompt in
+
+
+def test_over_grpc(service: Service, collector: Collector) -> None:
+    trace_id = secrets.token_hex(16)
+    request = generation_pb2.GenerateRequest(text=PROMPT, sampling=generation_pb2.Sampling(max_tokens=16))
+    metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),)
+    with grpc.insecure_channel(service.grpc) as channel:
+        list(generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60, metadata=metadata))
+    names = lambda spans: {span.name for span in spans}  # noqa: E731
+    method = "outrider.v1.Generation/Generate"
+    spans = collector.trace(trace_id, lambda spans: method in names(spans), COMPLETE_S)
+    assert method in names(spans)
+
+
+def test_nothing_is_recorded_where_nothing_is_sampled(client: httpx.Client, collector: Collector) -> None:
+    response = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8})
+    assert response.status_code == 200
+    traced(client, collector, max_tokens=8)  # by now the other's would have come too
+    assert all(span.parent for span in collector.spans)
+
+
+def workers(client: httpx.Client, role: str) -> list[int]:
+    """Process ids of those that are alive."""
+    found = client.get("/health").json()["workers"]
+    return [w["pid"] for w in found if w["role"] == role and psutil.pid_exists(w["pid"])]
+
+
+@pytest.fixture
+def draft_pid(client: httpx.Client) -> Iterator[int]:
+    """May be killed: the test ends when there is another."""
+    (pid,) = workers(client, "draft")
+    yield pid
+    deadline = time.monotonic() + REPLACED_S
+    while not workers(client, "draft"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_lost_draft_worker_is_told_with_its_reason(
+    client: httpx.Client, collector: Collector, draft_pid: int, tmp_path: Path
+) -> None:
+    trace_id = secrets.token_hex(16)
+    headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    body = {
+        "prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True, "speculation": FIXED,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        for number, line in enumerate(lines):
+            if number == 10:
+                psutil.Process(draft_pid).kill()
+            if line != "[DONE]":
+                last = line
+    usage = httpx.Response(200, text=last).json()["usage"]
+    assert usage["speculation"]["lost_drafts"] == 1
+    complete = is_complete(usage)
+    spans = collector.trace(trace_id, complete, COMPLETE_S)
+    assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
+    assert_nested(spans)
+    assert_sums(spans, usage)
+    (generation,) = [span for span in spans if span.name.startswith("text_completion")]
+    assert generation.events["fallback"].startswith("lost draft worker")
+    assert "lost draft worker" in {
+        span.attributes.get("outrider.why") for span in spans if span.name == "plain"
+    }
