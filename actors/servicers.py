@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -31,6 +32,9 @@ RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
 
+TRACED_AFTER_S = 0.005  # that a span is made after its answer: all others of the same step are out by then
+
+
 class Servicer(ABC, Generic[RequestT, ReplyT]):
     """A sequence lives as long as its stream."""
 
@@ -55,7 +59,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             )
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        trace = StreamTrace()
+        trace = StreamTrace(partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S))
         reading = asyncio.create_task(self._read(requests, sequence, opening.epoch, trace))
         try:
             async for answer in sequence.answers():

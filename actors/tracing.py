@@ -1,10 +1,12 @@
 """The spans of a worker: one for every answer that a span of the gateway waits for, and where its time went.
 
-They are made once the answer is there, from the timings that the engine reports. Where an answer took several
+They are made a little after the answer went out, so that it does not wait for them, from the timings that the
+engine reports. Where an answer took several
 steps, their parts are laid end to end: ``forward`` and ``sample`` last as long as they did together.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -21,7 +23,9 @@ TRACER = trace.get_tracer("outrider")
 class StreamTrace:
     """Of one sequence's stream. Turns without a trace context cost nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, later: Callable[..., object]) -> None:
+        """later: has a function called with its arguments when an answer does not wait for it."""
+        self._later = later
         self._round = 0  # of the newest turn
         self._parents: deque[str] = deque()  # of its answers, in their order
         self._stretch: _Stretch | None = None  # of plain decoding
@@ -46,7 +50,7 @@ class StreamTrace:
             self._stretch.answers.append(answer)
         elif isinstance(answer.result, Verified | Proposed):
             name = "verify" if isinstance(answer.result, Verified) else "draft"
-            _record(name, self._parents.popleft(), [answer])
+            self._later(_record, name, self._parents.popleft(), [answer])
 
     def ended(self) -> None:
         """The stream did."""
@@ -56,7 +60,7 @@ class StreamTrace:
         """length: of the sequence, with what the gateway took of the stretch; None: all of it."""
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
-            stretch.record(length)
+            self._later(stretch.record, length)
 
 
 @dataclass

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "service": "a round's overhead, and the service beside one process",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
     "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",
+    "tracing": "what tracing every request costs at 16 streams",
     "plots": "pictures of these two",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
