@@ -301,3 +301,15 @@ async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "measured"
     assert ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"
+
+
+@pytest.mark.parametrize(("waits", "expected"), [(True, [6, 3 + 2, 1 + 4, 4]), (False, [0, 3, 1, 4])])
+async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
+    """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
+    proposal = replace(DRAFT, seconds=0.012, overhead_s=0.002, step_s=0.006)
+    trace = AnswerTrace(recording("a generation"), 0, FIXED, Record())
+    trace.begin("fixed", waits=waits)
+    trace.verdict(proposal, reply(1, 2, 3), 0.003, 3)
+    said = spans.one("round").attributes
+    parts = [said[f"outrider.{part}_ms"] for part in ("draft", "wire", "wait", "target")]
+    assert parts == pytest.approx(expected)
