@@ -62,7 +62,7 @@ def app(settings: Settings) -> Application:
         num_replicas=settings.gateways,
         # The gateway's own queue decides; Serve's would answer without saying when to come again.
         max_ongoing_requests=settings.max_requests + settings.max_waiting + SPARE_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": settings.gateway_resources},
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )

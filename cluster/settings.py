@@ -32,7 +32,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    config: str | None = Field(default=None, description="YAML file with these settings; arguments win")
+    config: str | None = Field(
+        default=None,
+        description="YAML file with these settings, or a folder of such *.yaml, each setting in one of them; "
+        "arguments win",
+    )
     target: str | None = Field(default=None, description="local folder or hub id; None: the demo pair")
     draft: str | None = Field(
         default=None,
@@ -98,8 +102,15 @@ class Settings(BaseModel):
     draft_gpus: float | None = Field(default=None, ge=0.0, description="per replica; None: a share of all")
     target_accelerator: str | None = Field(default=None, description="as Ray names it: H100, L4, ...")
     draft_accelerator: str | None = Field(default=None, description="as Ray names it")
+    gateway_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
     target_resources: Resources = Field(default_factory=dict, description="of Ray, per rank; JSON")
     draft_resources: Resources = Field(default_factory=dict, description="of Ray, per replica; JSON")
+    nodes_join_within_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="seconds that nodes with the resources of the replicas may take to join a cluster; "
+        "after that a start without them is refused",
+    )
 
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
     http_port: int = Field(default=8000, ge=1, le=65535)
@@ -222,13 +233,27 @@ def _share(replicas: int, gpus: float) -> float:
 
 
 def _from_file(path: str, arguments: dict[str, Any]) -> Settings:
-    try:
-        fields = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"config={path!r} cannot be read: {error}") from error
-    if not isinstance(fields, dict) or "config" in fields:
-        raise ValueError(f"config={path!r} must hold settings by name, and no other config")
+    place = Path(path)
+    files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+    if not files:
+        raise ValueError(f"config={path!r} is a folder without *.yaml files: put settings into one")
+    fields: dict[str, Any] = {}
+    for file in files:
+        given = _read(file)
+        if twice := sorted(fields.keys() & given.keys()):
+            raise ValueError(f"{file} sets {', '.join(twice)} again: keep each setting in one file of {path}")
+        fields |= given
     return Settings.model_validate({**fields, **arguments})
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        fields = yaml.safe_load(file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"config={str(file)!r} cannot be read: {error}") from error
+    if not isinstance(fields, dict) or "config" in fields:
+        raise ValueError(f"config={str(file)!r} must hold settings by name, and no other config")
+    return fields
 
 
 def _demo(role: str) -> str:

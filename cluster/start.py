@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 
 import ray
 from ray import serve
@@ -16,6 +17,7 @@ from cluster.settings import Settings
 logger = logging.getLogger("ray.serve")
 
 SLIVER = 0.001  # of a resource, where presence is what counts
+POLL_S = 0.5
 
 ADD_SERVICERS = [
     "gateway.proxy.add_generation_servicer",
@@ -52,8 +54,18 @@ def start_serve(settings: Settings, key: str | None) -> None:
 
 
 def check_resources(settings: Settings) -> None:
-    """Raises ValueError naming a resource that the cluster has too little of, rather than wait for it."""
+    """Raises ValueError naming a resource that the cluster has too little of, rather than wait for ever."""
+    deadline = time.monotonic() + settings.nodes_join_within_s
+    while lack := _lack(settings, ray.cluster_resources()):
+        if time.monotonic() >= deadline:
+            raise ValueError(lack)
+        time.sleep(POLL_S)
+
+
+def _lack(settings: Settings, there: dict[str, float]) -> str | None:
+    """What is missing, None if nothing is."""
     asked = [
+        (settings.gateways, settings.gateway_resources),
         (
             settings.targets * settings.tensor_parallel,
             _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources),
@@ -63,13 +75,13 @@ def check_resources(settings: Settings) -> None:
             _resources(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources),
         ),
     ]
-    there = ray.cluster_resources()
-    for name in {name for _, resources in asked for name in resources}:
+    for name in sorted({name for _, resources in asked for name in resources}):
         needed = sum(replicas * resources.get(name, 0.0) for replicas, resources in asked)
         if needed > there.get(name, 0.0):
-            raise ValueError(
+            return (
                 f"the replicas need {needed:g} of resource {name!r}, the cluster has {there.get(name, 0.0):g}"
             )
+    return None
 
 
 def check_placement(settings: Settings) -> None:

@@ -104,6 +104,26 @@ def test_a_wrong_file_is_named(tmp_path, text, named):
         Settings(config=str(file)).resolved()
 
 
+def test_a_folder_gives_the_settings_of_all_its_files(tmp_path):
+    (tmp_path / "models.yaml").write_text("target: t\n")
+    (tmp_path / "counts.yaml").write_text("drafts: 6\n")
+    (tmp_path / "notes.txt").write_text("no settings")
+    settings = Settings(config=str(tmp_path), drafts=2).resolved()
+    assert (settings.target, settings.drafts) == ("t", 2)
+
+
+def test_a_setting_in_two_files_of_a_folder_is_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("drafts: 6\ntarget: t\n")
+    (tmp_path / "b.yaml").write_text("drafts: 5\n")
+    with pytest.raises(ValueError, match=r"b\.yaml sets drafts again"):
+        Settings(config=str(tmp_path)).resolved()
+
+
+def test_a_folder_without_settings_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"without \*\.yaml"):
+        Settings(config=str(tmp_path)).resolved()
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(ValueError, match="config='nowhere"):
         Settings(config="nowhere.yaml").resolved()

@@ -1,0 +1,42 @@
+"""Resources that replicas need are there, come in time, or are named."""
+
+import pytest
+import ray
+
+from cluster.settings import Settings
+from cluster.start import check_resources
+
+ALL = {"GPU": 3.0, "gateway": 2.0, "target": 1.0}
+
+
+def settings(**fields):
+    needed = {
+        "gateways": 2,
+        "gateway_resources": {"gateway": 1},
+        "target": "t",
+        "target_gpus": 3.0,
+        "target_resources": {"target": 1},
+    }
+    return Settings.model_validate(needed | fields)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_resource_that_is_short_is_named(monkeypatch, name):
+    monkeypatch.setattr(ray, "cluster_resources", lambda: ALL | {name: 0.5})
+    with pytest.raises(ValueError, match=f"{name}.*the cluster has 0.5"):
+        check_resources(settings())
+
+
+def test_nodes_may_join_later(monkeypatch):
+    joined = iter([{}, {"GPU": 3.0}, ALL])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: next(joined))
+    monkeypatch.setattr("cluster.start.POLL_S", 0.0)
+    check_resources(settings(nodes_join_within_s=60))
+    assert next(joined, None) is None
+
+
+def test_nodes_that_never_join_are_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    monkeypatch.setattr("cluster.start.POLL_S", 0.0)
+    with pytest.raises(ValueError, match="the cluster has 0"):
+        check_resources(settings(nodes_join_within_s=0.05))
