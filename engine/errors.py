@@ -1,9 +1,10 @@
 """What the engine refuses, by kind.
 
 EngineError
-├── UnsupportedModelError    the checkpoint cannot be served, with the reason
-├── VocabularyMismatchError  draft and target do not read token ids alike
-└── CacheTooSmallError       one sequence alone would not fit into the whole cache
+├── UnsupportedModelError      the checkpoint cannot be served, with the reason
+├── IncompleteCheckpointError  a file of it is missing or cut off
+├── VocabularyMismatchError    draft and target do not read token ids alike
+└── CacheTooSmallError         one sequence alone would not fit into the whole cache
 
 A message that contradicts the sequence it names (a base beyond its length, a token outside the vocabulary) is
 a plain ValueError: the sender is wrong, the engine is well.
@@ -16,6 +17,10 @@ class EngineError(Exception):
 
 class UnsupportedModelError(EngineError):
     """The checkpoint's architecture cannot run on the paged cache."""
+
+
+class IncompleteCheckpointError(EngineError):
+    """A checkpoint folder lacks a file, or part of one."""
 
 
 class VocabularyMismatchError(EngineError):

@@ -1,5 +1,9 @@
-"""Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
+"""Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache.
 
+As a command (``python -m engine.weights``) it gets checkpoints from where they are: see engine/download.py.
+"""
+
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from engine import download
 from engine.attention import ATTENTION, Probe
 from engine.errors import UnsupportedModelError
 from engine.linear import optimize_for_cpu
@@ -175,3 +180,7 @@ def end_of_sequence(model: Any) -> frozenset[int]:
     if ids is None:
         ids = model.config.get_text_config().eos_token_id
     return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+
+if __name__ == "__main__":
+    sys.exit(download.main())
