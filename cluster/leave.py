@@ -1,0 +1,67 @@
+"""``python -m cluster.leave``: what a pod does before it is stopped, as its preStop hook.
+
+Serve is told that the node goes. It starts replacements of the replicas here elsewhere, sends no new requests to
+the proxy here, and lets both end what they have accepted. The hook returns when nothing of Serve is left here.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+ANSWER_S = 10.0  # that Serve's controller has for an answer
+POLL_S = 1.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    deadline = time.monotonic() + options.within
+    ray.init(address="auto", namespace="serve", log_to_driver=False)
+    node = options.node or ray.get_runtime_context().get_node_id()
+    controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    _drain(node, options.within)
+    try:
+        while here := _on(node, ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_S)):
+            if time.monotonic() > deadline:
+                print(f"still here after {options.within} s: {', '.join(here)}", file=sys.stderr)
+                return 1
+            time.sleep(POLL_S)
+    except RayError as error:  # the cluster itself ends: nobody is left to wait for
+        print(f"Serve does not answer any more: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _drain(node: str, within_s: int) -> None:
+    """Raises CalledProcessError if Ray does not take the node for leaving."""
+    # Ray offers this to its autoscaler and on the command line, not in Python.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
+    command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is being stopped"]
+    subprocess.run([*command, "--deadline-remaining-seconds", str(within_s)], check=True)
+
+
+def _on(node: str, details: dict[str, Any]) -> list[str]:
+    """Replicas and proxy of Serve on the node, from what its controller tells."""
+    replicas = [
+        replica["replica_id"]
+        for application in details["applications"].values()
+        for deployment in application["deployments"].values()
+        for replica in deployment["replicas"]
+        if replica["node_id"] == node
+    ]
+    return replicas + (["proxy"] if node in details["proxies"] else [])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cluster.leave", description="Drains a node of Ray.")
+    parser.add_argument("--within", type=int, required=True, metavar="S", help="seconds until it is stopped")
+    parser.add_argument("--node", metavar="ID", help="[the one that this runs on]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Numbers and rules that manifests, settings and code share: each check says what does not agree."""
+
+from itertools import pairwise
+
+from actors.worker import STOP_GRACE_S
+from protos.trust import NAME
+from tests.k8s.kustomize import Manifest, find
+from tests.k8s.reading import containers, pod_templates, ray_templates, serve_config_of, settings_of
+
+
+def resources(manifests: list[Manifest]) -> list[str]:
+    """Each kind of replica has a worker group with its resource and its devices, one replica to a pod."""
+    wrong = []
+    settings = settings_of(manifests)
+    groups = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    by_name = {group["groupName"]: group for group in groups}
+    devices = {
+        "gateway": 0.0,
+        "target": settings.tensor_parallel * (settings.target_gpus or 0.0),
+        "draft": settings.draft_gpus or 0.0,
+    }
+    wanted = {
+        "gateway": (settings.gateways, settings.gateway_resources),
+        "target": (settings.targets, settings.target_resources),
+        "draft": (settings.drafts, settings.draft_resources),
+    }
+    for name, (replicas, asked) in wanted.items():
+        if name not in by_name:
+            wrong.append(f"no worker group {name}")
+            continue
+        group = by_name[name]
+        given = {key: float(value) for key, value in group["resources"].items()}
+        if given != {name: 1.0} or asked != given:
+            wrong.append(f"a {name} asks for {asked}, a pod of group {name} gives {given}")
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        if float(limits.get("nvidia.com/gpu", 0)) != devices[name]:
+            wrong.append(
+                f"a {name} takes {devices[name]:g} GPUs, its pod has {limits.get('nvidia.com/gpu', 0)}"
+            )
+        if not replicas == group["replicas"] == group["minReplicas"] <= group["maxReplicas"]:
+            wrong.append(f"{replicas} of {name} in the settings, {group['replicas']} pods to begin with")
+    return wrong
+
+
+def drains(manifests: list[Manifest]) -> list[str]:
+    """Each waits at least as long as what it waits for."""
+    spec = find(manifests, "RayService", "outrider")["spec"]
+    serve = serve_config_of(manifests)
+    (gateway,) = (d for d in serve["applications"][0]["deployments"] if d["name"] == "Gateway")
+    deadline = settings_of(manifests).request_deadline_s
+    chain = [("a request's deadline", deadline), ("the gateway's", gateway["graceful_shutdown_timeout_s"])]
+    wrong = []
+    for where, template in ray_templates(manifests).items():
+        if where != "head":
+            hook = template["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+            within = float(hook[-1].removeprefix("--within="))
+            grace = template["spec"]["terminationGracePeriodSeconds"]
+            wrong += _nested([*chain, (f"the hook of {where}", within), (f"the grace of {where}", grace)])
+    wrong += _nested([*chain, ("the old cluster's", spec["rayClusterDeletionDelaySeconds"])])
+    wrong += _nested(
+        [("a worker's streams", STOP_GRACE_S), ("the gateway's", gateway["graceful_shutdown_timeout_s"])]
+    )
+    for proxy in ("http_options", "grpc_options"):
+        wrong += _nested([("a request's deadline", deadline), (proxy, serve[proxy]["request_timeout_s"])])
+    return sorted(set(wrong))
+
+
+def _nested(chain: list[tuple[str, float]]) -> list[str]:
+    return [
+        f"{outer} {longer:g} s end before {inner} {shorter:g} s"
+        for (inner, shorter), (outer, longer) in pairwise(chain)
+        if longer < shorter
+    ]
+
+
+def weights(manifests: list[Manifest]) -> list[str]:
+    """Checkpoints that the settings name in the volume are those that the init container puts there."""
+    settings = settings_of(manifests)
+    (head,) = (t for name, t in pod_templates(manifests).items() if name == "head")
+    fetched = set()
+    for container in head["spec"].get("initContainers", []):
+        into, *sources = container["args"]
+        fetched |= {f"{into.removeprefix('--into=')}/{source}" for source in sources}
+    named = {path for path in (settings.target, settings.draft) if path is not None}
+    return [f"{path} is got and not served" for path in fetched - named] + [
+        f"{path} is served and not got" for path in named - fetched
+    ]
+
+
+def security(manifests: list[Manifest]) -> list[str]:
+    """What the namespace's standard "restricted" asks for, a read-only root, and memory that is bounded."""
+    wrong = []
+    for where, template in pod_templates(manifests).items():
+        pod = template["spec"].get("securityContext", {})
+        if not pod.get("runAsNonRoot") or pod.get("runAsUser", 0) == 0:
+            wrong.append(f"{where} may run as root")
+        if pod.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            wrong.append(f"{where} runs without a seccomp profile")
+        if where != "head" and template["spec"].get("automountServiceAccountToken") is not False:
+            wrong.append(f"{where} has a token of the API server that it does not need")
+        for container in containers(template):
+            own = container.get("securityContext", {})
+            if own.get("allowPrivilegeEscalation") is not False or own.get("capabilities") != {
+                "drop": ["ALL"]
+            }:
+                wrong.append(f"{where} keeps privileges")
+            if not own.get("readOnlyRootFilesystem"):
+                wrong.append(f"{where} can write its root")
+            asked, limit = container["resources"]["requests"], container["resources"]["limits"]
+            if not {"cpu", "memory"} <= asked.keys() or "memory" not in limit:
+                wrong.append(f"{where} does not say what it needs")
+    return wrong
+
+
+def code(manifests: list[Manifest]) -> list[str]:
+    """Names and numbers that the code fixes."""
+    wrong = []
+    settings = settings_of(manifests)
+    for where, template in ray_templates(manifests).items():
+        variables = {v["name"]: v.get("value") for v in template["spec"]["containers"][0]["env"]}
+        if variables.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE") != str(settings.max_message_bytes):
+            wrong.append(f"{where} takes other message sizes than {settings.max_message_bytes}")
+        if "OUTRIDER_TOKEN" not in variables:
+            wrong.append(f"{where} has no OUTRIDER_TOKEN")
+    for certificate in (m for m in manifests if m["kind"] == "Certificate"):
+        if not certificate["spec"].get("isCA") and NAME not in certificate["spec"]["dnsNames"]:
+            wrong.append(f"{certificate['metadata']['name']} is not for the name {NAME}")
+    return wrong

@@ -1,0 +1,43 @@
+"""The files that a pod of a deployment would see, laid out in a folder of this machine."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from tests.fakes.authority import Authority
+from tests.k8s.kustomize import Manifest, find
+
+KEY = "a key of these tests"
+MOUNTS = re.compile(r"/(?=(etc/outrider|weights)(/|$))", re.MULTILINE)
+
+
+def lay_out(manifests: list[Manifest], root: Path) -> str:
+    """Writes settings, keys, certificates and weights below ``root``; returns serveConfigV2 with such paths.
+
+    The demo pair stands for whatever checkpoints are served.
+    """
+    settings = root / "etc/outrider/settings"
+    settings.mkdir(parents=True)
+    for name, text in find(manifests, "ConfigMap", "outrider-settings")["data"].items():
+        (settings / name).write_text(_below(root, text))
+        for role in ("target", "draft"):
+            if named := re.search(rf"^{role}: /(weights/.+)$", text, re.MULTILINE):
+                checkpoint = root / named[1]
+                checkpoint.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.symlink_to(str(files("models").joinpath("demo", role)))
+    (root / "etc/outrider/keys").mkdir()
+    (root / "etc/outrider/keys/api-keys").write_text(f"{KEY}\n")
+    trust = Authority().trust()
+    (root / "etc/outrider/tls").mkdir()
+    for name, content in (
+        ("tls.crt", trust.certificate),
+        ("tls.key", trust.key),
+        ("ca.crt", trust.authority),
+    ):
+        assert content is not None
+        (root / "etc/outrider/tls" / name).write_bytes(content)
+    return _below(root, find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
+
+
+def _below(root: Path, text: str) -> str:
+    return MOUNTS.sub(f"{root}/", text)

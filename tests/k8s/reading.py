@@ -1,0 +1,60 @@
+"""What a set of manifests holds, for the checks to compare."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.settings import Settings
+from tests.k8s.kustomize import Manifest, find
+
+SECRET = re.compile(r"create secret generic (?P<name>\S+)(?P<rest>(?:[^`\n]|\\\n)*)")
+SECRET_KEY = re.compile(r"--from-(?:literal|file)=([\w-]+)=")
+
+
+def pod_templates(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Pod templates by the name of their worker group, StatefulSet or Deployment; "head" is the head's."""
+    cluster = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
+    templates = {"head": cluster["headGroupSpec"]["template"]}
+    templates |= {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
+    for manifest in manifests:
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            templates[manifest["metadata"]["name"]] = manifest["spec"]["template"]
+    return templates
+
+
+def ray_templates(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Those of the RayService."""
+    return {
+        name: template
+        for name, template in pod_templates(manifests).items()
+        if template["metadata"]["labels"].get("app") == "outrider"
+    }
+
+
+def containers(template: Manifest) -> list[Manifest]:
+    spec = template["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def settings_of(manifests: list[Manifest]) -> Settings:
+    """The settings that the files of the ConfigMap make, as ``config=<folder>`` reads them."""
+    fields: dict[str, Any] = {}
+    for text in find(manifests, "ConfigMap", "outrider-settings")["data"].values():
+        fields |= yaml.safe_load(text)
+    return Settings.model_validate(fields)
+
+
+def serve_config_of(manifests: list[Manifest]) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(
+        find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"]
+    )
+    return config
+
+
+def secrets_of_guide(guide: Path) -> dict[str, set[str]]:
+    """Secrets that the guide's commands make, and their keys."""
+    return {
+        found["name"]: set(SECRET_KEY.findall(found["rest"])) for found in SECRET.finditer(guide.read_text())
+    }

@@ -1,0 +1,135 @@
+"""serveConfigV2 is what Ray takes, its settings are ours, and the application is built from it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from pydantic import ValidationError
+from ray._common.utils import import_attr
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve._private.build_app import BuiltApplication, build_app
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.start import ADD_SERVICERS
+from decoding.pace.settings import PaceSettings
+from tests.k8s.conftest import built
+from tests.k8s.kustomize import Manifest, find
+from tests.k8s.mutations import mutated
+from tests.k8s.pods_view import lay_out
+
+SERVE = "RayService/outrider/spec/serveConfigV2"
+SETTINGS = "ConfigMap/outrider-settings/data/outrider.yaml"
+
+
+def resources_of(manifests: list[Manifest]) -> dict[str, float]:
+    """What Ray would count once the pods that a RayService begins with have joined."""
+    total: dict[str, float] = {}
+    for group in find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        gpus = {"GPU": limits.get("nvidia.com/gpu", 0)}
+        for name, amount in (group["resources"] | gpus).items():
+            total[name] = total.get(name, 0.0) + group["replicas"] * float(amount)
+    return total
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Does with manifests what Serve does with a configuration, up to starting replicas."""
+    monkeypatch.setattr("cluster.application.start_serve", lambda settings, key: None)
+
+    def deployed(manifests: list[Manifest]) -> tuple[ServeDeploySchema, BuiltApplication]:
+        monkeypatch.setattr(ray, "cluster_resources", lambda: resources_of(manifests))
+        text = lay_out(manifests, tmp_path)
+        config = ServeDeploySchema.model_validate(yaml.safe_load(text))
+        (application,) = config.applications
+        builder = import_attr(application.import_path)
+        at_once = {**application.args, "nodes_join_within_s": 0.0}
+        bound = call_user_app_builder_with_args_if_necessary(builder, at_once)
+        return config, build_app(
+            bound, name=application.name, make_deployment_handle=lambda deployment, app: deployment.name
+        )
+
+    return deployed
+
+
+def test_the_application_is_built_from_it(manifests: list[Manifest], deploy: Any) -> None:
+    config, application = deploy(manifests)
+    by_name = {deployment.name: deployment for deployment in application.deployments}
+    assert by_name.keys() == {"Gateway", "TargetWorker", "DraftWorker"}
+    assert {options.name for options in config.applications[0].deployments} <= by_name.keys()
+    options = by_name["Gateway"].ray_actor_options
+    assert (options["num_cpus"], options["resources"]) == (0, {"gateway": 1})
+    trust = by_name["TargetWorker"].init_args[1]
+    has_certificates = "mutual-tls.yaml" in find(manifests, "ConfigMap", "outrider-settings")["data"]
+    assert (trust.certificate is not None) == has_certificates
+    assert by_name["Gateway"].init_args[0].api_key_digests
+
+
+def test_ray_knows_every_field_of_it(manifests: list[Manifest]) -> None:
+    """Ray's schema drops what it does not know, without a word."""
+    assert dropped(manifests) == []
+
+
+def dropped(manifests: list[Manifest]) -> list[str]:
+    given = yaml.safe_load(find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
+    return _missing(given, ServeDeploySchema.model_validate(given).model_dump(exclude_unset=True))
+
+
+def _missing(given: Any, kept: Any, path: str = "") -> list[str]:
+    if isinstance(given, dict):
+        gone = [f"{path}.{key}" for key in given if key not in kept]
+        return gone + [
+            name
+            for key in given.keys() & kept.keys()
+            for name in _missing(given[key], kept[key], f"{path}.{key}")
+        ]
+    if isinstance(given, list):
+        return [name for one, other in zip(given, kept, strict=True) for name in _missing(one, other, path)]
+    return []
+
+
+def test_the_proxy_opens_with_our_services(manifests: list[Manifest]) -> None:
+    config = yaml.safe_load(find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
+    assert config["grpc_options"]["grpc_servicer_functions"] == ADD_SERVICERS
+    assert all(callable(import_attr(path)) for path in ADD_SERVICERS)
+
+
+def test_the_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
+    config = yaml.safe_load(find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
+    (gateway,) = (d for d in config["applications"][0]["deployments"] if d["name"] == "Gateway")
+    PaceSettings.model_validate(gateway["user_config"])
+    with pytest.raises(ValidationError, match="of_below"):
+        PaceSettings.model_validate({**gateway["user_config"], "of_below": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "new", "error", "told"),
+    [
+        (SERVE, "EveryNode", "EveryPod", ValidationError, "proxy_location"),
+        (SERVE, "import_path: cluster.app", "import_path: cluster.application.apps", AttributeError, "apps"),
+        (SERVE, "      config: ", "      confg: ", ValidationError, "confg"),
+        (SERVE, "outrider/settings", "outrider/setting", ValueError, "setting"),
+        (SETTINGS, "tensor_parallel: 4", "tensor_paralel: 4", ValidationError, "tensor_paralel"),
+        (SETTINGS, "draft_resources: {draft: 1}", "draft_resources: {drafts: 1}", ValueError, "'drafts'"),
+        (SETTINGS, "target_gpus: 1", "target_gpus: 9", ValueError, "'GPU'"),
+        (SETTINGS, "outrider/keys", "outrider/key", ValueError, "api_keys_file"),
+    ],
+)
+def test_a_slip_is_told(
+    place: str, old: str, new: str, error: type[Exception], told: str, deploy: Any
+) -> None:
+    kind, name, *path = place.split("/")
+    text = find(built("gke"), kind, name)
+    for key in path:
+        text = text[key]
+    assert old in text
+    with pytest.raises(error, match=told):
+        deploy(mutated(built("gke"), place, text.replace(old, new)))
+
+
+def test_a_field_that_ray_does_not_know_is_told() -> None:
+    text = find(built("gke"), "RayService", "outrider")["spec"]["serveConfigV2"]
+    slip = mutated(built("gke"), SERVE, text.replace("  request_timeout_s", "  request_timeout"))
+    assert dropped(slip) == [".http_options.request_timeout", ".grpc_options.request_timeout"]
