@@ -66,7 +66,7 @@ def serving(folder: Path, *, ray_address: str = "local", **settings: object) -> 
         _wait_until_announced(process, log)
         yield Service(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", parent)
     finally:
-        left = _end(process)
+        left = end(process)
     if left:
         raise LeftBehindError(", ".join(left))
 
@@ -86,7 +86,7 @@ def _wait_until_announced(process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.2)
 
 
-def _end(process: subprocess.Popen[bytes]) -> list[str]:
+def end(process: subprocess.Popen[bytes]) -> list[str]:
     """As Ctrl-C would; what is left of its session after that is named and killed."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):

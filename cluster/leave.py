@@ -1,7 +1,7 @@
 """``python -m cluster.leave``: what a pod does before it is stopped, as its preStop hook.
 
-Serve is told that the node goes. It starts replacements of the replicas here elsewhere, sends no new requests to
-the proxy here, and lets both end what they have accepted. The hook returns when nothing of Serve is left here.
+Serve is told that the node goes. It starts replacements of the replicas here elsewhere, sends no new requests
+to the proxy here, and lets both end what they have accepted. The hook returns when nothing of Serve is left.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def _on(node: str, details: dict[str, Any]) -> list[str]:
         for application in details["applications"].values()
         for deployment in application["deployments"].values()
         for replica in deployment["replicas"]
-        if replica["node_id"] == node
+        if replica.get("node_id") == node  # none yet while it is being placed
     ]
     return replicas + (["proxy"] if node in details["proxies"] else [])
 

@@ -14,29 +14,30 @@ def resources(manifests: list[Manifest]) -> list[str]:
     settings = settings_of(manifests)
     groups = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     by_name = {group["groupName"]: group for group in groups}
-    devices = {
-        "gateway": 0.0,
-        "target": settings.tensor_parallel * (settings.target_gpus or 0.0),
-        "draft": settings.draft_gpus or 0.0,
-    }
     wanted = {
-        "gateway": (settings.gateways, settings.gateway_resources),
-        "target": (settings.targets, settings.target_resources),
-        "draft": (settings.drafts, settings.draft_resources),
+        "gateway": (settings.gateways, 1, settings.gateway_resources, 0.0),
+        "target": (
+            settings.targets,
+            settings.tensor_parallel,
+            settings.target_resources,
+            settings.target_gpus,
+        ),
+        "draft": (settings.drafts, 1, settings.draft_resources, settings.draft_gpus),
     }
-    for name, (replicas, asked) in wanted.items():
+    for name, (replicas, ranks, of_rank, gpus_of_rank) in wanted.items():
         if name not in by_name:
             wrong.append(f"no worker group {name}")
             continue
         group = by_name[name]
         given = {key: float(value) for key, value in group["resources"].items()}
-        if given != {name: 1.0} or asked != given:
+        asked = {key: ranks * value for key, value in of_rank.items()}
+        if given.keys() != {name} or asked != given:
             wrong.append(f"a {name} asks for {asked}, a pod of group {name} gives {given}")
-        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-        if float(limits.get("nvidia.com/gpu", 0)) != devices[name]:
-            wrong.append(
-                f"a {name} takes {devices[name]:g} GPUs, its pod has {limits.get('nvidia.com/gpu', 0)}"
-            )
+        gpus = float(
+            group["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0)
+        )
+        if gpus != ranks * (gpus_of_rank or 0.0):
+            wrong.append(f"a {name} is {ranks} with {gpus_of_rank} GPUs each, its pod has {gpus:g}")
         if not replicas == group["replicas"] == group["minReplicas"] <= group["maxReplicas"]:
             wrong.append(f"{replicas} of {name} in the settings, {group['replicas']} pods to begin with")
     return wrong

@@ -1,5 +1,6 @@
 """serveConfigV2 is what Ray takes, its settings are ours, and the application is built from it."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ SERVE = "RayService/outrider/spec/serveConfigV2"
 SETTINGS = "ConfigMap/outrider-settings/data/outrider.yaml"
 
 
-def resources_of(manifests: list[Manifest]) -> dict[str, float]:
-    """What Ray would count once the pods that a RayService begins with have joined."""
-    total: dict[str, float] = {}
+def nodes_of(manifests: list[Manifest]) -> list[dict[str, Any]]:
+    """As Ray would list them once the pods that a RayService begins with have joined."""
+    nodes = []
     for group in find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-        gpus = {"GPU": limits.get("nvidia.com/gpu", 0)}
-        for name, amount in (group["resources"] | gpus).items():
-            total[name] = total.get(name, 0.0) + group["replicas"] * float(amount)
-    return total
+        of_pod = {**group["resources"], "GPU": limits.get("nvidia.com/gpu", 0)}
+        resources = {name: float(amount) for name, amount in of_pod.items()}
+        nodes += [{"Alive": True, "Resources": resources}] * group["replicas"]
+    return nodes
 
 
 @pytest.fixture
@@ -40,7 +41,10 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("cluster.application.start_serve", lambda settings, key: None)
 
     def deployed(manifests: list[Manifest]) -> tuple[ServeDeploySchema, BuiltApplication]:
-        monkeypatch.setattr(ray, "cluster_resources", lambda: resources_of(manifests))
+        nodes = nodes_of(manifests)
+        together = sum((Counter(node["Resources"]) for node in nodes), Counter())
+        monkeypatch.setattr(ray, "nodes", lambda: nodes)
+        monkeypatch.setattr(ray, "cluster_resources", lambda: dict(together))
         text = lay_out(manifests, tmp_path)
         config = ServeDeploySchema.model_validate(yaml.safe_load(text))
         (application,) = config.applications

@@ -1,0 +1,135 @@
+"""What the manifests for a laptop deploy, deployed here: `serve run` of serve.yaml, a raylet for each pod."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from bench.running import Service, end, free_port
+from client.generation import Client
+from tests.k8s.conftest import built
+from tests.k8s.pods_view import KEY, lay_out
+
+pytestmark = pytest.mark.slow
+
+START_S = 120.0
+LEAVE_S = 120
+PODS = ("gateway", "target", "draft", "target")  # each is a node with the resource of its group
+TOKENS = 300
+
+
+@dataclass(frozen=True)
+class Deployed:
+    service: Service
+    pods: list[tuple[str, str]]  # what each is for, its node id
+    environment: dict[str, str]
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Those that exist; none as long as nobody answers."""
+        try:
+            answer = httpx.get(
+                f"{self.service.http}/health", headers={"Authorization": f"Bearer {KEY}"}, timeout=10
+            )
+        except httpx.TransportError:
+            return []
+        return answer.json()["workers"] if answer.status_code in (200, 503) else []
+
+    def node_of(self, role: str) -> str:
+        (worker,) = (worker for worker in self.workers() if worker["role"] == role)
+        return worker["node"]
+
+    def client(self) -> Client:
+        return Client(self.service.grpc, KEY)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    folder: Path = tmp_path_factory.mktemp("pod")
+    http, grpc_port = free_port(), free_port()
+    config = lay_out(built("cpu"), folder)
+    config = config.replace("port: 8000", f"port: {http}").replace("port: 9000", f"port: {grpc_port}")
+    (folder / "serve.yaml").write_text(config)
+    environment = {
+        "OUTRIDER_TOKEN": "of the workers in these tests",
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",  # a proxy stays half a minute otherwise
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        pods = [(pod, cluster.add_node(num_cpus=1, resources={pod: 1}).node_id) for pod in PODS]
+        environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    log = folder / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "serve"), "run", "serve.yaml"],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    service = Service(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", psutil.Process(process.pid))
+    try:
+        deployed = Deployed(service, pods, environment)
+        wait_until(lambda: {w["role"] for w in deployed.workers()} == {"target", "draft"}, START_S)
+        yield deployed
+    except AssertionError:
+        print(log.read_text())
+        raise
+    finally:
+        end(process)
+        cluster.shutdown()
+
+
+def test_both_doors_answer_to_the_key(deployed: Deployed) -> None:
+    body = {"prompt": '{"name": "', "max_tokens": 24, "temperature": 0.7, "seed": 7}
+    url = f"{deployed.service.http}/v1/completions"
+    assert httpx.post(url, json=body, timeout=30).status_code == 401
+    answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=60).json()
+    with deployed.client() as client:
+        pieces = client.generate(body["prompt"], max_tokens=24, temperature=0.7, seed=7)
+        assert "".join(piece.text for piece in pieces) == answer["choices"][0]["text"]
+    with Client(deployed.service.grpc) as stranger, pytest.raises(grpc.RpcError) as refused:
+        list(stranger.generate(body["prompt"]))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_every_replica_is_in_a_pod_of_its_group(deployed: Deployed) -> None:
+    for role in ("target", "draft"):
+        assert (role, deployed.node_of(role)) in deployed.pods
+
+
+def test_a_pod_that_leaves_hands_its_target_over(deployed: Deployed) -> None:
+    request: dict[str, Any] = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.8, "seed": 3}
+    with deployed.client() as client:
+        undisturbed = "".join(piece.text for piece in client.generate("The ", **request))
+        before = deployed.node_of("target")
+        said, leaving = "", None
+        for number, piece in enumerate(client.generate("The ", **request)):
+            said += piece.text
+            if number == 20:
+                command = [sys.executable, "-m", "cluster.leave", f"--within={LEAVE_S}", f"--node={before}"]
+                leaving = subprocess.Popen(command, env=deployed.environment)
+        assert leaving is not None
+        assert leaving.wait(LEAVE_S) == 0
+    assert said == undisturbed
+    wait_until(lambda: [w["role"] for w in deployed.workers()].count("target") == 1, START_S)
+    assert deployed.node_of("target") != before
