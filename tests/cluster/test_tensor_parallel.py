@@ -98,7 +98,7 @@ def kill(pid: int) -> None:
 
 
 def starve(pid: int) -> None:
-    """The next thing it allocates is one too many."""
+    """It gets no more memory than it has."""
     process = psutil.Process(pid)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
 
@@ -133,14 +133,25 @@ def test_a_group_that_was_lost_is_replaced_as_a_whole_and_leaves_nothing(
 def test_a_rank_killed_while_nobody_asks_takes_its_group_with_it(groups: Machines) -> None:
     until_complete(groups)
     worker = groups.workers("target")[0]
+    assert not groups.busy_pids("target")
     kill(worker["ranks"][0])
     wait_until(lambda: not psutil.pid_exists(worker["pid"]), GONE_S)
 
 
 @pytest.mark.slow
 def test_a_rank_out_of_memory_takes_its_group_with_it(groups: Machines) -> None:
+    """A prompt that takes more than there is; it is answered by those that come after."""
     until_complete(groups)
-    lose(groups, lambda _, rank: starve(rank))
+    long = body(1, prompt=1600 * "x ", max_tokens=20, min_tokens=20)
+    ranks = [rank for worker in groups.workers("target") for rank in worker["ranks"]]
+    lost = groups.pids("target") | {*ranks}
+    for rank in ranks:
+        starve(rank)
+    answer = stream(groups, long)
+    assert answer.usage["speculation"]["lost_targets"] >= 1
+    agree(answer, plain(groups, long))
+    until_complete(groups)
+    assert not any(psutil.pid_exists(pid) for pid in lost)
 
 
 def until_complete(groups: Machines) -> None:
