@@ -98,6 +98,17 @@ class EngineLoop:
         self.command(lambda: self._open(opened, prompt_length, noise_key, sampling))
         return opened
 
+    @property
+    def open_sequences(self) -> int:
+        """Working, waiting or between two rounds."""
+        return len(self._opened)
+
+    async def load(self) -> Load:
+        """How busy the engine is, once it is done with what came before the question."""
+        load: Future[Load] = Future()
+        self.command(lambda: load.set_result(self._engine.load()))
+        return await asyncio.wrap_future(load)
+
     def stop(self) -> None:
         """Ends the thread after the step under way, and whatever is open with EngineStoppedError."""
         self.command(lambda: setattr(self, "_is_running", False))

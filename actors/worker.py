@@ -13,6 +13,7 @@ import torch
 from actors.engine_loop import EngineLoop
 from actors.rank import OtherRanks
 from actors.servicers import DraftServicer, TargetServicer
+from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.watchdog import watch
 from engine.engine import Engine
 from engine.settings import EngineSettings
@@ -93,6 +94,14 @@ class Worker:
             "node": ray.get_runtime_context().get_node_id(),
             "vocab_size": self._engine.vocab_size,
             "max_length": self._engine.max_length,
+        }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for it now and then where the deployment scales."""
+        load = await self._engine_loop.load()
+        return {
+            SEQUENCES: self._engine_loop.open_sequences,
+            CACHE_IN_USE: 1 - load.free_blocks / load.total_blocks,
         }
 
     async def __del__(self) -> None:

@@ -10,6 +10,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
+from cluster.autoscaling import autoscaling
 from cluster.doors import api_keys, check_doors, shared_trust
 from cluster.settings import Settings
 from cluster.start import (
@@ -84,14 +85,25 @@ def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> App
             "placement_group_bundles": bundles,
             "placement_group_strategy": settings.target_placement,
         }
-    return _worker(
-        TargetWorker, settings.target_engine(), trust, tracing, settings.targets, options, placement
-    )
+    aims = settings.sequences_per_target, settings.cache_in_use
+    scaling = _scaling(settings, settings.targets, settings.max_targets, aims)
+    layout = {**scaling, **placement}
+    return _worker(TargetWorker, settings.target_engine(), trust, tracing, options, layout)
 
 
 def _draft(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> Application:
     options = _actor_options(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources)
-    return _worker(DraftWorker, settings.draft_engine(), trust, tracing, settings.drafts, options, {})
+    aims = settings.sequences_per_draft, settings.cache_in_use
+    scaling = _scaling(settings, settings.drafts, settings.max_drafts, aims)
+    return _worker(DraftWorker, settings.draft_engine(), trust, tracing, options, scaling)
+
+
+def _scaling(settings: Settings, replicas: int, most: int | None, aims: tuple[int, float]) -> dict[str, Any]:
+    """Of a deployment; aims: sequences and share of the cache in use, per replica."""
+    if most is None:
+        return {"num_replicas": replicas}
+    delays = settings.scale_up_delay_s, settings.scale_down_delay_s
+    return {"autoscaling_config": autoscaling(replicas, most, *aims, *delays)}
 
 
 def _actor_options(
@@ -107,18 +119,16 @@ def _worker(
     engine: EngineSettings,
     trust: Trust,
     tracing: Mapping[str, str],
-    replicas: int,
     options: dict[str, Any],
-    placement: dict[str, Any],
+    layout: dict[str, Any],
 ) -> Application:
     deployment = serve.deployment(
         worker,
         name=worker.__name__,
-        num_replicas=replicas,
         ray_actor_options=options,
         request_router_config=RequestRouterConfig(request_router_class="gateway.router.TableRouter"),
         health_check_period_s=2,
         health_check_timeout_s=5,
-        **placement,
+        **layout,
     )
     return deployment.bind(engine, trust, partial(start_tracing, tracing, worker.role))

@@ -104,7 +104,7 @@ class DeploymentPlan:
         assert settings.target_gpus is not None
         self._settings = settings
         engine, gpus, ranks = settings.target_engine(), settings.target_gpus, settings.tensor_parallel
-        per_device = _per_device(settings.targets * ranks, gpus)
+        per_device = _per_device(settings.most_targets * ranks, gpus)
         self.target = _part("target", outline(engine), engine, gpus, memory, per_device, devices=ranks)
         alone = Device(memory, (self.target,))
         is_shared = _share_a_device(settings, per_device)
@@ -119,7 +119,7 @@ class DeploymentPlan:
         assert self._settings.draft_gpus is not None
         engine = self._settings.draft_engine(model.name)
         gpus, memory = self._settings.draft_gpus, self._beside.memory
-        per_device = _per_device(self._settings.drafts, gpus)
+        per_device = _per_device(self._settings.most_drafts, gpus)
         draft = _part("draft", model, engine, gpus, memory, per_device, bits=bits, depth=0)
         return Device(memory, (*self._beside.parts, draft))
 

@@ -34,7 +34,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
     settings = Settings(config=options.config).resolved()
     # Who names a device's memory means GPUs, one for each replica, unless the settings say otherwise.
-    settings = settings.with_gpus(settings.targets + settings.drafts if memory else len(gpus_here()))
+    settings = settings.with_gpus(
+        settings.most_targets + settings.most_drafts if memory else len(gpus_here())
+    )
     found = memories(settings, memory, draft_memory)
     if found is None:
         raise ValueError("nothing here tells how much memory a device has: --memory and --draft-memory do")

@@ -87,6 +87,23 @@ class Settings(BaseModel):
     gateways: int = Field(default=1, ge=1, description="replicas")
     targets: int = Field(default=1, ge=1, description="replicas")
     drafts: int = Field(default=1, ge=1, description="replicas")
+    max_targets: int | None = Field(
+        default=None,
+        ge=1,
+        description="replicas up to which targets are added under load; None: a fixed number",
+    )
+    max_drafts: int | None = Field(default=None, ge=1, description="the same of drafts")
+    sequences_per_target: int = Field(
+        default=32, ge=1, description="open ones that autoscaling aims at for each target"
+    )
+    sequences_per_draft: int = Field(default=64, ge=1, description="the same for each draft worker")
+    cache_in_use: float = Field(
+        default=0.8, gt=0.0, le=1.0, description="share of the cache's blocks that autoscaling aims at"
+    )
+    scale_up_delay_s: float = Field(
+        default=30.0, ge=0.0, description="for which more replicas must be wanted before there are more"
+    )
+    scale_down_delay_s: float = Field(default=300.0, ge=0.0, description="the same for fewer")
     tensor_parallel: int = Field(default=1, ge=1, description="devices of one target")
     target_placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         default="STRICT_PACK", description="of its ranks, as Ray names it: all on one node, or spread"
@@ -145,6 +162,22 @@ class Settings(BaseModel):
             )
         return self
 
+    def _limits_hold(self) -> "Settings":
+        for least, most in (("targets", "max_targets"), ("drafts", "max_drafts")):
+            if getattr(self, most) is not None and getattr(self, most) < getattr(self, least):
+                raise ValueError(f"{most}={getattr(self, most)} is below {least}={getattr(self, least)}")
+        return self
+
+    @property
+    def most_targets(self) -> int:
+        """Replicas that there may be."""
+        return self.max_targets or self.targets
+
+    @property
+    def most_drafts(self) -> int:
+        """The same of drafts, if there are any."""
+        return self.max_drafts or self.drafts
+
     def resolved(self) -> "Settings":
         """With nothing left open that depends on a file, on this machine or on another field.
 
@@ -184,13 +217,13 @@ class Settings(BaseModel):
 
         The ranks of one target have a GPU each in any case, and drafts what they leave.
         """
-        drafts = self.drafts if self.draft is not None else 0
+        drafts = self.most_drafts if self.draft is not None else 0
         if self.tensor_parallel == 1:
-            share = _share(self.targets + drafts, gpus)
+            share = _share(self.most_targets + drafts, gpus)
             shares = {"target_gpus": share, "draft_gpus": share}
         else:
             of_rank = (1.0 if gpus >= 1 else 0.0) if self.target_gpus is None else self.target_gpus
-            left = gpus - self.targets * self.tensor_parallel * of_rank
+            left = gpus - self.most_targets * self.tensor_parallel * of_rank
             shares = {"target_gpus": of_rank, "draft_gpus": _share(drafts, left)}
         return self.model_copy(update={k: v for k, v in shares.items() if getattr(self, k) is None})
 

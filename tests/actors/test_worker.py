@@ -1,0 +1,34 @@
+"""What a worker tells Serve about itself."""
+
+import asyncio
+
+from actors.usage import CACHE_IN_USE, SEQUENCES
+from actors.worker import TargetWorker
+from decoding.settings import Sampling
+from engine.engine import Engine
+from engine.work import Generate
+from tests.actors.conftest import TRUST
+
+PROMPT = tuple(range(3, 35))
+
+
+class Unserved(TargetWorker):
+    def __del__(self) -> None:
+        """Serve awaits the destructor; here nobody does."""
+
+
+async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(engine: Engine) -> None:
+    worker = Unserved(engine.settings, TRUST)
+    engine_loop = worker._engine_loop
+    engine_loop.attach(asyncio.get_running_loop())
+    assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0}
+    opened = engine_loop.open(len(PROMPT), 1, Sampling(max_tokens=8))
+    engine_loop.open(len(PROMPT), 2, Sampling(max_tokens=8))
+    opened.submit(1, lambda sequence: Generate(sequence, 0, PROMPT, 1))
+    await anext(opened.answers())
+    usage = await worker.record_autoscaling_stats()
+    blocks = engine_loop.engine.load().total_blocks
+    assert usage == {SEQUENCES: 2, CACHE_IN_USE: 1 - (blocks - 4) / blocks}  # four blocks of eight tokens
+    opened.close()
+    assert await worker.record_autoscaling_stats() == {SEQUENCES: 1, CACHE_IN_USE: 0.0}
+    engine_loop.stop()
