@@ -38,7 +38,6 @@ class Part:
 
     role: Role
     plan: MemoryPlan  # of each device of one replica
-    devices: int  # of one replica
     per_device: int  # replicas, or their ranks, that have a part on the same device
     engine: EngineSettings
     replan: Callable[[EngineSettings], MemoryPlan]  # under other settings
@@ -97,15 +96,14 @@ class DeploymentPlan:
             draft_memory: the same of a draft, unless it shares the target's device.
 
         Raises:
-            ValueError: the model cannot be shared out over its devices.
             CacheTooSmallError: the setting of a cache buys no block.
             UnsupportedModelError: a model cannot be served.
         """
         assert settings.target_gpus is not None
         self._settings = settings
-        engine, gpus, ranks = settings.target_engine(), settings.target_gpus, settings.tensor_parallel
-        per_device = _per_device(settings.most_targets * ranks, gpus)
-        self.target = _part("target", outline(engine), engine, gpus, memory, per_device, devices=ranks)
+        engine, gpus = settings.target_engine(), settings.target_gpus
+        per_device = _per_device(settings.most_targets * settings.tensor_parallel, gpus)
+        self.target = _part("target", outline(engine), engine, gpus, memory, per_device)
         alone = Device(memory, (self.target,))
         is_shared = _share_a_device(settings, per_device)
         self._beside = alone if is_shared else Device(draft_memory, ())
@@ -147,16 +145,15 @@ def _part(
     gpus: float,
     memory: int,
     per_device: int,
-    devices: int = 1,
     bits: float | None = None,
     depth: int = MAX_DEPTH,
 ) -> Part:
     engine = engine.model_copy(update={"device": "cuda" if gpus else "cpu"})  # without GPUs it sees none
 
     def plan(changed: EngineSettings) -> MemoryPlan:
-        return plan_memory(model, changed, memory, devices=devices, bits=bits, depth=depth)
+        return plan_memory(model, changed, memory, bits=bits, depth=depth)
 
-    return Part(role, plan(engine), devices, per_device, engine, plan)
+    return Part(role, plan(engine), per_device, engine, plan)
 
 
 def _refusal(part: Part, memory: int, before: int) -> str:

@@ -29,10 +29,12 @@ def _print_plan(options: argparse.Namespace) -> None:
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import draft_table, plan_table
     from cluster.settings import Settings
+    from engine.weights import check_shares
 
     memory = None if options.memory is None else parse_bytes(options.memory)
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
     settings = Settings(config=options.config).resolved()
+    check_shares(settings.target_engine())
     # Who names a device's memory means GPUs, one for each replica, unless the settings say otherwise.
     settings = settings.with_gpus(
         settings.most_targets + settings.most_drafts if memory else len(gpus_here())

@@ -48,7 +48,8 @@ def draft_table(deployment: DeploymentPlan) -> str:
 def _model(part: Part) -> str:
     plan = part.plan
     type_name = str(plan.dtype).removeprefix("torch.")
-    devices = f", over {part.devices} devices" if part.devices > 1 else ""
+    ranks = part.engine.tensor_parallel
+    devices = f", over {ranks} devices" if ranks > 1 else ""
     return (
         f"{part.role:7} {plan.model}: {plan.parameters / 1e6:,.1f} M parameters, {type_name}{devices}, "
         f"{plan.context_length:,} tokens of context"

@@ -162,6 +162,7 @@ class Settings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
     def _limits_hold(self) -> "Settings":
         for least, most in (("targets", "max_targets"), ("drafts", "max_drafts")):
             if getattr(self, most) is not None and getattr(self, most) < getattr(self, least):

@@ -55,24 +55,21 @@ def plan_memory(
     settings: EngineSettings,
     memory: int,
     *,
-    devices: int = 1,
     bits: float | None = None,
     depth: int = MAX_DEPTH,
 ) -> MemoryPlan:
-    """Activations are counted as on one device, so for several they are an upper bound.
+    """What it takes on each of its devices; activations are counted as on one, an upper bound for several.
 
     Args:
         memory: bytes of each device, of which ``settings.cache_memory`` may be a share.
-        devices: over which the model is shared out.
         bits: per weight of the linear layers; None: as in the model's type.
         depth: of the Drafts that the engine verifies; 0 for one that only drafts.
 
     Raises:
         CacheTooSmallError: not one block fits into ``settings.cache_memory``.
-        ValueError: the model cannot be shared out over so many devices.
     """
     on_cuda = resolve_device(settings.device).type == "cuda"
-    layers = model.layers_of(devices)
+    layers = model.layers_of(settings.tensor_parallel)
     num_blocks = blocks_in(memory, settings, layers, model.dtype)
     block = block_bytes(settings, layers, model.dtype)
     num_logits = settings.max_running * (1 + depth)
@@ -91,7 +88,7 @@ def plan_memory(
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         context_length=model.context_length,
-        weights=model.weight_bytes(devices, bits, packed=not on_cuda),
+        weights=model.weight_bytes(settings.tensor_parallel, bits, packed=not on_cuda),
         num_blocks=num_blocks,
         block_size=settings.block_size,
         block=block,

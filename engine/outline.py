@@ -80,15 +80,8 @@ class ModelOutline:
         return style is not None and style not in WHOLE
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """What each of ``devices`` stores. Raises ValueError where the key/value heads do not divide."""
-        heads = math.gcd(*(heads for heads, _, _ in self.layers.values()))
-        if heads % devices:
-            accepted = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
-            raise ValueError(
-                f"tensor_parallel={devices} does not divide the {heads} key/value heads of {self.name!r}: "
-                f"{accepted} would"
-            )
-        return {layer: (n // devices, key, value) for layer, (n, key, value) in self.layers.items()}
+        """What each of ``devices`` stores, where they can share the model (engine.weights.check_shares)."""
+        return {layer: (heads // devices, key, value) for layer, (heads, key, value) in self.layers.items()}
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
         """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""

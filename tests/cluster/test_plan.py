@@ -138,6 +138,13 @@ def test_the_command_says_what_is_wrong(arguments, named, capsys):
     assert named in capsys.readouterr().err
 
 
+def test_ranks_that_cannot_share_the_target_are_refused(tmp_path, capsys):
+    file = tmp_path / "outrider.yaml"
+    file.write_text("tensor_parallel: 3\n")
+    assert main(["plan", str(file), "--memory", "80GB"]) == 1
+    assert "tensor_parallel=3" in capsys.readouterr().err
+
+
 def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setattr(application, "start_ray", lambda _: None)
     monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))

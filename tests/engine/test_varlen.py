@@ -148,8 +148,8 @@ def test_graphs_end_where_their_memory_does(checkpoint, monkeypatch):
     folder = checkpoint
     expected = [output.tokens for output in generate(engine_of(folder), None, requests(), 0)]
     capture = Capture()
-    monkeypatch.setattr(engine.engine, "find_kernel", lambda *_: Kernel())
-    monkeypatch.setattr(engine.engine, "capture_cuda", capture)
+    monkeypatch.setattr(engine.forward, "find_kernel", lambda *_: Kernel())
+    monkeypatch.setattr(engine.forward, "capture_cuda", capture)
     monkeypatch.setattr("engine.graphs.MOST_CAPTURED_TOKENS", 1)
     assert [output.tokens for output in generate(engine_of(folder), None, requests(), 0)] == expected
     assert capture.captured <= 1
