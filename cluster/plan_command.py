@@ -35,10 +35,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
     settings = Settings(config=options.config).resolved()
     check_shares(settings.target_engine())
-    # Who names a device's memory means GPUs, one for each replica, unless the settings say otherwise.
-    settings = settings.with_gpus(
-        settings.most_targets + settings.most_drafts if memory else len(gpus_here())
-    )
+    # Who names a device's memory means GPUs, one for each rank and draft, unless the settings say otherwise.
+    wanted = settings.most_targets * settings.tensor_parallel + settings.most_drafts
+    settings = settings.with_gpus(wanted if memory else len(gpus_here()))
     found = memories(settings, memory, draft_memory)
     if found is None:
         raise ValueError("nothing here tells how much memory a device has: --memory and --draft-memory do")

@@ -124,6 +124,17 @@ def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, cap
     assert "the target in int4" in weights
 
 
+def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_path, capsys):
+    file = tmp_path / "outrider.yaml"
+    file.write_text("tensor_parallel: 2\nmax_targets: 3\ndtype: bfloat16\n")
+    assert main(["plan", str(file), "--memory", "80GB"]) == 0
+    told = capsys.readouterr().out
+    assert "over 2 devices" in told
+    graphs = re.search(r"^graphs +(\S+) +(\S+)$", told, re.MULTILINE)  # which only GPUs have
+    assert graphs is not None
+    assert all(float(size) > 0 for size in graphs.groups())
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
