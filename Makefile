@@ -1,7 +1,7 @@
 # The commands of the README. PYTHON picks the interpreter that .venv is made from.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := decoding protos engine actors gateway cluster client models bench tests
+SOURCES := decoding protos telemetry engine actors gateway cluster client models bench tests
 
 .PHONY: install serve test test-all lint protos bench
 

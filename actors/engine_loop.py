@@ -81,6 +81,7 @@ class EngineLoop:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._opened: dict[int, OpenSequence] = {}  # by the engine's number of the sequence
         self._is_running = True
+        self._stepped: Callable[[list[Result]], None] = lambda results: None
         self.failure: Exception | None = None
         self.step_under_way: int | None = None  # its number
         self._steps = 0
@@ -92,6 +93,10 @@ class EngineLoop:
     def attach(self, event_loop: asyncio.AbstractEventLoop) -> None:
         """Says where answers go: before the first sequence is opened."""
         self._event_loop = event_loop
+
+    def watch(self, stepped: Callable[[list[Result]], None]) -> None:
+        """Has it called after every step, in the engine's thread, with what the step completed."""
+        self.command(lambda: setattr(self, "_stepped", stepped))
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> OpenSequence:
         opened = OpenSequence(self)
@@ -158,6 +163,7 @@ class EngineLoop:
         self.step_under_way = self._steps
         results = self._engine.step()
         self.step_under_way = None
+        self._stepped(results)
         load, now = self._engine.load(), time.time_ns()
         letters: list[tuple[OpenSequence, Letter]] = []
         for result in results:

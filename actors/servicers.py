@@ -208,5 +208,9 @@ def _foreseen(foreseen: Foreseen) -> rounds_pb2.Foreseen:
 def _load(answer: Answer) -> rounds_pb2.Load:
     load = answer.load
     return rounds_pb2.Load(
-        decoding=load.decoding, running=load.running, waiting=load.waiting, free_blocks=load.free_blocks
+        decoding=load.decoding,
+        running=load.running,
+        waiting=load.waiting,
+        free_blocks=load.free_blocks,
+        total_blocks=load.total_blocks,
     )

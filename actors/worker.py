@@ -11,6 +11,7 @@ import ray
 import torch
 
 from actors.engine_loop import EngineLoop
+from actors.metrics import EngineMetrics
 from actors.rank import OtherRanks
 from actors.servicers import DraftServicer, TargetServicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
@@ -19,9 +20,12 @@ from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
 from protos.trust import Trust
+from telemetry.instruments import Instruments
+from telemetry.metrics import OF_WORKERS
 
 logger = logging.getLogger("ray.serve")
 
+PUBLISH_S = 1.0  # between two reports of the worker's metrics
 STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
 
 
@@ -81,6 +85,7 @@ class Worker:
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
         self._engine_loop.attach(asyncio.get_running_loop())
+        self._publishing = asyncio.create_task(self._publish())
         host = ray.util.get_node_ip_address()
         self._server, address = await start_server(
             lambda server: self.add_servicer(self._engine_loop, server), host, self._trust
@@ -103,6 +108,13 @@ class Worker:
             SEQUENCES: self._engine_loop.open_sequences,
             CACHE_IN_USE: 1 - load.free_blocks / load.total_blocks,
         }
+
+    async def _publish(self) -> None:
+        metrics = EngineMetrics(self._engine, Instruments(OF_WORKERS), self.role)
+        self._engine_loop.watch(metrics.stepped)
+        while True:
+            self._engine_loop.command(metrics.publish)
+            await asyncio.sleep(PUBLISH_S)
 
     async def __del__(self) -> None:
         if self._server is not None:

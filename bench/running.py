@@ -30,6 +30,7 @@ class LeftBehindError(Exception):
 class Service:
     http: str  # base URL
     grpc: str  # host:port
+    metrics: str  # URL of Prometheus text
     process: psutil.Process  # of `serve run`
 
 
@@ -44,8 +45,9 @@ def serving(folder: Path, *, ray_address: str = "local", **settings: object) -> 
         StartError: with what the service printed.
         LeftBehindError: with the processes that had to be killed.
     """
-    http_port, grpc_port = free_port(), free_port()
-    arguments = {"http_port": http_port, "grpc_port": grpc_port, **settings}
+    http_port, grpc_port, metrics_port = free_port(), free_port(), free_port()
+    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    arguments = {**ports, **settings}
     log = folder / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -64,7 +66,12 @@ def serving(folder: Path, *, ray_address: str = "local", **settings: object) -> 
     try:
         parent = psutil.Process(process.pid)
         _wait_until_announced(process, log)
-        yield Service(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", parent)
+        yield Service(
+            f"http://127.0.0.1:{http_port}",
+            f"127.0.0.1:{grpc_port}",
+            f"http://127.0.0.1:{metrics_port}/metrics",
+            parent,
+        )
     finally:
         left = end(process)
     if left:

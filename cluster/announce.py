@@ -13,15 +13,18 @@ POLL_S = 0.5
 FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 
 
-def announce_when_ready(settings: Settings, key: str | None) -> None:
+def announce_when_ready(settings: Settings, key: str | None, metrics_address: str) -> None:
     """Returns at once. ``serve run`` blocks in code that is not ours, so a thread has to wait for it.
 
-    key: an API key, where they are needed.
+    Args:
+        key: an API key, where they are needed.
+        metrics_address: host:port of Ray's exporter.
     """
-    threading.Thread(target=_announce, args=(settings, key), name="announce", daemon=True).start()
+    arguments = settings, key, metrics_address
+    threading.Thread(target=_announce, args=arguments, name="announce", daemon=True).start()
 
 
-def _announce(settings: Settings, key: str | None) -> None:
+def _announce(settings: Settings, key: str | None, metrics_address: str) -> None:
     url = f"http://{settings.http_host}:{settings.http_port}"
     expected = {"target", "draft"} if settings.draft else {"target"}
     while not expected <= _ready_roles(f"{url}/health", key):
@@ -29,8 +32,10 @@ def _announce(settings: Settings, key: str | None) -> None:
     authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
     print(
         f"\nOutrider serves {settings.name}\n"
-        f"  HTTP  {url}/v1/completions\n"
-        f"  gRPC  {settings.http_host}:{settings.grpc_port}, outrider.v1.Generation\n"
+        f"  HTTP     {url}/v1/completions\n"
+        f"  gRPC     {settings.http_host}:{settings.grpc_port}, outrider.v1.Generation\n"
+        f"  page     {url}/\n"
+        f"  metrics  http://{metrics_address}/metrics\n"
         "A first request:\n"
         f"  curl {url}/v1/completions{authorization} -H 'Content-Type: application/json' "
         f"-d '{json.dumps(FIRST_REQUEST)}'\n",

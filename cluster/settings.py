@@ -132,6 +132,12 @@ class Settings(BaseModel):
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
     http_port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=9000, ge=1, le=65535)
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="of Ray's exporter, where Ray is started here; None: a free one, printed at start",
+    )
     max_requests: int = Field(default=256, ge=1, description="requests at a time per gateway")
     max_waiting: int = Field(default=256, ge=0, description="requests in a gateway's queue, others get 429")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the target's context")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import time
 
 import ray
@@ -26,11 +27,12 @@ ADD_SERVICERS = [
 
 
 def start_ray(settings: Settings) -> None:
-    """Joins the cluster, or starts one of this machine."""
+    """Joins the cluster, or starts one of this machine. Raises ValueError if its metrics port is taken."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.max_message_bytes))
     if not ray.is_initialized():
-        ray.init(namespace="serve", include_dashboard=False)
+        _check_metrics_port(settings)
+        ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.metrics_port)
 
 
 def start_serve(settings: Settings, key: str | None) -> None:
@@ -50,7 +52,7 @@ def start_serve(settings: Settings, key: str | None) -> None:
         http_options={"host": settings.http_host, "port": settings.http_port},
         grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
     )
-    announce_when_ready(settings, key)
+    announce_when_ready(settings, key, _metrics_address())
 
 
 def check_resources(settings: Settings) -> None:
@@ -133,6 +135,26 @@ def _resources(gpus: float | None, accelerator: str | None, resources: dict[str,
     # Ray turns an accelerator type into a sliver of a resource that nodes with it have.
     of_type = {} if accelerator is None else {f"accelerator_type:{accelerator}": SLIVER}
     return {"GPU": gpus or 0.0, **of_type, **resources}
+
+
+def _check_metrics_port(settings: Settings) -> None:
+    """Raises ValueError if the port is taken: Ray would start, and run nothing."""
+    if settings.metrics_port is None:
+        return
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", settings.metrics_port))
+        except OSError as error:
+            raise ValueError(
+                f"metrics_port={settings.metrics_port} is taken: give a free one, or none to have one found"
+            ) from error
+
+
+def _metrics_address() -> str:
+    """host:port of the exporter of this cluster's first node."""
+    node = next(node for node in ray.nodes() if node["Alive"])
+    return f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
 
 
 def _serve_is_running() -> bool:

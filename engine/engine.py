@@ -16,6 +16,7 @@ from engine.errors import CacheTooSmallError
 from engine.forward import ForwardPass
 from engine.gathering import Gathering
 from engine.generate import GenerateTask
+from engine.memory import free_memory
 from engine.prepare import PrepareTask
 from engine.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
 from engine.scheduler import Scheduler
@@ -107,6 +108,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._tasks or self._ready or self._preparing)
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has taken."""
+        return free_memory(self._model.device)
 
     def load(self) -> Load:
         """How busy the engine is."""

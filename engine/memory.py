@@ -11,7 +11,9 @@ from engine.cache import LayerShape
 from engine.errors import CacheTooSmallError
 from engine.settings import EngineSettings
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container; "max" where there is none
+_MEMORY = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_LIMIT = _CGROUP / "memory.max"  # of a container; "max" where there is none
 
 
 def blocks_within(
@@ -44,6 +46,23 @@ def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtyp
     """Of one block in all layers."""
     numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
     return numbers * dtype.itemsize * settings.block_size
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of the device's memory that nobody has taken; what only caches files counts as free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = _number_in(_MEMORY, "MemAvailable:") * 1024
+    if not _CGROUP_LIMIT.exists() or (limit := _CGROUP_LIMIT.read_text().strip()) == "max":
+        return available
+    used = int((_CGROUP / "memory.current").read_text()) - _number_in(
+        _CGROUP / "memory.stat", "inactive_file"
+    )
+    return min(available, int(limit) - used)
+
+
+def _number_in(file: Path, name: str) -> int:
+    return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name))
 
 
 def device_memory(device: torch.device) -> int:

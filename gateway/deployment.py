@@ -1,5 +1,6 @@
 """The gateway as a Serve deployment: both APIs over one Generation."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,12 @@ from gateway.chat_template import load_chat_template
 from gateway.fleet import Fleet
 from gateway.generation import Generation
 from gateway.grpc_api import GenerationServicer
+from gateway.metrics import publish_always
 from gateway.settings import GatewaySettings
 from gateway.text import load_tokenizer
 from protos.trust import Trust
+from telemetry.instruments import Instruments
+from telemetry.metrics import OF_GATEWAYS
 
 
 class Gateway(GenerationServicer):
@@ -33,6 +37,8 @@ class Gateway(GenerationServicer):
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
+        publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))
+        self._publishing = asyncio.get_running_loop().create_task(publishing)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls this at start and when ``user_config`` changes; requests under way take it up.

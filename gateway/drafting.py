@@ -39,10 +39,10 @@ class Proposal:
         return replace(self, draft=draft_to_message(left), base=len(sequence))
 
 
-NO_PROPOSAL = Proposal(rounds_pb2.Draft())
-
 # Why a Draft is as deep as it is, or there is none, beside what the pace says.
 OFF, FIXED, LATE, LOST, LAST_TOKEN = "off", "fixed", "late Draft", "lost draft worker", "last token"
+
+NO_PROPOSAL = Proposal(rounds_pb2.Draft())
 
 
 class Drafting:
@@ -75,9 +75,9 @@ class Drafting:
         self._pace: Pace
         self._is_started = False  # the drafter was given the prompt
         self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
+        self.why = OFF  # the depth is what it was when last asked for
         self._forward = forward
         self._trace = trace
-        self.why = OFF  # the depth is what it was when last asked for
         self._grew = asyncio.Event()
         self._begun: asyncio.Task[Proposal | None] | None = None
         self._listening: asyncio.Task[None] | None = None  # for what is prepared after the newest Draft
@@ -108,6 +108,13 @@ class Drafting:
         if room == 0:
             self.why = LAST_TOKEN
         return min(depth, room)
+
+    @property
+    def depth_in_force(self) -> int:
+        """As ``depth``, without taking it: a trial stays to be made."""
+        if not self._may_draft:
+            return 0
+        return self._paced.max_depth if self._speculation.mode == "fixed" else self._paced.depth
 
     def _pays(self) -> bool:
         self._pace.refresh()

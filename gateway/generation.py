@@ -18,10 +18,11 @@ from gateway.fleet import Fleet
 from gateway.merge import merged
 from gateway.pace import Paces
 from gateway.record import Record
-from gateway.rounds import Rounds
+from gateway.rounds import Round, Rounds
 from gateway.sequence import Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.text import AnswerText, Vocabulary
+from gateway.totals import Totals
 from gateway.tracing import GenerationTrace
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
@@ -59,6 +60,7 @@ class Chunk:
     pieces: tuple[str, ...]  # per token the text that is certain with it, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: Usage | None = None  # on the last chunk of all
+    round: Round | None = None  # that it comes from; None: plain decoding
 
     @property
     def text(self) -> str:
@@ -92,6 +94,7 @@ class Generation:
         self.tokenizer = tokenizer
         self._vocabulary = Vocabulary(tokenizer)
         self.paces = Paces(PaceSettings())
+        self.totals = Totals()
         self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -138,14 +141,17 @@ class Generation:
         """
         sequences = prepared.sequences
         completion_tokens, unfinished, record = 0, len(sequences), Record()
-        with GenerationTrace(prepared, self.settings.model) as trace:
+        operation = "text_completion" if prepared.continues_text else "chat"
+        with self.totals.timing(operation) as timing, GenerationTrace(prepared, self.settings.model) as trace:
             choices = [self._choice(prepared, choice, record, trace) for choice in range(len(sequences))]
             async with (
                 self.admission.place(prepared.deadline),
                 aclosing(merged(choices)) as chunks,
             ):
+                timing.has_turn()
                 trace.admitted()
                 async for chunk in chunks:
+                    timing.add(len(chunk.tokens))
                     completion_tokens += len(chunk.tokens)
                     unfinished -= chunk.finish_reason is not None
                     trace.said(chunk)
@@ -153,6 +159,7 @@ class Generation:
                         yield chunk
                         continue
                     usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
+                    timing.end()
                     self._close(trace, prepared, usage)
                     yield replace(chunk, usage=usage)
                     return
@@ -186,17 +193,24 @@ class Generation:
             record,
             trace.answer(choice, prepared.speculation, record),
         )
-        async with aclosing(rounds.steps()) as steps:
-            async for step in steps:
-                ids = [token.id for token in step.tokens]
-                pieces = text.add(ids, ends=step.finish_reason is not None)
-                if text.stopped:
-                    sequence.finish_reason = "stop"
-                if sequence.finish_reason is not None:
-                    total.add(record)
-                yield Chunk(choice, step.tokens[: len(pieces)], tuple(pieces), sequence.finish_reason)
-                if sequence.finish_reason is not None:
-                    return
+        with self.totals.counting(rounds, prepared.task, prepared.speculation):
+            async with aclosing(rounds.steps()) as steps:
+                async for step in steps:
+                    ids = [token.id for token in step.tokens]
+                    pieces = text.add(ids, ends=step.finish_reason is not None)
+                    if text.stopped:
+                        sequence.finish_reason = "stop"
+                    if sequence.finish_reason is not None:
+                        total.add(record)
+                    tokens = step.tokens[: len(pieces)]
+                    yield Chunk(choice, tokens, tuple(pieces), sequence.finish_reason, round=step.round)
+                    if sequence.finish_reason is not None:
+                        return
+
+    def plain_rate(self) -> float:
+        """Tokens per second that plain decoding would give, by the pace's costs; 0 until they are known."""
+        streams = {link.worker.address: link.streams for link in self.fleet.links()}
+        return self.paces.plain_rate(streams)
 
     def max_length(self) -> int:
         """Tokens of context that every target has. Raises WorkerLostError if there is no target."""

@@ -12,6 +12,7 @@ from opentelemetry.trace import Span, use_span
 from pydantic import ValidationError
 
 from gateway.auth import Authentication, peer_host
+from gateway.details import round_message
 from gateway.errors import (
     DeadlineError,
     GatewayError,
@@ -22,6 +23,7 @@ from gateway.errors import (
     WorkerLostError,
 )
 from gateway.generation import Chunk, Generation, Prepared, Request, Usage
+from gateway.loads import loads
 from gateway.schemas import MAX_STOPS, invalid
 from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
@@ -130,13 +132,18 @@ class GenerationServicer:
     def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        return self._chunks(self.generation.prepare(_request(message)))
+        return self._chunks(self.generation.prepare(_request(message)), message.include_rounds)
 
-    async def _chunks(self, prepared: Prepared) -> AsyncIterator[generation_pb2.GenerateChunk]:
+    async def _chunks(
+        self, prepared: Prepared, include_rounds: bool
+    ) -> AsyncIterator[generation_pb2.GenerateChunk]:
         seed: int | None = prepared.seed
         async with aclosing(self.generation.chunks(prepared)) as chunks:
             async for chunk in chunks:
-                yield _chunk(chunk, prepared.seed, seed)
+                reply = _chunk(chunk, prepared.seed, seed)
+                if include_rounds and chunk.round is not None:
+                    reply.round.CopyFrom(round_message(chunk.round))
+                yield reply
                 seed = None
 
     @guarded
@@ -201,17 +208,7 @@ class GenerationServicer:
     async def GetLoads(  # noqa: N802
         self, message: generation_pb2.GetLoadsRequest, grpc_context: Context
     ) -> generation_pb2.Loads:
-        workers = []
-        for link in self.generation.fleet.links():
-            heard = link.load
-            load = generation_pb2.WorkerLoad(
-                role=link.worker.role, address=link.worker.address, streams=link.streams
-            )
-            if heard is not None:
-                load.running, load.waiting, load.free_blocks = heard.running, heard.waiting, heard.free_blocks
-            workers.append(load)
-        admission = self.generation.admission
-        return generation_pb2.Loads(running=admission.running, waiting=admission.waiting, workers=workers)
+        return loads(self.generation)
 
     async def Check(  # noqa: N802
         self, message: health_pb2.HealthCheckRequest, grpc_context: Context

@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.telemetry import TelemetryConfig
+from google.protobuf.json_format import MessageToDict
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -21,6 +22,7 @@ from gateway.auth import Authentication
 from gateway.chat import ChatAnswer, ChatRequest
 from gateway.chat_template import ChatTemplate
 from gateway.completions import CompletionAnswer, CompletionRequest
+from gateway.details import details_body
 from gateway.errors import (
     DeadlineError,
     GatewayError,
@@ -31,7 +33,8 @@ from gateway.errors import (
     WorkerLostError,
 )
 from gateway.generation import Chunk, Generation, Prepared, Usage
-from gateway.schemas import error_body, first_error, invalid
+from gateway.loads import loads
+from gateway.schemas import GenerationRequest, StreamOptions, error_body, first_error, invalid
 from gateway.token_bytes import TokenBytes
 
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
@@ -74,17 +77,29 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         host = request.client.host if request.client else None
         authentication.check(request.headers.get("authorization"), host)
 
+    async def respond(prepared: Prepared, answer: Answer, body: GenerationRequest) -> Response:
+        chunks = generation.chunks(prepared)
+        headers = {SEED_HEADER: str(prepared.seed)}
+        if not body.stream:
+            async with aclosing(chunks):
+                whole = answer.whole([chunk async for chunk in chunks], len(prepared.sequences))
+            return JSONResponse(whole, headers=headers)
+        # The first chunk is waited for: until then an error can still be told by the status.
+        first = await anext(chunks)
+        events = _events(first, chunks, answer, body.stream_options, tokens)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
     @app.post("/v1/completions", dependencies=[Depends(is_known)])
     async def completions(body: CompletionRequest) -> Response:
         prepared = generation.prepare(body.prepared())
         answer = CompletionAnswer(settings.model, prepared, tokens, body.echoed(generation.tokenizer))
-        return await _respond(generation, prepared, answer, body.stream, body.stream_options.include_usage)
+        return await respond(prepared, answer, body)
 
     @app.post("/v1/chat/completions", dependencies=[Depends(is_known)])
     async def chat(body: ChatRequest) -> Response:
         prepared = body.prepared(generation, template)
         answer = ChatAnswer(settings.model, prepared, tokens)
-        return await _respond(generation, prepared, answer, body.stream, body.stream_options.include_usage)
+        return await respond(prepared, answer, body)
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> dict[str, Any]:
@@ -107,30 +122,27 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             return JSONResponse(body, status_code=200 if ready else 503)
         body["workers"] = [asdict(worker) for worker in generation.fleet.workers()]
         body["pace"] = generation.paces.settings.model_dump()
+        body["gateway"] = settings.model_dump(exclude={"api_key_digests"})
         return JSONResponse(body, status_code=200 if ready else 503)
+
+    @app.get("/loads", dependencies=[Depends(is_known)])
+    async def busy() -> dict[str, Any]:
+        """GetLoads of the gRPC API as JSON."""
+        return MessageToDict(
+            loads(generation), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
 
     _answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_message_bytes)
     return app
 
 
-async def _respond(
-    generation: Generation, prepared: Prepared, answer: Answer, stream: bool, include_usage: bool
-) -> Response:
-    headers = {SEED_HEADER: str(prepared.seed)}
-    chunks = generation.chunks(prepared)
-    if not stream:
-        async with aclosing(chunks):
-            body = answer.whole([chunk async for chunk in chunks], len(prepared.sequences))
-        return JSONResponse(body, headers=headers)
-    # The first chunk is waited for: until then an error can still be told by the status.
-    first = await anext(chunks)
-    events = _events(first, chunks, answer, include_usage)
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-
-
 async def _events(
-    first: Chunk, chunks: AsyncGenerator[Chunk, None], answer: Answer, include_usage: bool
+    first: Chunk,
+    chunks: AsyncGenerator[Chunk, None],
+    answer: Answer,
+    options: StreamOptions,
+    tokens: TokenBytes,
 ) -> AsyncIterator[str]:
     """Server-sent events, closed by [DONE]. What goes wrong on the way becomes an event of its own."""
     chunk = first
@@ -140,12 +152,15 @@ async def _events(
                 yield _event(opening)
             while True:
                 body = answer.chunk(chunk)
+                if options.include_rounds:
+                    body = body or {"choices": []}
+                    body["outrider"] = body.get("outrider", {}) | details_body(chunk, tokens)
                 if body is not None:
                     yield _event(body)
                 if chunk.usage is not None:
                     break
                 chunk = await anext(chunks)
-            if include_usage:
+            if options.include_usage:
                 yield _event(answer.usage(chunk.usage))
         except GatewayError as error:
             yield _event(_error(error)[1])

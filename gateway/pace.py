@@ -1,5 +1,6 @@
 """The pace in force at this gateway: one for each target; what is known of the drafts is shared."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from decoding.pace.acceptance import SequenceAcceptance, TaskAcceptance
@@ -30,6 +31,10 @@ class Paces:
         if address not in self._of_target:
             self._of_target[address] = Pace(self._settings)
         return self._of_target[address]
+
+    def plain_rate(self, sequences: Mapping[str, int]) -> float:
+        """Tokens per second that plain decoding would give so many sequences, by address of their target."""
+        return sum(pace.plain_rate(sequences.get(address, 0)) for address, pace in self._of_target.items())
 
     def sequence(self, speculation: Speculation, task: str | None, priority: Priority) -> PacedSequence:
         """For one answer; ``speculation`` is resolved."""

@@ -18,6 +18,9 @@ class Record:
     saved_s: float = 0.0  # in steps of the draft that were over when the Draft was asked for
     discarded: int = 0  # tokens that were drafted for other verdicts
     target_passes: int = 0  # verdicts, with a Draft or without
+    draft_s: float = 0.0  # that rounds waited for a Draft
+    target_s: float = 0.0  # that the sequence waited for verdicts
+    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
     lost_targets: int = 0  # times that the target worker was lost
@@ -26,6 +29,15 @@ class Record:
     def accepted(self) -> int:
         """Drafted tokens that stand."""
         return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+
+    @property
+    def tokens(self) -> int:
+        """Committed: every Verdict adds one of the target's own."""
+        return self.accepted + self.target_passes
+
+    def accepted_at(self, position: int) -> int:
+        """Drafted tokens that stand at this position of their Draft; the first is 0."""
+        return sum(rounds for length, rounds in self.accepted_lengths.items() if length > position)
 
     @property
     def mean_accepted_length(self) -> float:

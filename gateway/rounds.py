@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.answer_trace import NO_TRACE, NoTrace
 from gateway.drafters import DRAFTERS
-from gateway.drafting import NO_PROPOSAL, Drafting, Proposal, refused
+from gateway.drafting import LAST_TOKEN, NO_PROPOSAL, Drafting, Proposal, refused
 from gateway.errors import DeadlineError, WorkerLostError
 from gateway.fleet import Fleet, TargetStream
 from gateway.pace import Paces
@@ -27,6 +27,19 @@ class Step:
 
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
+    round: "Round | None" = None  # None: plain decoding
+
+
+@dataclass(frozen=True)
+class Round:
+    """One Draft and its Verdict, and how long each was waited for."""
+
+    proposal: Proposal
+    reply: rounds_pb2.TargetReply
+    reason: str  # of the depth
+    gone_on: bool  # the target had the Draft before the Verdict before it fell
+    draft_s: float
+    target_s: float
 
 
 class Rounds:
@@ -70,6 +83,16 @@ class Rounds:
         self._resumed: Proposal | None = None  # the Draft with which rounds go on after plain decoding
         self._verifying: TargetStream | None = None  # has a Draft that follows the committed tokens
         self._ahead: Proposal | None = None  # the Drafts of this turn that it was sent beforehand
+
+    @property
+    def depth(self) -> int:
+        """In force for the next Draft, tokens; 0: plain decoding."""
+        return self._drafting.depth_in_force
+
+    @property
+    def why(self) -> str:
+        """What decides it; see telemetry.metrics.REASONS."""
+        return self._drafting.why
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Each Verdict once its tokens are committed.
@@ -124,6 +147,9 @@ class Rounds:
                         yield step
                 self._sequence.round += 1
                 proposal, self._resumed = self._resumed, None
+                if self._sequence.finish_reason is None and self.why != LAST_TOKEN:
+                    kind = "off" if proposal is None else "on"
+                    self.record.transitions[kind, self.why] += 1
 
     async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
@@ -131,13 +157,13 @@ class Rounds:
         Where the target was sent what follows a Verdict before it fell, it is at the next one already.
         """
         proposal: Proposal | None = first
-        goes_on = False
+        goes_on, draft_s = False, first.seconds
         self._trace.begin(self._drafting.why if first.draft.tokens else FIRST_TOKEN)
         while proposal is not None:
             if self._verifying is None:
                 self._verifying = target
                 await target.send(self._verify(target, proposal, self._trace.current))
-            step = await self._verdict(target, proposal, goes_on)
+            step = await self._verdict(target, proposal, goes_on, draft_s)
             depth = self._drafting.depth() if step.finish_reason is None else 0
             following = None if self._ahead is None else self._ahead.trimmed(self._sequence)
             was_foreseen = following is not None and len(following.draft.tokens) > 0
@@ -155,7 +181,10 @@ class Rounds:
             if depth == 0:
                 return
             self.record.gone_on += goes_on
+            begun = asyncio.get_running_loop().time()
             proposal = following if goes_on else await self._drafting.proposal()
+            draft_s = asyncio.get_running_loop().time() - begun
+            self.record.draft_s += draft_s
         self._trace.end(self._drafting.why)
 
     def _verify(self, target: TargetStream, proposal: Proposal, traceparent: str) -> rounds_pb2.TargetRequest:
@@ -173,11 +202,12 @@ class Rounds:
             # The next Verdict may cancel this, and a write that is cancelled would end the stream.
             await asyncio.shield(self._verifying.send(verify))
 
-    async def _verdict(self, target: TargetStream, proposal: Proposal, went_on: bool) -> Step:
+    async def _verdict(self, target: TargetStream, proposal: Proposal, went_on: bool, draft_s: float) -> Step:
         draft = proposal.draft
         begun = asyncio.get_running_loop().time()
         reply = await self._reply(target)
         passed_s = asyncio.get_running_loop().time() - begun
+        self.record.target_s += passed_s
         overhead_s = 0.0 if went_on else passed_s - reply.timings.total_ns / 1e9
         if draft.tokens:
             self.record.rounds += 1
@@ -185,6 +215,8 @@ class Rounds:
             self.record.accepted_lengths[len(reply.accepted)] += 1
             self.record.verified += len(reply.accepted) + refused(draft, reply)
         step = self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
+        if draft.tokens:
+            step = replace(step, round=Round(proposal, reply, self.why, went_on, draft_s, passed_s))
         self._trace.verdict(proposal, reply, overhead_s, len(reply.tokens))
         self._drafting.answered(proposal, reply, overhead_s)
         return step
@@ -204,7 +236,9 @@ class Rounds:
                     turn = target.turn(self._sequence.round, self._trace.current)
                     plain = rounds_pb2.Plain(turn=turn, until=until)
                     await target.send(rounds_pb2.TargetRequest(plain=plain))
+                begun = asyncio.get_running_loop().time()
                 reply = await self._reply(target)
+                self.record.target_s += asyncio.get_running_loop().time() - begun
                 step = self._commit(reply, Origin.PLAIN)
                 self._trace.plain_token(reply)
                 self._drafting.answered(NO_PROPOSAL, reply)

@@ -41,6 +41,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     include_usage: bool = False
+    include_rounds: bool = False  # origin of each token, and of each round its Draft and its times
     include_obfuscation: bool = False  # accepted, never done
 
 

@@ -47,6 +47,7 @@ class Link:
     channel: grpc.aio.Channel
     streams: int = 0  # open ones of this gateway
     load: rounds_pb2.Load | None = None  # from the newest reply
+    step_ns: int = 0  # of the newest step that it told of
     heard_at: float = 0.0  # when that was, in the event loop's time
     suspect_until: float = 0.0  # the same clock
     closing: set[asyncio.Task[None]] = field(default_factory=set)  # streams that are about to end
@@ -142,6 +143,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             read, self._read = self._read, None
             reply = await self._result(read)
             self._link.load, self._link.heard_at = reply.load, loop.time()
+            self._link.step_ns = reply.timings.last_step.ns or self._link.step_ns
             if reply.round == round_number:
                 return reply
 

@@ -72,7 +72,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stop", "speculation", "n", "task", "priority", "model")
+    __slots__ = ("text", "tokens", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class GenerateRequest(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: Sampling
@@ -91,7 +92,8 @@ class GenerateRequest(_message.Message):
     task: str
     priority: str
     model: str
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+    include_rounds: bool
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ...) -> None: ...
 
 class SpeculationSettings(_message.Message):
     __slots__ = ("mode", "depth", "drafter", "verification")
@@ -116,7 +118,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("choice", "token_ids", "origins", "logprobs", "text", "finish_reason", "usage", "text_lengths", "seed")
+    __slots__ = ("choice", "token_ids", "origins", "logprobs", "text", "finish_reason", "usage", "text_lengths", "seed", "round")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +128,7 @@ class GenerateChunk(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     origins: _containers.RepeatedScalarFieldContainer[Origin]
@@ -135,7 +138,32 @@ class GenerateChunk(_message.Message):
     usage: Usage
     text_lengths: _containers.RepeatedScalarFieldContainer[int]
     seed: int
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ...) -> None: ...
+    round: Round
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("drafted", "parents", "accepted", "reason", "foreseen", "gone_on", "draft_ms", "target_ms", "queue_ms", "step_ms")
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    GONE_ON_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    drafted: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    foreseen: bool
+    gone_on: bool
+    draft_ms: float
+    target_ms: float
+    queue_ms: float
+    step_ms: float
+    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., foreseen: _Optional[bool] = ..., gone_on: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Completion(_message.Message):
     __slots__ = ("choices", "usage")
@@ -242,30 +270,86 @@ class GetLoadsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Loads(_message.Message):
-    __slots__ = ("running", "waiting", "workers")
+    __slots__ = ("running", "waiting", "workers", "gateway", "uptime_s", "plain_tokens_per_second", "depths", "tasks")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
+    gateway: str
+    uptime_s: float
+    plain_tokens_per_second: float
+    depths: _containers.RepeatedCompositeFieldContainer[DepthInForce]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskTotals]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., gateway: _Optional[str] = ..., uptime_s: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., depths: _Optional[_Iterable[_Union[DepthInForce, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskTotals, _Mapping]]] = ...) -> None: ...
+
+class DepthInForce(_message.Message):
+    __slots__ = ("reason", "sequences", "mean_depth")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MEAN_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    sequences: int
+    mean_depth: float
+    def __init__(self, reason: _Optional[str] = ..., sequences: _Optional[int] = ..., mean_depth: _Optional[float] = ...) -> None: ...
+
+class TaskTotals(_message.Message):
+    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "verified", "accepted", "draft_s", "target_s", "fallbacks", "reopenings")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    REOPENINGS_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    drafter: str
+    tokens: float
+    target_passes: float
+    rounds: float
+    drafted: float
+    verified: float
+    accepted: float
+    draft_s: float
+    target_s: float
+    fallbacks: float
+    reopenings: float
+    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., verified: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("role", "address", "streams", "running", "waiting", "free_blocks")
+    __slots__ = ("role", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "heard_s", "suspect", "step_ms")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
     role: str
     address: str
     streams: int
     running: int
     waiting: int
     free_blocks: int
-    def __init__(self, role: _Optional[str] = ..., address: _Optional[str] = ..., streams: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...
+    total_blocks: int
+    heard_s: float
+    suspect: bool
+    step_ms: float
+    def __init__(self, role: _Optional[str] = ..., address: _Optional[str] = ..., streams: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., heard_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

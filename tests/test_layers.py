@@ -10,14 +10,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "decoding": set(),
+    "telemetry": set(),
     "protos": {"decoding"},
     "engine": {"decoding"},
-    "actors": {"decoding", "engine", "protos"},
-    "gateway": {"decoding", "protos"},
-    "cluster": {"actors", "client", "decoding", "engine", "gateway", "protos"},
+    "actors": {"decoding", "engine", "protos", "telemetry"},
+    "gateway": {"decoding", "protos", "telemetry"},
+    "cluster": {"actors", "client", "decoding", "engine", "gateway", "protos", "telemetry"},
     "client": {"protos"},
     "models": {"decoding", "engine"},
-    "bench": {"actors", "decoding", "engine", "gateway", "models", "protos"},
+    "bench": {"actors", "decoding", "engine", "gateway", "models", "protos", "telemetry"},
 }
 FILES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 

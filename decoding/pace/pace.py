@@ -22,8 +22,8 @@ PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often
 HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of the time that is hidden
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
 LEAST_ROUND_S = 2e-4
-SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
+SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
 
 class PacedSequence:
@@ -39,8 +39,8 @@ class PacedSequence:
         self.is_batch = is_batch
         self.length = 0  # tokens, prompt included
         self.depth = max_depth  # as last decided; a new one counts as drafting
-        self.leaves = 0  # runners-up beside its chain, as last decided
         self.decided_by = THRESHOLDS  # what the depth comes from: that or MEASURED
+        self.leaves = 0  # runners-up beside its chain, as last decided
         self.failed_probes = 0  # in a row
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
@@ -202,6 +202,14 @@ class Pace:
     def why(self, sequence: PacedSequence) -> str:
         """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""
         return TRIAL if sequence.trial_turns else sequence.decided_by
+
+    def plain_rate(self, sequences: int) -> float:
+        """Tokens per second that plain decoding would give so many of ours; 0 until that is known."""
+        if not sequences or not self._target.is_known:
+            return 0.0
+        running = max(self._running, sequences)
+        context = sum(sequence.length for sequence in self._sequences) / max(len(self._sequences), 1)
+        return sequences / float(self._target.seconds(running, running, context * running))
 
     def probe_tokens(self, sequence: PacedSequence) -> int:
         """Plain tokens until its drafter is to guess again.

@@ -1,10 +1,12 @@
-"""Resources that replicas need are there, come in time, or are named."""
+"""Resources that replicas need are there, come in time, or are named, as is a port that is taken."""
+
+import socket
 
 import pytest
 import ray
 
 from cluster.settings import Settings
-from cluster.start import check_resources
+from cluster.start import check_resources, start_ray
 
 ALL = {"GPU": 3.0, "gateway": 2.0, "target": 1.0}
 
@@ -40,3 +42,12 @@ def test_nodes_that_never_join_are_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr("cluster.start.POLL_S", 0.0)
     with pytest.raises(ValueError, match="the cluster has 0"):
         check_resources(settings(nodes_join_within_s=0.05))
+
+
+def test_a_metrics_port_that_is_taken_is_refused() -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ValueError, match=f"metrics_port={port} is taken"):
+            start_ray(Settings(metrics_port=port))

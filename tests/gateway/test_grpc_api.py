@@ -24,6 +24,7 @@ from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, flee
 
 TEXT = "The cat sät on the mat."
 ANSWER = list(TEXT.encode())
+FIXED = generation_pb2.SpeculationSettings(mode="fixed", depth=4)
 SAMPLING = generation_pb2.Sampling(max_tokens=len(ANSWER), seed=4)
 
 
@@ -163,6 +164,27 @@ async def test_loads_tell_what_was_heard_last(tokenizer):
     assert (before.running, during.running) == (0, 1)
     target = next(worker for worker in during.workers if worker.role == "target")
     assert (target.streams, target.HasField("running")) == (1, True)
+    assert [depth.sequences for depth in during.depths] == [1]
+    assert (before.gateway, len(before.tasks)) == (during.gateway, 0)
+    assert sum(task.tokens for task in during.tasks) >= 1
+
+
+async def test_rounds_are_told_of_where_they_are_asked_for(tokenizer):
+    fields = {"text": "x", "sampling": SAMPLING, "speculation": FIXED}
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[6])) as fleet:
+        servicer = servicer_of(fleet, tokenizer)
+        asked = generation_pb2.GenerateRequest(include_rounds=True, **fields)
+        chunks = [chunk async for chunk in servicer.Generate(asked, Context())]
+        unasked = [
+            chunk async for chunk in servicer.Generate(generation_pb2.GenerateRequest(**fields), Context())
+        ]
+    rounds = [chunk.round for chunk in chunks if chunk.HasField("round")]
+    usage = chunks[-1].usage.speculation
+    assert (len(rounds), sum(len(round_.drafted) for round_ in rounds)) == (usage.rounds, usage.drafted)
+    assert sum(len(round_.accepted) for round_ in rounds) == usage.accepted
+    assert {round_.reason for round_ in rounds} == {"fixed"}
+    assert all(round_.target_ms > 0 for round_ in rounds)
+    assert not any(chunk.HasField("round") for chunk in unasked)
 
 
 async def test_a_probe_learns_whether_requests_can_be_answered(tokenizer):

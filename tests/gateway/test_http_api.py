@@ -87,6 +87,34 @@ async def test_a_stream_ends_with_usage_where_it_is_asked_for(client):
     assert json.loads(last)["usage"]["completion_tokens"] == len(ANSWER)
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_a_stream_tells_origins_and_rounds_where_it_is_asked_for(client, path):
+    fixed = {"mode": "fixed", "depth": 4}
+    own = ASK if path == "completions" else CHAT
+    options = {"include_rounds": True, "include_usage": True}
+    ask = {**own, "stream": True, "stream_options": options, "speculation": fixed}
+    *lines, _ = events_of(await client.post(f"/v1/{path}", json=ask))
+    *events, last = map(json.loads, lines)
+    told = [event["outrider"] for event in events if "tokens" in event.get("outrider", {})]
+    tokens = [token for details in told for token in details["tokens"]]
+    rounds = [details["round"] for details in told if "round" in details]
+    record = last["usage"]["speculation"]
+    assert "".join(token["text"] for token in tokens) == TEXT
+    assert [token["origin"] for token in tokens].count("accepted") == record["accepted"]
+    assert sum(len(round_["drafted"]) for round_ in rounds) == record["drafted"]
+    assert rounds[0]["drafted"] == ["h", "e", "!", "c"]
+    assert rounds[0]["accepted"] == [0, 1]
+    assert {"draft_ms", "target_ms", "queue_ms", "step_ms", "reason", "gone_on"} <= rounds[0].keys()
+
+
+async def test_loads_are_what_grpc_tells(client):
+    await client.post("/v1/completions", json={**ASK, "task": "t", "speculation": {"mode": "fixed"}})
+    body = (await client.get("/loads")).json()
+    assert (body["running"], [task["task"] for task in body["tasks"]]) == (0, ["t"])
+    assert body["tasks"][0]["tokens"] == len(ANSWER)
+    assert {worker["role"] for worker in body["workers"]} == {"target", "draft"}
+
+
 async def test_null_and_openai_s_own_fields_are_accepted(client):
     ask = {**ASK, "n": 1, "best_of": 1, "echo": False, "suffix": None, "user": "u", "temperature": None}
     response = await client.post("/v1/completions", json={**ask, "stop": None, "logit_bias": {"3": -1}})

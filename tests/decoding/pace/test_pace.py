@@ -97,6 +97,14 @@ def test_one_bad_round_after_the_start_does_not_end_drafting():
     assert min(service.run(10)) > 0
 
 
+def test_the_rate_of_plain_decoding_is_known_from_the_costs():
+    service = Service(streams=4)
+    assert service.pace.plain_rate(4) == 0
+    service.run(60)
+    assert service.pace.plain_rate(0) == 0
+    assert service.pace.plain_rate(4) == pytest.approx(4 / 15e-3, rel=0.1)
+
+
 def test_bad_drafts_are_given_up():
     service = Service()
     service.rate = 0.05

@@ -1,0 +1,107 @@
+"""What recording costs the processes that do the work, with Ray's own instruments: `python -m bench.metrics`.
+
+Sequences and engine are stand-ins that hold numbers; what is timed is the code of gateway/metrics.py and
+actors/metrics.py, and Ray's.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+
+from actors.metrics import EngineMetrics
+from bench.report import save, table
+from engine.engine import StepTimings
+from engine.work import Load
+from gateway.metrics import publish
+from gateway.record import Record
+from gateway.settings import Speculation
+from gateway.totals import Totals
+from telemetry.instruments import Instruments
+from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+
+REPETITIONS = 2000
+SEQUENCES, TASKS = 64, 8
+SPECULATION = Speculation(drafter="model")
+LOAD = Load(decoding=8, running=8, waiting=0, free_blocks=900, total_blocks=1000)
+
+
+def measure() -> list[dict[str, Any]]:
+    """A row per thing that is recorded; microseconds, medians."""
+    engine = SimpleNamespace(load=lambda: LOAD, free_memory=lambda: 10**9)
+    of_worker = EngineMetrics(engine, Instruments(OF_WORKERS), "target")  # type: ignore[arg-type]
+    results: Any = [SimpleNamespace(timings=SimpleNamespace(queue=1e-4))] * 8
+
+    def step() -> None:
+        engine.last_step = StepTimings(1e-4, 1e-2, 1e-4, 1.02e-2, 8, 40)
+        of_worker.stepped(results)
+
+    totals, of_gateway = Totals(), Instruments(OF_GATEWAYS)
+    generation: Any = SimpleNamespace(
+        totals=totals,
+        admission=SimpleNamespace(running=SEQUENCES, waiting=0),
+        settings=SimpleNamespace(model="m"),
+        plain_rate=lambda: 100.0,
+    )
+    records = [
+        Record(drafted=1, accepted_lengths=Counter({8: 1}), transitions=Counter({("on", "measured"): 1}))
+        for _ in range(SEQUENCES)
+    ]
+    for number, record in enumerate(records):
+        rounds: Any = SequenceStandIn(record)
+        totals.counting(rounds, f"task {number % TASKS}", SPECULATION).__enter__()
+
+    def second(requests: int) -> None:
+        for record in records:  # every counter has something new to tell
+            record.rounds += 1
+            record.target_passes += 1
+            record.accepted_lengths[8] += 1
+        for _ in range(requests):
+            with totals.timing("chat") as timing:
+                timing.has_turn()
+                timing.add(8)
+        publish(generation, of_gateway)
+
+    quiet = _microseconds(lambda: second(0), REPETITIONS // 10)
+    busy = _microseconds(lambda: second(10), REPETITIONS // 10)
+    return [
+        {"of": "target worker", "what": "a step with eight answers", "microseconds": _microseconds(step)},
+        {"of": "target worker", "what": "once a second", "microseconds": _microseconds(of_worker.publish)},
+        {
+            "of": "gateway",
+            "what": f"once a second, {SEQUENCES} sequences, {TASKS} tasks",
+            "microseconds": quiet,
+        },
+        {"of": "gateway", "what": "a request", "microseconds": (busy - quiet) / 10},
+    ]
+
+
+class SequenceStandIn:
+    why, depth = "measured", 4
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+
+def _microseconds(record: Callable[[], None], repetitions: int = REPETITIONS) -> float:
+    taken = []
+    for _ in range(repetitions):
+        begun = time.perf_counter()
+        record()
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken) * 1e6
+
+
+def main() -> None:
+    ray.init(include_dashboard=False, log_to_driver=False)
+    rows = measure()
+    print(table(rows))
+    print(save("metrics", rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""When a request had its turn, its first token and its last."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+CANCELLED = (asyncio.CancelledError, GeneratorExit)  # how an answer ends that nobody reads any more
+
+
+@dataclass
+class Timing:
+    """Of one request, seconds from its arrival; None: that did not come about."""
+
+    operation: str  # "text_completion" or "chat"
+    begun: float  # by time.monotonic
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    total_s: float | None = None
+    tokens: int = 0
+    error: str | None = None  # what ended it
+
+    def has_turn(self) -> None:
+        self.queue_s = time.monotonic() - self.begun
+
+    def add(self, tokens: int) -> None:
+        if self.first_token_s is None and tokens:
+            self.first_token_s = time.monotonic() - self.begun
+        self.tokens += tokens
+
+    def end(self) -> None:
+        """The last token is there; how its chunk is read changes nothing."""
+        if self.total_s is None:
+            self.total_s = time.monotonic() - self.begun
+
+    @property
+    def per_output_token_s(self) -> float | None:
+        """After the first token."""
+        if self.error is not None or self.tokens < 2 or self.first_token_s is None or self.total_s is None:
+            return None
+        return (self.total_s - self.first_token_s) / (self.tokens - 1)
+
+
+@contextmanager
+def timed(operation: str) -> Iterator[Timing]:
+    """From arrival to the end, however that comes."""
+    timing = Timing(operation, time.monotonic())
+    try:
+        yield timing
+    except BaseException as error:
+        if timing.total_s is None:
+            timing.error = "cancelled" if isinstance(error, CANCELLED) else type(error).__name__
+        raise
+    finally:
+        timing.end()

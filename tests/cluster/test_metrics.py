@@ -1,0 +1,59 @@
+"""What Prometheus reads from the exporter of a node, beside what requests were told."""
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.running import Service
+from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+
+# They have no series before the first time.
+RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_foreseen_verdicts"}
+RARE |= {"outrider_rounds_gone_on", "outrider_discarded_tokens", "outrider_draft_saved_seconds"}
+REPORTED_S = 30  # within which Ray has passed on what was recorded
+
+
+def scraped(service: Service) -> dict[str, dict[str, float]]:
+    """By series name: the sum of the values per task."""
+    series: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for family in text_string_to_metric_families(httpx.get(service.metrics).text):
+        for sample in family.samples:
+            series[sample.name][sample.labels.get("task", "")] += sample.value
+    return series
+
+
+def test_the_exporter_has_every_metric_and_the_sums_of_the_usage(
+    client: httpx.Client, service: Service
+) -> None:
+    told: dict[str, float] = defaultdict(float)
+    for seed in range(3):
+        fields: dict[str, Any] = {"prompt": '{"name": "', "max_tokens": 40, "seed": seed, "task": "counted"}
+        usage = client.post("/v1/completions", json=fields).json()["usage"]
+        told["outrider_tokens_total"] += usage["completion_tokens"]
+        for name in ("rounds", "drafted", "verified", "accepted", "target_passes"):
+            told[name] += usage["speculation"][name]
+    expected = {
+        "ray_outrider_tokens_total": told["outrider_tokens_total"],
+        "ray_vllm_spec_decode_num_drafts_total": told["rounds"],
+        "ray_vllm_spec_decode_num_draft_tokens_total": told["drafted"],
+        "ray_vllm_spec_decode_num_accepted_tokens_total": told["accepted"],
+        "ray_vllm_spec_decode_num_accepted_tokens_per_pos_total": told["accepted"],
+        "ray_outrider_verified_tokens_total": told["verified"],
+        "ray_outrider_target_passes_total": told["target_passes"],
+    }
+    names = {
+        name for metric in (*OF_GATEWAYS, *OF_WORKERS) if metric.name not in RARE for name in metric.exported
+    }
+    deadline = time.monotonic() + REPORTED_S
+    while True:
+        series = scraped(service)
+        counted = {name: series[name]["counted"] for name in expected}
+        missing = names - series.keys()
+        if (not missing and counted == expected) or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert not missing
+    assert counted == expected

@@ -1,0 +1,77 @@
+"""The Grafana dashboard and the Prometheus rules ask only for series that exist."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+
+MONITORING = Path(__file__).parent.parent.parent / "k8s" / "components" / "monitoring"
+METRICS = [*OF_GATEWAYS, *OF_WORKERS]
+SERIES = {name for metric in METRICS for name in metric.exported}
+LABELS = {label for metric in METRICS for label in metric.labels} | {"le", "replica"}
+
+
+def queries_of_the_dashboard() -> dict[str, str]:
+    panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in panels
+        for target in panel["targets"]
+    }
+
+
+def rules() -> list[dict[str, str]]:
+    manifest = yaml.safe_load((MONITORING / "rules.yaml").read_text())
+    assert (manifest["kind"], manifest["metadata"]["name"]) == ("PrometheusRule", "outrider")
+    return [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
+
+
+QUERIES = queries_of_the_dashboard() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
+
+
+def unknown(query: str) -> set[str]:
+    """Series and labels of a query that nobody exports."""
+    series = set(re.findall(r"\b\w*(?:ray|outrider|vllm|gen_ai)_\w+", re.sub(r"\{.*?\}", "", query))) - SERIES
+    grouped = {label.strip() for group in re.findall(r"by \((.*?)\)", query) for label in group.split(",")}
+    selected = set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", query))
+    return series | (grouped | selected) - LABELS
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_names_only_what_exists(name: str) -> None:
+    assert not unknown(QUERIES[name])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "rate(ray_outrider_tokens[5m])",
+        "sum by (tasks) (ray_outrider_depth)",
+        'ray_outrider_steps_total{worker="draft"}',
+        "outrider_depth",
+    ],
+)
+def test_what_does_not_exist_is_seen(query: str) -> None:
+    assert unknown(query)
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    shown = " ".join(queries_of_the_dashboard().values())
+    assert not [metric.name for metric in METRICS if f"ray_{metric.name}" not in shown]
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="NOT RUN: Debian's package prometheus is missing"
+)
+def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
+    groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(groups))
+    run = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
