@@ -58,13 +58,18 @@ def run(options: argparse.Namespace) -> int:
         try:
             _print(answer, colour=options.color)
         except grpc.RpcError as error:
-            advice = ADVICE.get(error.code(), "")
-            print(f"\noutrider: {error.details()}{'; ' + advice if advice else ''}", file=sys.stderr)
-            return 1
+            return explain(error)
         except KeyboardInterrupt:
             print(RESET if options.color else "", file=sys.stderr)
             return INTERRUPTED
     return 0
+
+
+def explain(error: grpc.RpcError) -> int:
+    """Says what went wrong and what helps; the exit code."""
+    advice = ADVICE.get(error.code(), "")
+    print(f"\noutrider: {error.details()}{'; ' + advice if advice else ''}", file=sys.stderr)
+    return 1
 
 
 def _print(answer: Answer, colour: bool) -> None:

@@ -3,10 +3,10 @@
 import argparse
 import sys
 
-from client import generate_command
+from client import generate_command, top_command
 from cluster import plan_command, trace_command
 
-COMMANDS = (generate_command, plan_command, trace_command)
+COMMANDS = (generate_command, top_command, plan_command, trace_command)
 
 
 def main(arguments: list[str] | None = None) -> int:
