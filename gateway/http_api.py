@@ -34,6 +34,7 @@ from gateway.errors import (
 )
 from gateway.generation import Chunk, Generation, Prepared, Usage
 from gateway.loads import loads
+from gateway.page import add_page
 from gateway.schemas import GenerationRequest, StreamOptions, error_body, first_error, invalid
 from gateway.token_bytes import TokenBytes
 
@@ -132,6 +133,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             loads(generation), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
 
+    add_page(app)
     _answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_message_bytes)
     return app

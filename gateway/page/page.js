@@ -1,0 +1,225 @@
+// The live page: asks over the HTTP API like any other client, and looks at /loads and /health once a second.
+import { chart } from "./chart.js";
+import { Loads } from "./loads.js";
+import { roundItem } from "./rounds.js";
+
+const LOOK_MS = 1000;
+const SHOWN_ROUNDS = 200;
+const byId = (id) => document.getElementById(id);
+const key = byId("key");
+let asking = null; // the AbortController of the answer under way
+
+function headers() {
+  return { "Content-Type": "application/json", ...(key.value && { Authorization: `Bearer ${key.value}` }) };
+}
+
+async function fetched(path, options = {}) {
+  const response = await fetch(path, { headers: headers(), ...options });
+  if (response.status === 401) byId("key-label").hidden = false;
+  if (!response.ok && response.status !== 503) throw new Error((await response.json()).error.message);
+  return response;
+}
+
+// ---- one answer ----
+
+function request() {
+  const number = (id) => (byId(id).value === "" ? undefined : Number(byId(id).value));
+  const mode = byId("mode").value;
+  return {
+    prompt: byId("prompt").value,
+    max_tokens: number("tokens"),
+    temperature: number("temperature"),
+    seed: number("seed"),
+    task: byId("task").value || undefined,
+    speculation: {
+      mode,
+      depth: mode === "off" ? undefined : number("depth"),
+      drafter: byId("drafter").value || undefined,
+    },
+    stream: true,
+    stream_options: { include_usage: true, include_rounds: true },
+  };
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (text + value).split("\n\n");
+    text = lines.pop();
+    for (const line of lines) {
+      const data = line.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
+
+class Answer {
+  constructor() {
+    byId("answer").replaceChildren();
+    byId("rounds").replaceChildren();
+    this.began = performance.now();
+    this.tokens = 0;
+    this.rounds = 0;
+    this.seed = null;
+  }
+
+  add({ seed, tokens = [], round }) {
+    this.seed ??= seed ?? null;
+    if (round) this.addRound(round, tokens);
+    for (const { text, origin } of tokens) {
+      const span = document.createElement("span");
+      span.className = `token ${origin}`;
+      span.textContent = text;
+      if (round) this.connect(span, byId(`round-${this.rounds}`));
+      byId("answer").append(span);
+    }
+    this.tokens += tokens.length;
+    this.say(`${this.tokens} tokens, ${this.rate()} tokens/s`);
+  }
+
+  addRound(round, tokens) {
+    this.rounds += 1;
+    const list = byId("rounds");
+    const atEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 40;
+    list.append(roundItem(this.rounds, round, tokens));
+    if (list.children.length > SHOWN_ROUNDS) list.firstChild.remove();
+    if (atEnd) list.scrollTop = list.scrollHeight;
+  }
+
+  connect(span, item) {
+    span.addEventListener("mouseenter", () => {
+      item.classList.add("shown");
+      item.scrollIntoView({ block: "nearest" });
+    });
+    span.addEventListener("mouseleave", () => item.classList.remove("shown"));
+  }
+
+  rate() {
+    return ((1000 * this.tokens) / (performance.now() - this.began)).toFixed(0);
+  }
+
+  ended({ completion_tokens, speculation }) {
+    const { target_passes, accepted, drafted, seed } = speculation;
+    this.say(
+      `${completion_tokens} tokens in ${target_passes} passes of the target, ${accepted} of ${drafted} drafted ` +
+        `accepted, ${this.rate()} tokens/s, seed ${seed}`,
+    );
+  }
+
+  say(text, wrong = false) {
+    byId("summary").textContent = text;
+    byId("summary").classList.toggle("wrong", wrong);
+  }
+}
+
+async function generate() {
+  asking?.abort();
+  const controller = (asking = new AbortController());
+  const answer = new Answer();
+  byId("stop").disabled = false;
+  try {
+    const body = JSON.stringify(request());
+    const response = await fetched("v1/completions", { method: "POST", body, signal: controller.signal });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const event of events(response)) {
+      if (event.outrider) answer.add(event.outrider);
+      if (event.usage) answer.ended(event.usage);
+    }
+  } catch (error) {
+    if (!controller.signal.aborted) answer.say(error.message, true);
+    else if (asking === controller) answer.say(`stopped after ${answer.tokens} tokens, seed ${answer.seed}`);
+  } finally {
+    if (asking === controller) byId("stop").disabled = true;
+  }
+}
+
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  generate();
+});
+byId("stop").addEventListener("click", () => asking?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+  if (event.key === "Escape") asking?.abort();
+});
+byId("rounds").addEventListener("keydown", (event) => {
+  const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  document.activeElement[step]?.focus();
+});
+
+// ---- what the service does ----
+
+const loads = new Loads();
+
+function cell(text, className = "") {
+  const td = document.createElement("td");
+  td.textContent = text;
+  td.className = className;
+  return td;
+}
+
+function showWorkers(workers) {
+  const rows = workers.map((worker) => {
+    const row = document.createElement("tr");
+    const heard = worker.heard_s !== undefined;
+    const used = heard ? (worker.total_blocks - worker.free_blocks) / worker.total_blocks : 0;
+    row.append(
+      cell(worker.role),
+      cell(worker.address),
+      worker.suspect ? cell("lost just now", "ill") : cell("well", "well"),
+      cell(worker.streams),
+      cell(heard ? worker.running : "–"),
+      cell(heard ? worker.waiting : "–"),
+      cell(heard ? `${(100 * used).toFixed(0)} % of ${worker.total_blocks}` : "–"),
+      cell(heard ? `${worker.step_ms.toFixed(1)} ms` : "–"),
+    );
+    return row;
+  });
+  byId("workers").replaceChildren(...rows);
+}
+
+function showSettings({ gateway = {}, pace = {}, workers = [] }) {
+  byId("model").textContent = gateway.model ?? "";
+  const models = Object.fromEntries(workers.map(({ role, address, model }) => [`${role} ${address}`, model]));
+  const paced = Object.fromEntries(Object.entries(pace).map(([name, value]) => [`pace.${name}`, value]));
+  const items = Object.entries({ ...models, ...gateway, ...paced }).flatMap(([name, value]) => {
+    const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
+    dt.textContent = name;
+    dd.textContent = value === null ? "none" : String(value);
+    return [dt, dd];
+  });
+  byId("settings").replaceChildren(...items);
+}
+
+function showStatus(text, well) {
+  byId("status").textContent = text;
+  byId("status").className = well ? "well" : "ill";
+}
+
+async function look() {
+  try {
+    const [now, health] = await Promise.all([fetched("loads"), fetched("health")].map(async (r) => (await r).json()));
+    loads.add(now);
+    showWorkers(now.workers);
+    showSettings(health);
+    showStatus(health.status, health.status === "ok");
+  } catch (error) {
+    loads.gap();
+    showStatus(error.message, false);
+  }
+  byId("charts").replaceChildren(...loads.charts().map(chart));
+}
+
+async function lookAlways() {
+  await look();
+  setTimeout(lookAlways, LOOK_MS);
+}
+lookAlways();
