@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import pytest
+from opentelemetry.trace import INVALID_SPAN, Span, get_tracer
 
 from actors.engine_loop import EngineLoop
 from actors.servicers import DraftServicer, TargetServicer
@@ -16,6 +17,7 @@ from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from engine.engine import Engine
 from engine.settings import EngineSettings
+from gateway.answer_trace import NO_TRACE, AnswerTrace
 from gateway.fleet import Fleet
 from gateway.pace import Paces
 from gateway.record import Record
@@ -25,8 +27,10 @@ from gateway.settings import GatewaySettings, Speculation
 from gateway.streams import Role, Worker
 from models.prompts import DEMO, KINDS
 from protos import rounds_pb2_grpc
+from protos.trace_context import context_of
 from tests.actors.conftest import TRUST
 from tests.engine.test_drafters import prompt_of, text_of
+from tests.fakes.spans import TRACEPARENT
 
 TOKENS = 40
 FIXED = Speculation(mode="fixed", depth=4)
@@ -70,11 +74,15 @@ def expected(kind: str, temperature: float) -> list[int]:
     return [*text_of(prompt_of(kind), TOKENS, temperature=temperature)]
 
 
-async def answer(fleet: Fleet, kind: str, temperature: float, leaves: int = 0) -> tuple[list[int], Record]:
+async def answer(
+    fleet: Fleet, kind: str, temperature: float, leaves: int = 0, generation: Span = INVALID_SPAN
+) -> tuple[list[int], Record]:
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
+    record = Record()
+    trace = AnswerTrace(generation, 0, FIXED, record) if generation.is_recording() else NO_TRACE
     rounds = Rounds(
         sequence,
         fleet,
@@ -82,11 +90,13 @@ async def answer(fleet: Fleet, kind: str, temperature: float, leaves: int = 0) -
         paces,
         GatewaySettings(model="m", tokenizer="t"),
         asyncio.get_running_loop().time() + 60,
+        record=record,
+        trace=trace,
     )
     rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
     async for _ in rounds.steps():
         pass
-    return sequence.generated, rounds.record
+    return sequence.generated, record
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -138,3 +148,25 @@ async def test_a_draft_worker_without_it_interoperates():
     assert text == expected("json", 0.7)
     assert (record.prepared_for, record.gone_on) == (0, 0)
     assert record.rounds > 0
+
+
+@pytest.mark.parametrize(("delay_s", "step_s"), [(0.0, 0.04), (0.004, 0.0)], ids=["ahead", "crossing"])
+async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_went_on(spans, delay_s, step_s):
+    generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
+    async with pair(12, delay_s, shortest_step_s=step_s) as fleet:
+        _, record = await answer(fleet, "json", 0.7, generation=generation)
+        async with asyncio.timeout(5):
+            while len(spans.named("verify")) < record.target_passes:
+                await asyncio.sleep(0.01)
+    generation.end()
+    ids = {span.context.span_id for span in spans}
+    assert {span.name for span in spans if span.parent.span_id not in ids} == {"a generation"}
+    rounds = spans.named("round")
+    assert len(rounds) == record.rounds
+    assert sum(span.attributes["outrider.gone_on"] for span in rounds) == record.gone_on
+    assert record.gone_on > 0 or not step_s
+    for span in [*rounds, *spans.named("plain")]:
+        below = {child.name: child for child in spans.below(span)}
+        assert span.start_time <= below["verify"].start_time
+        assert below["verify"].end_time <= span.end_time
+        assert ("draft" in below) is (span.name == "round" and not span.attributes["outrider.gone_on"])

@@ -3,9 +3,14 @@
 import json
 import subprocess
 import sys
+import threading
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from queue import SimpleQueue
+from typing import ClassVar
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from cluster.telemetry import start_tracing, tracing_environment
 from cluster.trace_file import read_spans
@@ -82,6 +87,38 @@ def test_a_file_holds_the_spans_of_all_processes(tmp_path):
     ids = json.loads(path.read_text().splitlines()[0])["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
     assert (len(ids["traceId"]), len(ids["spanId"])) == (32, 16)  # hexadecimal
     assert path.stat().st_mode & 0o077 == 0  # there may be prompts in it
+
+
+class Collector(BaseHTTPRequestHandler):
+    """OTLP over HTTP: says ``sent`` what it got."""
+
+    sent: ClassVar[SimpleQueue[tuple[str, bytes]]] = SimpleQueue()
+
+    def do_POST(self) -> None:
+        self.sent.put((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+
+def test_otlp_over_http():
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        in_a_process(
+            {
+                "OTEL_TRACES_EXPORTER": "otlp",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+            }
+        )
+        server.shutdown()
+    path, body = Collector.sent.get(timeout=10)
+    assert path == "/v1/traces"
+    (resource_spans,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    assert [span.name for span in resource_spans.scope_spans[0].spans] == ["inner", "outer"]
 
 
 def test_the_console_shows_them_too():

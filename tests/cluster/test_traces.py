@@ -18,6 +18,7 @@ from tests.fakes.collector import Collector, Span
 
 PROMPT = prompts("json", 1)[0]
 FIXED = {"mode": "fixed", "depth": 4}
+CLIENT_SPAN = "b7ad6b7169203331"
 COMPLETE_S = 20.0  # in which everything is exported
 REPLACED_S = 60.0
 OF_WORKERS = {"verify", "generate", "draft"}
@@ -28,7 +29,7 @@ SUMMED = ("drafted", "verified", "accepted", "target_passes", "prepared_for", "g
 def ask(client: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
     """The trace's id and the usage."""
     trace_id = secrets.token_hex(16)
-    headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"}
     body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, **fields}
     response = client.post("/v1/completions", json=body, headers=headers)
     assert response.status_code == 200, response.text
@@ -46,7 +47,11 @@ def children(spans: list[Span], parent: Span) -> set[str]:
 def orphans(spans: list[Span]) -> list[Span]:
     """Without a parent here; the request itself has its client's."""
     ids = {span.id for span in spans}
-    return [span for span in spans if span.parent not in ids and not span.name.startswith("POST")]
+    return [
+        span
+        for span in spans
+        if span.parent not in ids and not (span.name.startswith("POST") and span.parent == CLIENT_SPAN)
+    ]
 
 
 def is_complete(usage: dict[str, Any]) -> Callable[[list[Span]], bool]:
@@ -101,7 +106,6 @@ def test_rounds(client: httpx.Client, collector: Collector) -> None:
         # What the target went on with was there before: nobody waited for it.
         waited_for = {"verify"} if span.attributes["outrider.gone_on"] else {"draft", "verify"}
         assert children(spans, span) == waited_for
-    assert usage["speculation"]["gone_on"] > 0
 
 
 def test_rounds_that_the_pace_decides_on(client: httpx.Client, collector: Collector) -> None:
@@ -125,7 +129,7 @@ def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collecto
 def test_over_grpc(service: Service, collector: Collector) -> None:
     trace_id = secrets.token_hex(16)
     request = generation_pb2.GenerateRequest(text=PROMPT, sampling=generation_pb2.Sampling(max_tokens=16))
-    metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),)
+    metadata = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN}-01"),)
     with grpc.insecure_channel(service.grpc) as channel:
         list(generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60, metadata=metadata))
     names = lambda spans: {span.name for span in spans}  # noqa: E731
@@ -162,7 +166,7 @@ def test_a_lost_draft_worker_is_told_with_its_reason(
     client: httpx.Client, collector: Collector, draft_pid: int, tmp_path: Path
 ) -> None:
     trace_id = secrets.token_hex(16)
-    headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"}
     body = {
         "prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True, "speculation": FIXED,
         "stream": True, "stream_options": {"include_usage": True},
