@@ -12,12 +12,11 @@ from cluster.settings import Settings
 from decoding.pace.settings import MAX_DEPTH
 from engine.memory_plan import MemoryPlan, plan_memory
 from engine.outline import ModelOutline, outline
-from engine.settings import EngineSettings
+from engine.settings import EngineSettings, Quantization
 
 Role = Literal["target", "draft"]
 
 GB = 10**9
-INT4_BITS = 4.5  # per weight, with 16 bits of scale for every 32 weights
 # Shapes of Llama 3.2 1B and Llama 3.1 8B; vocabulary and context are the target's.
 HEADS: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 8}
 LLAMAS: dict[str, dict[str, Any]] = {
@@ -109,16 +108,17 @@ class DeploymentPlan:
         self._beside = alone if is_shared else Device(draft_memory, ())
         self.devices = [alone]
         if settings.draft is not None:
-            drafting = self.drafting(outline(settings.draft_engine()))
+            drafting = self.drafting(outline(settings.draft_engine()), settings.draft_quantization)
             self.devices = [drafting] if is_shared else [alone, drafting]
 
-    def drafting(self, model: ModelOutline, bits: float | None = None) -> Device:
-        """The draft's device with any model in its place; bits: per weight, None: those of its type."""
+    def drafting(self, model: ModelOutline, quantization: Quantization | None = None) -> Device:
+        """The draft's device with any model in its place."""
         assert self._settings.draft_gpus is not None
-        engine = self._settings.draft_engine(model.name)
+        changed = {"draft": model.name, "draft_quantization": quantization}
+        engine = self._settings.model_copy(update=changed).draft_engine()
         gpus, memory = self._settings.draft_gpus, self._beside.memory
         per_device = _per_device(self._settings.most_drafts, gpus)
-        draft = _part("draft", model, engine, gpus, memory, per_device, bits=bits, depth=0)
+        draft = _part("draft", model, engine, gpus, memory, per_device, depth=0)
         return Device(memory, (*self._beside.parts, draft))
 
     def other_drafts(self) -> Iterator[tuple[str, Device]]:
@@ -129,8 +129,8 @@ class DeploymentPlan:
             sizes = {"vocab_size": target.vocab_size, "max_position_embeddings": target.context_length}
             model = ModelOutline(LlamaConfig(**shape, **sizes), name, target.dtype)
             yield f"{name} {type_name}", self.drafting(model)
-            yield f"{name} int4", self.drafting(model, INT4_BITS)
-        yield "the target in int4", self.drafting(outline(self._settings.target_engine()), INT4_BITS)
+            yield f"{name} int4", self.drafting(model, "int4")
+        yield "the target in int4", self.drafting(outline(self._settings.target_engine()), "int4")
 
     def check(self) -> None:
         """Raises ValueError if something does not fit, naming what would."""
@@ -145,13 +145,12 @@ def _part(
     gpus: float,
     memory: int,
     per_device: int,
-    bits: float | None = None,
     depth: int = MAX_DEPTH,
 ) -> Part:
     engine = engine.model_copy(update={"device": "cuda" if gpus else "cpu"})  # without GPUs it sees none
 
     def plan(changed: EngineSettings) -> MemoryPlan:
-        return plan_memory(model, changed, memory, bits=bits, depth=depth)
+        return plan_memory(model, changed, memory, depth)
 
     return Part(role, plan(engine), per_device, engine, plan)
 

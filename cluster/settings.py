@@ -250,10 +250,9 @@ class Settings(BaseModel):
             reproducible=self.reproducible,
         )
 
-    def draft_engine(self, model: str | None = None) -> EngineSettings:
-        """model: another in the draft's place; None: the draft."""
+    def draft_engine(self) -> EngineSettings:
         return self._engine(
-            model=model or self.draft,
+            model=self.draft,
             threads=self.draft_threads,
             cache_memory=self.draft_cache_memory or self.cache_memory,
             quantization=self.draft_quantization,

@@ -119,7 +119,7 @@ def check_memory(settings: Settings) -> None:
         ValueError: something does not fit; the message names what would.
         EngineError: a model cannot be served.
     """
-    found = memories(settings, here=len(ray.nodes()) == 1)
+    found = memories(settings, here=sum(node["Alive"] for node in ray.nodes()) == 1)
     if found is None:
         logger.warning(
             "Nothing here tells how much memory the devices have, so it is not planned: "

@@ -54,15 +54,12 @@ def plan_memory(
     model: ModelOutline,
     settings: EngineSettings,
     memory: int,
-    *,
-    bits: float | None = None,
     depth: int = MAX_DEPTH,
 ) -> MemoryPlan:
     """What it takes on each of its devices; activations are counted as on one, an upper bound for several.
 
     Args:
         memory: bytes of each device, of which ``settings.cache_memory`` may be a share.
-        bits: per weight of the linear layers; None: as in the model's type.
         depth: of the Drafts that the engine verifies; 0 for one that only drafts.
 
     Raises:
@@ -80,7 +77,7 @@ def plan_memory(
         longest = min(num_blocks * settings.block_size, settings.max_running * model.context_length)
         activations += _gather_bytes(layers, longest, model.dtype)
     graphs = 0
-    if has_kernel and settings.graphs:
+    if has_kernel and settings.graphs and not settings.reproducible and settings.tensor_parallel == 1:
         graphs = model.activation_bytes(MOST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS)
     return MemoryPlan(
         model=model.name,
@@ -88,7 +85,7 @@ def plan_memory(
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         context_length=model.context_length,
-        weights=model.weight_bytes(settings.tensor_parallel, bits, packed=not on_cuda),
+        weights=model.weight_bytes(settings.tensor_parallel, settings.quantization, on_cuda=on_cuda),
         num_blocks=num_blocks,
         block_size=settings.block_size,
         block=block,

@@ -3,6 +3,7 @@
 import math
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,28 +17,35 @@ from engine.attention import Probe
 from engine.cache import LayerShape
 from engine.errors import UnsupportedModelError
 from engine.linear import SMALLEST_PACKED_BYTES
-from engine.settings import EngineSettings
+from engine.quantized import GROUP, OUTPUTS_INT4
+from engine.settings import EngineSettings, Quantization
 from engine.weights import attach, context_length
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
+BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
+BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
 WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
 
 
 class ModelOutline:
     """A model built of tensors without content, which are passed through it."""
 
-    def __init__(self, config: Any, name: str, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, config: Any, name: str, dtype: torch.dtype | None = None, stored: int | None = None
+    ) -> None:
         """
         Args:
             config: of transformers.
             name: for messages.
             dtype: of weights and cache; None: the config's, float32 where it has none.
+            stored: bytes of all weights, where they are quantized already.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
         """
         self.name = name
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
+        self._stored = stored
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
         try:
@@ -51,26 +59,44 @@ class ModelOutline:
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
 
-    def weight_bytes(self, devices: int = 1, bits: float | None = None, *, packed: bool = False) -> int:
+    def weight_bytes(
+        self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True
+    ) -> int:
         """On each of ``devices``, as transformers' tensor parallelism shares them out.
 
-        Args:
-            bits: per weight of the linear layers but the output projection; None: as in ``dtype``.
-            packed: whether linear layers are packed (engine/linear.py): a tied embedding is then there twice.
+        On a CPU linear layers are packed (engine/linear.py), so a tied embedding is there twice.
         """
+        if self._stored is not None:
+            return self._stored
         head = self._model.get_output_embeddings()
         size: int = sum(buffer.nbytes for buffer in self._model.buffers())
         for name, weight in self._model.named_parameters():
             owner = self._model.get_submodule(name.rpartition(".")[0])
-            is_linear = type(owner) is nn.Linear and name.endswith(".weight") and owner is not head
-            of_each = 8 * self.dtype.itemsize if bits is None or not is_linear else bits
-            stored = math.ceil(weight.numel() * of_each / 8)
+            is_linear = type(owner) is nn.Linear and name.endswith(".weight")
+            kind = quantization if is_linear else None
+            stored = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
             size += -(-stored // devices) if self._is_shared(name) else stored
         is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
-        if packed and is_tied:
-            stored = head.weight.numel() * self.dtype.itemsize
-            size += -(-stored // devices) if stored >= SMALLEST_PACKED_BYTES.get(self.dtype, math.inf) else 0
+        if is_tied and not on_cuda:
+            stored = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
+            is_packed = quantization or stored >= SMALLEST_PACKED_BYTES.get(self.dtype, math.inf)
+            size += -(-stored // devices) if is_packed else 0
         return size
+
+    def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
+        """As engine/quantized.py and, on CUDA, bitsandbytes keep it."""
+        return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
+
+    def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
+        bits = 8.0 * self.dtype.itemsize
+        if kind is None or (on_cuda and is_head):
+            return bits
+        if on_cuda:
+            return BITS_ON_CUDA[kind]
+        outputs, inputs = weight.shape
+        if kind == "int4" and not is_head and outputs % OUTPUTS_INT4 == inputs % GROUP == 0:
+            return 4 + 2 * bits / GROUP
+        return 8 + 8 * BYTES_OF_OUTPUT / inputs
 
     def _is_shared(self, parameter: str) -> bool:
         """Whether tensor parallelism gives each device a part of it."""
@@ -105,7 +131,11 @@ class ModelOutline:
 def outline(settings: EngineSettings) -> ModelOutline:
     """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    return ModelOutline(AutoConfig.from_pretrained(settings.model), settings.model, dtype)
+    config = AutoConfig.from_pretrained(settings.model)
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    files = Path(settings.model).glob("*.safetensors") if is_quantized else ()
+    stored = sum(file.stat().st_size for file in files)
+    return ModelOutline(config, settings.model, dtype, stored or None)
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

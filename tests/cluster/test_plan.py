@@ -130,9 +130,10 @@ def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_p
     assert main(["plan", str(file), "--memory", "80GB"]) == 0
     told = capsys.readouterr().out
     assert "over 2 devices" in told
-    graphs = re.search(r"^graphs +(\S+) +(\S+)$", told, re.MULTILINE)  # which only GPUs have
+    graphs = re.search(r"^graphs +0.000 +(\S+)$", told, re.MULTILINE)
     assert graphs is not None
-    assert all(float(size) > 0 for size in graphs.groups())
+    assert float(graphs[1]) > 0  # the draft is on a GPU of its own
+    assert told.count("A device with 80.00 GB has 1 x ") == 2
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setattr(application, "start_ray", lambda _: None)
     monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {})
-    monkeypatch.setattr(ray, "nodes", lambda: [{}])
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}])
     with pytest.raises(ValueError, match=r"cache_memory=.* would fit"):
         application.app(Settings(cache_memory=0.95))
     assert capsys.readouterr().out.count("GB on each device") == 1

@@ -1,5 +1,6 @@
 """The plan of an engine's memory against the bytes that a real engine allocates."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from engine.linear import PackedLinear
 from engine.memory import block_bytes
 from engine.memory_plan import MemoryPlan, plan_memory
 from engine.outline import AliveBytes, ModelOutline, outline
-from engine.settings import EngineSettings
+from engine.quantized import Int4Linear, Int8Linear
+from engine.settings import EngineSettings, Quantization
 from engine.work import Verify
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 
@@ -23,12 +25,30 @@ RUNNING = 4
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
-@pytest.fixture(scope="module", params=["demo target", "demo draft", "llama", "qwen2", "gpt2", "qwen3_moe"])
+MODELS = [
+    ("target", None),
+    ("draft", None),
+    ("target", "int8"),
+    ("target", "int4"),
+    ("llama", None),
+    ("qwen2", None),
+    ("gpt2", None),
+    ("qwen3_moe", None),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda pair: " ".join(filter(None, pair)))
 def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
-    role, _, name = request.param.rpartition(" ")
-    folder = DEMO / name if role else write_checkpoint(tmp_path_factory.mktemp(name), name)
+    name, quantization = request.param
+    is_demo = name in ("target", "draft")
+    folder = DEMO / name if is_demo else write_checkpoint(tmp_path_factory.mktemp(name), name)
     return EngineSettings(
-        model=str(folder), device="cpu", cache_memory=0.02, max_running=RUNNING, prefill_chunk=64
+        model=str(folder),
+        quantization=quantization,
+        device="cpu",
+        cache_memory=0.02,
+        max_running=RUNNING,
+        prefill_chunk=64,
     )
 
 
@@ -44,12 +64,13 @@ def plan(settings: EngineSettings) -> MemoryPlan:
 
 def allocated_weights(engine: Engine) -> int:
     """Bytes of every weight and buffer, packed ones as oneDNN says."""
-    model = engine._model
-    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    ordinary = [*model.parameters(), *model.buffers(), *(one.bias for one in packed if one.bias is not None)]
-    return sum(tensor.nbytes for tensor in ordinary) + sum(
-        torch.ops.mkldnn._nbytes(one.packed) for one in packed
-    )
+    model = engine._forward.model
+    tensors = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        if isinstance(module, PackedLinear | Int8Linear | Int4Linear):
+            tensors += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    tensors = [tensor for tensor in tensors if tensor._base is None]  # views of others are no memory
+    return sum(t.nbytes if t.layout == torch.strided else torch.ops.mkldnn._nbytes(t) for t in tensors)
 
 
 def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
@@ -120,11 +141,24 @@ def test_a_large_model_over_several_devices(large: ModelOutline) -> None:
     on_cuda = EngineSettings(model="70B", device="cuda", cache_memory=0.3, tensor_parallel=4)
     plan = plan_memory(large, on_cuda, 80 * 10**9)
     assert plan.cached_tokens == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16) * 16  # two heads a device
-    assert plan.graphs > 0
+    assert plan.graphs == 0  # ranks capture none
+    alone = on_cuda.model_copy(update={"tensor_parallel": 1})
+    assert plan_memory(large, alone, 80 * 10**9).graphs > 0
 
 
-def test_four_bits_are_a_quarter_of_sixteen_but_for_embeddings(large: ModelOutline) -> None:
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 2), ("int4", 4.5 / 16)])
+def test_quantized_weights_take_their_bits_but_for_embeddings(
+    large: ModelOutline, quantization: Quantization, share: float
+) -> None:
     embeddings = 2 * 128256 * 8192 * 2
-    assert large.weight_bytes(bits=4) - embeddings == pytest.approx(
-        (large.weight_bytes() - embeddings) / 4, rel=1e-3
-    )
+    quantized = large.weight_bytes(quantization=quantization) - embeddings
+    assert quantized == pytest.approx(share * (large.weight_bytes() - embeddings), rel=1e-3)
+
+
+def test_a_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    quantized = {**config, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(quantized))
+    (size,) = (file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert outline(EngineSettings(model=str(folder))).weight_bytes() == size
