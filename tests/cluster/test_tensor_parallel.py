@@ -3,12 +3,14 @@
 Two groups on one raylet. Where one is lost under a stream, the stream goes on at the other.
 """
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -163,24 +165,60 @@ def until_complete(groups: Machines) -> None:
     )
 
 
-def left_in_ray(groups: Machines) -> dict[str, int]:
+def left_in_ray(groups: Machines) -> Any:
     """Live actors by class, and placement groups that hold resources."""
-    script = """
-import collections, json, ray
+    return ask_ray(
+        groups.cluster.address,
+        """
+kinds = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
+states = [group["state"] for group in ray.util.placement_group_table().values()]
+answer = Counter(kinds) + Counter(state for state in states if state != "REMOVED")
+""",
+    )
+
+
+def ask_ray(address: str, script: str) -> Any:
+    """What ``answer`` is after the script, run by a process connected to that cluster."""
+    before = """
+import json, ray
+from collections import Counter
 from ray._private.state import actors
 ray.init(namespace="serve", logging_level="ERROR")
-kinds = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
-groups = [group["state"] for group in ray.util.placement_group_table().values()]
-print(json.dumps(collections.Counter(kinds) + collections.Counter(g for g in groups if g != "REMOVED")))
 """
-    environment = {**os.environ, "RAY_ADDRESS": groups.cluster.address}
-    answer = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
+    process = subprocess.run(
+        [sys.executable, "-c", f"{before}{script}print(json.dumps(answer))"],
+        env={**os.environ, "RAY_ADDRESS": address},
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    found: dict[str, int] = json.loads(answer.stdout.splitlines()[-1])
-    return found
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket of Ray's cluster
+@pytest.mark.parametrize(("placement", "nodes"), [("STRICT_PACK", 1), ("STRICT_SPREAD", 2)])
+def test_ranks_are_placed_as_told(tmp_path: Path, placement: str, nodes: int) -> None:
+    """The draft, with a part of a resource of its own, on the second of two raylets."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=2, resources={"cheap": 1})
+    settings = {
+        **SERVED,
+        "tensor_parallel": 2,
+        "target_placement": placement,
+        "draft_resources": json.dumps({"cheap": 0.5}),
+    }
+    try:
+        with serving(tmp_path, ray_address=cluster.address, **settings) as service:
+            found = ask_ray(
+                cluster.address,
+                "[group] = ray.util.placement_group_table().values()\n"
+                "answer = [group['strategy'], *group['bundles_to_node_id'].values()]\n",
+            )
+            assert found[0] == placement
+            assert len({*found[1:]}) == nodes
+            assert len(texts(service.http, 3)) == 3
+    finally:
+        cluster.shutdown()
+        gc.collect()
