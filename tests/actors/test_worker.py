@@ -18,7 +18,7 @@ class Unserved(TargetWorker):
 
 
 async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(engine: Engine) -> None:
-    worker = Unserved(engine.settings, TRUST)
+    worker = Unserved(engine.settings, TRUST, lambda: lambda: None)  # not traced
     engine_loop = worker._engine_loop
     engine_loop.attach(asyncio.get_running_loop())
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0}
