@@ -24,6 +24,7 @@ from engine.weights import attach, context_length
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
 BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
 BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
+GATHERED = ("colwise_gather_output", "colwise_rep")  # styles after which each device has the whole output
 WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
 
 
@@ -106,8 +107,13 @@ class ModelOutline:
         return style is not None and style not in WHOLE
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """What each of ``devices`` stores, where they can share the model (engine.weights.check_shares)."""
-        return {layer: (heads // devices, key, value) for layer, (heads, key, value) in self.layers.items()}
+        """What each of ``devices`` stores, where they can share the model (engine.weights.check_shares).
+
+        Of keys from a fused projection, which is gathered, every device stores all.
+        """
+        styles = {name.rpartition(".")[2]: style for name, style in self._model.tp_plan.items()}
+        parts = 1 if styles.get("qkv_proj") in GATHERED else devices
+        return {layer: (heads // parts, key, value) for layer, (heads, key, value) in self.layers.items()}
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
         """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""

@@ -11,13 +11,12 @@ from decoding.draft import Draft
 from decoding.pace.settings import MAX_DEPTH
 from decoding.settings import Sampling
 from engine.engine import Engine
-from engine.linear import PackedLinear
 from engine.memory import block_bytes
 from engine.memory_plan import MemoryPlan, plan_memory
 from engine.outline import AliveBytes, ModelOutline, outline
-from engine.quantized import Int4Linear, Int8Linear
 from engine.settings import EngineSettings, Quantization
 from engine.work import Verify
+from tests.engine.allocated import allocated_cache, allocated_weights
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 
 MEMORY = 2**30
@@ -62,22 +61,10 @@ def plan(settings: EngineSettings) -> MemoryPlan:
     return plan_memory(outline(settings), settings, MEMORY)
 
 
-def allocated_weights(engine: Engine) -> int:
-    """Bytes of every weight and buffer, packed ones as oneDNN says."""
-    model = engine._forward.model
-    tensors = [*model.parameters(), *model.buffers()]
-    for module in model.modules():
-        if isinstance(module, PackedLinear | Int8Linear | Int4Linear):
-            tensors += [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
-    tensors = [tensor for tensor in tensors if tensor._base is None]  # views of others are no memory
-    return sum(t.nbytes if t.layout == torch.strided else torch.ops.mkldnn._nbytes(t) for t in tensors)
-
-
 def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
-    stored = (*engine._cache.keys.values(), *engine._cache.values.values())
-    assert plan.cache == sum(tensor.nbytes for tensor in stored)
+    assert plan.cache == allocated_cache(engine._cache)
     assert plan.num_blocks == engine._cache.pool.num_blocks
-    assert plan.weights == pytest.approx(allocated_weights(engine), rel=0.01)
+    assert plan.weights == pytest.approx(allocated_weights(engine._forward.model), rel=0.01)
     assert (plan.vocab_size, plan.context_length) == (engine.vocab_size, engine.max_length)
 
 

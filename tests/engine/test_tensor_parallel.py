@@ -21,10 +21,13 @@ from engine.engine import Engine
 from engine.errors import UnsupportedModelError
 from engine.follow import follow
 from engine.forward import ForwardPass
+from engine.memory_plan import plan_memory
+from engine.outline import outline
 from engine.settings import EngineSettings
 from engine.speculate import Output, Request, generate
 from engine.step_input import Feed, StepInput
 from engine.tensor_parallel import FRAME, Group
+from tests.engine.allocated import allocated_cache, allocated_weights
 from tests.engine.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
 from tests.engine.ranks import Ranks
 
@@ -237,3 +240,23 @@ def test_no_rank_ever_holds_the_whole_model(ranks: Ranks, tmp_path: Path) -> Non
         print(f"{whole / 1e6:.0f} MB in the file, {most / 1e6:.0f} at most, {after / 1e6:.0f} MB afterwards")
         assert after > 0.4 * whole  # it does hold its share
         assert most < 0.75 * whole
+
+
+def hold(group: Group, settings: EngineSettings) -> tuple[int, int]:
+    forward = ForwardPass(settings, group)
+    return allocated_weights(forward.model), allocated_cache(forward.cache)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_each_rank_holds_what_the_memory_plan_says(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    settings = settings_of(write_checkpoint(tmp_path, kind), tensor_parallel=2)
+    plan = plan_memory(outline(settings), settings, 2**30)
+    for weights, cache in ranks.run(hold, hold, settings):
+        assert cache == plan.cache
+        assert weights == pytest.approx(plan.weights, rel=0.01)
+
+
+def test_keys_of_a_fused_projection_are_planned_whole(ranks: Ranks, tmp_path: Path) -> None:
+    settings = settings_of(write_checkpoint(tmp_path, "phi3"), tensor_parallel=2)
+    plan = plan_memory(outline(settings), settings, 2**30)
+    assert [cache for _, cache in ranks.run(hold, hold, settings)] == [plan.cache] * 2
