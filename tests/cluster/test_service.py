@@ -50,6 +50,11 @@ def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, servi
     assert len({*gateways, *workers.values()}) == 3
 
 
+def test_the_memory_plan_is_printed_once(service: Service, tmp_path_factory: pytest.TempPathFactory) -> None:
+    (log,) = tmp_path_factory.getbasetemp().glob("elsewhere*/serve.log")
+    assert log.read_text().count("GB on each device") == 1
+
+
 def test_json_takes_fewer_target_passes_than_tokens(client: httpx.Client) -> None:
     fixed = MODES["fixed"]
     usage = complete(client, prompt=JSON_PROMPT, max_tokens=64, temperature=0, speculation=fixed)["usage"]
