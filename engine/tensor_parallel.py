@@ -33,7 +33,6 @@ class Group:
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
-        self.rank, self.size = rank, size
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
 
     def least(self, number: int) -> int:
