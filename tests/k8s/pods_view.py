@@ -11,15 +11,19 @@ KEY = "a key of these tests"
 MOUNTS = re.compile(r"/(?=(etc/outrider|weights)(/|$))", re.MULTILINE)
 
 
-def lay_out(manifests: list[Manifest], root: Path) -> str:
+def lay_out(manifests: list[Manifest], root: Path, seen_at: Path | None = None) -> str:
     """Writes settings, keys, certificates and weights below ``root``; returns serveConfigV2 with such paths.
 
     The demo pair stands for whatever checkpoints are served.
+
+    Args:
+        seen_at: where ``root`` is for those who read it; None: where it is.
     """
+    at = seen_at or root
     settings = root / "etc/outrider/settings"
     settings.mkdir(parents=True)
     for name, text in find(manifests, "ConfigMap", "outrider-settings")["data"].items():
-        (settings / name).write_text(_below(root, text))
+        (settings / name).write_text(_below(at, text))
         for role in ("target", "draft"):
             if named := re.search(rf"^{role}: /(weights/.+)$", text, re.MULTILINE):
                 checkpoint = root / named[1]
@@ -36,8 +40,8 @@ def lay_out(manifests: list[Manifest], root: Path) -> str:
     ):
         assert content is not None
         (root / "etc/outrider/tls" / name).write_bytes(content)
-    return _below(root, find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
+    return _below(at, find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
 
 
-def _below(root: Path, text: str) -> str:
-    return MOUNTS.sub(f"{root}/", text)
+def _below(at: Path, text: str) -> str:
+    return MOUNTS.sub(f"{at}/", text)
