@@ -77,7 +77,7 @@ class SimulatedStream:
     def lag(self) -> int:
         return len(self.sequence) - self.known
 
-    def turn(self, round_number: int) -> rounds_pb2.Turn:
+    def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
         base, self.known = self.known, len(self.sequence)
         return rounds_pb2.Turn(round=round_number, base=base, tokens=self.sequence.since(base))
 

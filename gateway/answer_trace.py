@@ -102,6 +102,7 @@ class AnswerTrace(NoTrace):
 
     def begin(self, why: str, *, waits: bool = False, gone_on: bool = False) -> None:
         self._enter(self._ahead if gone_on else self._started(ROUND), why)
+        self._span.set_attribute("outrider.waited", waits)
         self._waits, self._gone_on, self._stretch = waits, gone_on, None
 
     def begin_stretch(self, why: str) -> None:

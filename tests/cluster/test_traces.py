@@ -54,8 +54,11 @@ def orphans(spans: list[Span]) -> list[Span]:
     ]
 
 
-def is_complete(usage: dict[str, Any]) -> Callable[[list[Span]], bool]:
-    """Every round there, each below a request, each with its Verdict, each of these with its parts."""
+def is_complete(usage: dict[str, Any], *, also_drafts: bool = True) -> Callable[[list[Span]], bool]:
+    """Every round there, each with its Draft and its Verdict, these with their parts; nothing without parent.
+
+    also_drafts: False where the draft worker was killed with what it had not sent yet.
+    """
 
     def check(spans: list[Span]) -> bool:
         decoded = [span for span in spans if span.attributes.get("outrider.tokens")]
@@ -64,10 +67,16 @@ def is_complete(usage: dict[str, Any]) -> Callable[[list[Span]], bool]:
             and any(span.name.startswith("POST") for span in spans)
             and not orphans(spans)
             and all({"verify", "generate"} & children(spans, span) for span in decoded)
+            and all("draft" in children(spans, span) for span in decoded if also_drafts and waited(span))
             and all(children(spans, span) == PARTS for span in spans if span.name in OF_WORKERS)
         )
 
     return check
+
+
+def waited(span: Span) -> bool:
+    """For its Draft: neither the target had it already, nor was it made during plain decoding."""
+    return bool(span.attributes.get("outrider.waited"))
 
 
 def traced(client: httpx.Client, collector: Collector, **fields: Any) -> tuple[list[Span], dict[str, Any]]:
@@ -103,9 +112,8 @@ def test_rounds(client: httpx.Client, collector: Collector) -> None:
     assert_sums(spans, usage)
     assert {span.service for span in spans} == {"outrider-gateway", "outrider-target", "outrider-draft"}
     for span in [span for span in spans if span.name == "round"]:
-        # What the target went on with was there before: nobody waited for it.
-        waited_for = {"verify"} if span.attributes["outrider.gone_on"] else {"draft", "verify"}
-        assert children(spans, span) == waited_for
+        assert children(spans, span) == ({"draft", "verify"} if waited(span) else {"verify"})
+        assert not (waited(span) and span.attributes["outrider.gone_on"])
 
 
 def test_rounds_that_the_pace_decides_on(client: httpx.Client, collector: Collector) -> None:
@@ -180,7 +188,7 @@ def test_a_lost_draft_worker_is_told_with_its_reason(
                 last = line
     usage = httpx.Response(200, text=last).json()["usage"]
     assert usage["speculation"]["lost_drafts"] == 1
-    complete = is_complete(usage)
+    complete = is_complete(usage, also_drafts=False)
     spans = collector.trace(trace_id, complete, COMPLETE_S)
     assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
     assert_nested(spans)
