@@ -1,6 +1,7 @@
 """Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica."""
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -51,6 +52,15 @@ async def start_server(
     return server, f"{host}:{port}"
 
 
+def settle() -> None:
+    """To be called when all is loaded, which is to stay.
+
+    The garbage collector would go over it again and again, a quarter of a second in which no stream moves.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class Worker:
     """One engine, one server, one Serve replica."""
 
@@ -66,6 +76,7 @@ class Worker:
         self._engine_loop = EngineLoop(lambda: self.build(settings))
         watch(self._engine_loop, settings.step_timeout_s)
         self._engine = self._engine_loop.engine
+        settle()
         self._server: grpc.aio.Server | None = None
         logger.info(
             "%s worker: %s with %d threads, context %d tokens",

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from actors.engine_loop import EngineLoop
 from actors.servicers import DraftServicer, TargetServicer
-from actors.worker import start_server
+from actors.worker import settle, start_server
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.relay import relay
@@ -58,6 +58,7 @@ def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> Non
 
 async def _serve(role: Role, engine_loop: EngineLoop, ready: Connection) -> None:
     engine_loop.attach(asyncio.get_running_loop())
+    settle()
 
     def add_servicer(server: grpc.aio.Server) -> None:
         if role == "target":

@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from tokenizers import Tokenizer
 
+from actors.worker import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.load import STRIDE, cache_bytes, interval, mode
 from bench.report import save, table
@@ -105,12 +106,12 @@ async def gateway(workers: Sequence[Worker]) -> AsyncIterator[str]:
 
 
 def processor_seconds() -> dict[str, float]:
-    """That this process has used so far, and the others all together."""
+    """That each process has used so far; this one is the gateway and its clients."""
     own = psutil.Process()
-    groups = {"gateway and clients": [own], "workers and collector": own.children()}
-    return {
-        name: sum(sum(process.cpu_times()[:2]) for process in processes) for name, processes in groups.items()
-    }
+    children = sorted(own.children(), key=lambda child: child.create_time())
+    others = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    processes = dict(zip(("gateway", "collector", "target", "draft"), (own, *others), strict=True))
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
 async def measure(workers: Sequence[Worker], options: argparse.Namespace) -> list[Row]:
@@ -173,6 +174,7 @@ def main() -> None:
             process_of(serve_traced_worker, "draft", of_draft, sink) as draft,
         ):
             workers = [worker_at("target", *target), worker_at("draft", *draft)]
+            settle()
             rows = asyncio.run(measure(workers, options))
     print(save("tracing", rows, threads={"target": options.target_threads, "draft": 1}))
 

@@ -1,6 +1,10 @@
 """What a worker tells Serve about itself."""
 
 import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker
@@ -17,8 +21,18 @@ class Unserved(TargetWorker):
         """Serve awaits the destructor; here nobody does."""
 
 
-async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(engine: Engine) -> None:
-    worker = Unserved(engine.settings, TRUST, lambda: lambda: None)  # not traced
+@pytest.fixture
+def worker(engine: Engine) -> Iterator[Unserved]:
+    yield Unserved(engine.settings, TRUST, lambda: lambda: None)
+    gc.unfreeze()
+
+
+def test_what_was_loaded_is_not_looked_at_again_by_the_garbage_collector(worker: Unserved) -> None:
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    worker._engine_loop.stop()
+
+
+async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker: Unserved) -> None:
     engine_loop = worker._engine_loop
     engine_loop.attach(asyncio.get_running_loop())
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0}
