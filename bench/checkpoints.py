@@ -18,6 +18,9 @@ INFLATED = {
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
 }
 INFLATED_DRAFT = Size(hidden=1024, layers=12, intermediate=3008, heads=32, kv_heads=16)  # 150 M
+# For a GPU, in bfloat16: about 8 B and 1 B.
+GPU_TARGET = Size(hidden=4096, layers=36, intermediate=14336, heads=128, kv_heads=64)
+GPU_DRAFT = Size(hidden=2048, layers=16, intermediate=8192, heads=64, kv_heads=32)
 
 
 def inflated_target(name: str) -> Path:
@@ -30,10 +33,20 @@ def inflated_draft() -> Path:
     return _inflated("draft", FOLDER / "draft-150M", INFLATED_DRAFT)
 
 
-def _inflated(role: str, path: Path, size: Size) -> Path:
+def gpu_target() -> Path:
+    """The demo target inflated to GPU_TARGET, bfloat16."""
+    return _inflated("target", FOLDER / "target-8B", GPU_TARGET, torch.bfloat16)
+
+
+def gpu_draft() -> Path:
+    """The demo draft inflated to GPU_DRAFT, bfloat16."""
+    return _inflated("draft", FOLDER / "draft-1B", GPU_DRAFT, torch.bfloat16)
+
+
+def _inflated(role: str, path: Path, size: Size, dtype: torch.dtype = torch.float32) -> Path:
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)
-        inflate(DEMO / role, path, **asdict(size))
+        inflate(DEMO / role, path, dtype, **asdict(size))
     return path
 
 

@@ -82,8 +82,8 @@ def measure(dtype: str, reproducible: bool, count: int, tokens: int, threads: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.identity", description="Same seed, same text?")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--reproducible", nargs="*", default=["bfloat16"], help="dtypes also tried so")
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="as usual")
+    parser.add_argument("--reproducible", nargs="*", default=["bfloat16"], help="with reproducible numerics")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -91,8 +91,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rows = [
         row
-        for dtype in arguments.dtypes
-        for reproducible in ([False, True] if dtype in arguments.reproducible else [False])
+        for reproducible, dtypes in ((False, arguments.dtypes), (True, arguments.reproducible))
+        for dtype in dtypes
         for row in measure(dtype, reproducible, arguments.requests, arguments.tokens, arguments.threads)
     ]
     print(table(rows))

@@ -34,6 +34,7 @@ from tests.fakes.spans import TRACEPARENT
 
 TOKENS = 40
 FIXED = Speculation(mode="fixed", depth=4)
+OFF = Speculation(mode="off")
 ADDERS = {
     "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
     "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
@@ -42,7 +43,8 @@ ADDERS = {
 
 @asynccontextmanager
 async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Worker]:
-    made = EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**26, **settings)
+    usual = {"model": str(DEMO / role), "dtype": "float32", "threads": 1, "cache_memory": 2**26}
+    made = EngineSettings.model_validate({**usual, **settings})
     engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(made))
     engine_loop.attach(asyncio.get_running_loop())
     servicer, add = ADDERS[role]
@@ -59,11 +61,13 @@ async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Wor
 
 
 @asynccontextmanager
-async def pair(branches: int, delay_s: float = 0.0, **of_target) -> AsyncIterator[Fleet]:
+async def pair(
+    branches: int, delay_s: float = 0.0, of_draft: dict[str, str] | None = None, **of_target
+) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(worker_of("target", delay_s, **of_target)),
-            await stack.enter_async_context(worker_of("draft", delay_s, branches=branches)),
+            await stack.enter_async_context(worker_of("draft", delay_s, branches=branches, **of_draft or {})),
         ]
         fleet = Fleet(lambda: workers, TRUST)
         stack.push_async_callback(fleet.close)
@@ -75,7 +79,12 @@ def expected(kind: str, temperature: float) -> list[int]:
 
 
 async def answer(
-    fleet: Fleet, kind: str, temperature: float, leaves: int = 0, generation: Span = INVALID_SPAN
+    fleet: Fleet,
+    kind: str,
+    temperature: float,
+    leaves: int = 0,
+    speculation: Speculation = FIXED,
+    generation: Span = INVALID_SPAN,
 ) -> tuple[list[int], Record]:
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
@@ -86,7 +95,7 @@ async def answer(
     rounds = Rounds(
         sequence,
         fleet,
-        FIXED.resolved("model", PaceSettings()),
+        speculation.resolved("model", PaceSettings()),
         paces,
         GatewaySettings(model="m", tokenizer="t"),
         asyncio.get_running_loop().time() + 60,
@@ -170,3 +179,22 @@ async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_we
         assert span.start_time <= below["verify"].start_time
         assert below["verify"].end_time <= span.end_time
         assert ("draft" in below) is (span.name == "round" and not span.attributes["outrider.gone_on"])
+
+
+@pytest.mark.parametrize(("role", "bits"), [("draft", "int8"), ("target", "int4")])
+async def test_a_quantized_draft_changes_no_token(role, bits):
+    """The small draft, or the target's own copy."""
+    of_draft = {"model": str(DEMO / role), "quantization": bits}
+    async with pair(12, of_draft=of_draft) as fleet:
+        answers = [await answer(fleet, kind, temperature=0.7, leaves=2) for kind in KINDS]
+    assert [text for text, _ in answers] == [expected(kind, 0.7) for kind in KINDS]
+    assert sum(record.accepted for _, record in answers) > 0
+
+
+async def test_reproducible_numerics_say_the_same_in_bfloat16_with_drafts_and_without():
+    async with pair(12, dtype="bfloat16", reproducible=True) as fleet:
+        kinds = [*KINDS, *KINDS]
+        together = await asyncio.gather(*(answer(fleet, kind, temperature=1.0, leaves=2) for kind in kinds))
+        alone = [await answer(fleet, kind, temperature=1.0, speculation=OFF) for kind in KINDS]
+    texts = [text for text, _ in together]
+    assert texts[: len(KINDS)] == texts[len(KINDS) :] == [text for text, _ in alone]
