@@ -118,7 +118,7 @@ def test_the_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
         (SERVE, "outrider/settings", "outrider/setting", ValueError, "setting"),
         (SETTINGS, "tensor_parallel: 4", "tensor_paralel: 4", ValidationError, "tensor_paralel"),
         (SETTINGS, "draft_resources: {draft: 1}", "draft_resources: {drafts: 1}", ValueError, "'drafts'"),
-        (SETTINGS, "target_gpus: 1", "target_gpus: 9", ValueError, "'GPU'"),
+        (SETTINGS, "target_gpus: 1", "target_gpus: 9", ValueError, "give each rank 1"),
         (SETTINGS, "outrider/keys", "outrider/key", ValueError, "api_keys_file"),
     ],
 )
