@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil  # type: ignore[import-untyped]
 
@@ -35,11 +36,18 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *, ray_address: str = "local", **settings: object) -> Iterator[Service]:
+def serving(
+    folder: Path,
+    *,
+    ray_address: str = "local",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **settings: object,
+) -> Iterator[Service]:
     """A service with these settings on free ports, once it is ready; leaves no process behind.
 
     Args:
         folder: it runs here, and leaves what it prints in serve.log.
+        environment: variables that it has beside those of this process.
 
     Raises:
         StartError: with what the service printed.
@@ -60,7 +68,7 @@ def serving(folder: Path, *, ray_address: str = "local", **settings: object) -> 
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "RAY_ADDRESS": ray_address},
+            env={**os.environ, **environment, "RAY_ADDRESS": ray_address},
             start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
         )
     try:

@@ -19,19 +19,21 @@ SERVED: dict[str, Any] = {"target_threads": 1, "cache_memory": 2**28}  # unless 
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Collector]:
-    """The service sends it the traces of requests that come with a sampled trace context."""
-    with collecting() as (collector, address), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
-        patch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # milliseconds
+    with collecting() as collector:
         yield collector
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Service]:
+    """It sends the collector the traces of requests that come with a sampled trace context."""
     folder = tmp_path_factory.mktemp("elsewhere")  # the command works from any folder
-    with serving(folder, **SERVED) as service:
+    tracing = {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address,
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        "OTEL_BSP_SCHEDULE_DELAY": "200",  # milliseconds
+    }
+    with serving(folder, environment=tracing, **SERVED) as service:
         yield service
 
 

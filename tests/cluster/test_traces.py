@@ -121,7 +121,7 @@ def test_rounds_that_the_pace_decides_on(client: httpx.Client, collector: Collec
     assert_nested(spans)
     assert_sums(spans, usage)
     whys = {span.attributes["outrider.why"] for span in spans if "outrider.why" in span.attributes}
-    assert whys <= {"first token", "thresholds", "measured", "trial", "last token"}
+    assert whys <= {"first token", "thresholds", "measured", "trial", "late Draft", "last token"}
 
 
 def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collector) -> None:

@@ -28,6 +28,7 @@ class Span:
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    address: str = ""
     spans: list[Span] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -74,12 +75,11 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def collecting() -> Iterator[tuple[Collector, str]]:
-    """A collector, and its address."""
-    collector = Collector()
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+def collecting() -> Iterator[Collector]:
+    collector, server = Collector(), grpc.server(futures.ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")
+    collector.address = f"http://127.0.0.1:{port}"
     server.start()
-    yield collector, f"http://127.0.0.1:{port}"
+    yield collector
     server.stop(None).wait()
