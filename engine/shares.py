@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import embedding, pad
 from transformers import PreTrainedModel
-from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
 
 class SummedLinear(nn.Module):
@@ -71,6 +70,9 @@ class SummedEmbedding(nn.Module):
 
 def use_plain_shares(model: PreTrainedModel) -> None:
     """Replaces transformers' sharded layers of the common kinds, in place, for inference."""
+    # Here, as older versions of transformers, which serve one device as well, have no such module.
+    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+
     for name, module in list(model.named_modules()):
         style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
         if style == "replicated_with_grad_allreduce":
