@@ -8,7 +8,8 @@ RUN pip install --no-cache-dir 'torch>=2.13,<2.14' --index-url "$TORCH_INDEX"
 
 WORKDIR /home/ray/outrider
 COPY --chown=ray:users . .
-RUN pip install --no-cache-dir 'ray[serve-grpc]==2.60.0' .
+# bitsandbytes is what quantizes on a GPU.
+RUN pip install --no-cache-dir 'ray[serve-grpc]==2.60.0' bitsandbytes .
 
 # Away from the sources: what is imported is what was installed. 1000 is Ray's user, by number so that
 # Kubernetes can tell that it is not root.

@@ -24,6 +24,7 @@ def resources(manifests: list[Manifest]) -> list[str]:
         ),
         "draft": (settings.drafts, 1, settings.draft_resources, settings.draft_gpus),
     }
+    most = {"gateway": None, "target": settings.max_targets, "draft": settings.max_drafts}
     for name, (replicas, ranks, of_rank, gpus_of_rank) in wanted.items():
         if name not in by_name:
             wrong.append(f"no worker group {name}")
@@ -40,6 +41,8 @@ def resources(manifests: list[Manifest]) -> list[str]:
             wrong.append(f"a {name} is {ranks} with {gpus_of_rank} GPUs each, its pod has {gpus:g}")
         if not replicas == group["replicas"] == group["minReplicas"] <= group["maxReplicas"]:
             wrong.append(f"{replicas} of {name} in the settings, {group['replicas']} pods to begin with")
+        if (most[name] or 0) > group["maxReplicas"]:
+            wrong.append(f"up to {most[name]} of {name} in the settings, {group['maxReplicas']} pods at most")
     return wrong
 
 

@@ -78,6 +78,7 @@ SLIPS: list[tuple[Check, str, Any, str]] = [
     (resources, f"{TARGET}/resources", {"target": "1"}, "group target gives"),
     (resources, f"{TARGET}/groupName", "targets", "no worker group target"),
     (resources, f"{TARGET}/replicas", 2, "2 pods"),
+    (resources, f"{TARGET}/maxReplicas", 3, "up to 4 of target"),
     (drains, "gateway/spec/terminationGracePeriodSeconds", 30, "the grace of gateway 30 s"),
     (
         drains,
