@@ -130,7 +130,7 @@ async def measure(workers: Sequence[Worker], options: argparse.Namespace) -> lis
                     start = begun + options.warmup
                     rates[name].append(slice_of(client.answers, start, start + options.seconds).rate)
                     tokens = sum(arrival.tokens for answer in client.answers for arrival in answer.arrivals)
-                    used[name].append({part: (after[part] - before[part]) / tokens for part in after})
+                    used[name].append({part: (after[part] - before[part]) / max(tokens, 1) for part in after})
                 print(f"{drafting}, pair {number + 1} of {options.pairs}", flush=True)
             rows.append({"mode": drafting, "streams": options.streams, **compared(rates, used)})
             print(table(rows[-1:]), flush=True)
@@ -139,7 +139,9 @@ async def measure(workers: Sequence[Worker], options: argparse.Namespace) -> lis
 
 def compared(rates: Mapping[str, Sequence[float]], used: Mapping[str, Sequence[Mapping[str, float]]]) -> Row:
     """Tokens/s traced and not, their ratio, and the processor time that a token took."""
-    ratios = [on / off for on, off in zip(rates["traced"], rates["untraced"], strict=True)]
+    # On a machine that something else held up for a whole slice there is nothing to compare.
+    pairs = [pair for pair in zip(rates["traced"], rates["untraced"], strict=True) if all(pair)]
+    ratios = [on / off for on, off in pairs]
     low, high = interval(ratios)
     ratio = statistics.median(ratios)
     row: Row = {f"{name}, tokens/s": statistics.median(of_name) for name, of_name in rates.items()}
