@@ -11,11 +11,10 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
-from bench.running import Service, end, free_port
+from bench.running import end, free_port
 from client.generation import Client
 from tests.k8s.conftest import built
 from tests.k8s.pods_view import KEY, lay_out
@@ -30,16 +29,15 @@ TOKENS = 300
 
 @dataclass(frozen=True)
 class Deployed:
-    service: Service
+    http: str  # base URL
+    grpc: str  # host:port
     pods: list[tuple[str, str]]  # what each is for, its node id
     environment: dict[str, str]
 
     def workers(self) -> list[dict[str, Any]]:
         """Those that exist; none as long as nobody answers."""
         try:
-            answer = httpx.get(
-                f"{self.service.http}/health", headers={"Authorization": f"Bearer {KEY}"}, timeout=10
-            )
+            answer = httpx.get(f"{self.http}/health", headers={"Authorization": f"Bearer {KEY}"}, timeout=10)
         except httpx.TransportError:
             return []
         return answer.json()["workers"] if answer.status_code in (200, 503) else []
@@ -49,7 +47,7 @@ class Deployed:
         return worker["node"]
 
     def client(self) -> Client:
-        return Client(self.service.grpc, KEY)
+        return Client(self.grpc, KEY)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -86,9 +84,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    service = Service(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", psutil.Process(process.pid))
     try:
-        deployed = Deployed(service, pods, environment)
+        deployed = Deployed(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", pods, environment)
         wait_until(lambda: {w["role"] for w in deployed.workers()} == {"target", "draft"}, START_S)
         yield deployed
     except AssertionError:
@@ -101,13 +98,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 def test_both_doors_answer_to_the_key(deployed: Deployed) -> None:
     body = {"prompt": '{"name": "', "max_tokens": 24, "temperature": 0.7, "seed": 7}
-    url = f"{deployed.service.http}/v1/completions"
+    url = f"{deployed.http}/v1/completions"
     assert httpx.post(url, json=body, timeout=30).status_code == 401
     answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=60).json()
     with deployed.client() as client:
         pieces = client.generate(body["prompt"], max_tokens=24, temperature=0.7, seed=7)
         assert "".join(piece.text for piece in pieces) == answer["choices"][0]["text"]
-    with Client(deployed.service.grpc) as stranger, pytest.raises(grpc.RpcError) as refused:
+    with Client(deployed.grpc) as stranger, pytest.raises(grpc.RpcError) as refused:
         list(stranger.generate(body["prompt"]))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
