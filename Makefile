@@ -20,11 +20,14 @@ lint: install
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
+# Tests that start a service wait more than they compute: they have a process of their own beside the others.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
 test: lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
