@@ -21,7 +21,7 @@ from cluster.start import (
     start_ray,
     start_serve,
 )
-from cluster.telemetry import start_tracing, tracing_environment
+from cluster.tracing import start_tracing, tracing_environment
 from engine.settings import EngineSettings
 from engine.vocabulary import check_vocabulary
 from engine.weights import check_shares

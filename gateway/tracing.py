@@ -1,6 +1,6 @@
 """The spans of a request: the server's, the generation's. Those of its rounds are in answer_trace.py.
 
-Only the OpenTelemetry API is used here. Without a set-up (cluster/telemetry.py), and for requests that are
+Only the OpenTelemetry API is used here. Without a set-up (cluster/tracing.py), and for requests that are
 not sampled, its spans record nothing, and nothing is computed for them.
 """
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from cluster.telemetry import start_tracing, tracing_environment
 from cluster.trace_file import read_spans
+from cluster.tracing import start_tracing, tracing_environment
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def in_a_process(environment: dict[str, str], role: str = "target") -> str:
     """A process that is given the environment, records a span with a span below it, and ends."""
     code = f"""
 from opentelemetry import trace
-from cluster.telemetry import start_tracing
+from cluster.tracing import start_tracing
 end = start_tracing({environment!r}, {role!r})
 tracer = trace.get_tracer("test")
 with tracer.start_as_current_span("outer", attributes={{"count": 2**40, "outrider.why": "measured"}}):
