@@ -478,6 +478,7 @@ def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -
     redeploy(machines, always)  # from now on as a config file
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
+    wait_until(lambda: len(gateway_pids(machines)) == 1, REPLACED_S)  # the one before has gone
     fields = {**body(12), "speculation": {"mode": "auto"}}
     processes = {role: machines.pids(role) for role in ("target", "draft")}
     gateways = gateway_pids(machines)
