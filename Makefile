@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := decoding protos telemetry engine actors gateway cluster client models bench tests
 
-.PHONY: install serve test test-all lint protos bench
+.PHONY: install serve test test-all test-services test-others lint protos bench
 
 install: .venv/installed
 
@@ -20,14 +20,18 @@ lint: install
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
-# Tests that start a service wait more than they compute: they have a process of their own beside the others.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
-
+# Tests that start a service wait more than they compute: they run beside the others.
 test: lint
-	$(PYTEST) -m 'not slow'
+	$(MAKE) -j2 test-services test-others SELECT="-m 'not slow'"
 
 test-all: lint
-	$(PYTEST)
+	$(MAKE) -j2 test-services test-others
+
+test-services:
+	$(BIN)/python -m pytest $(SELECT) tests/cluster
+
+test-others:
+	$(BIN)/python -m pytest $(SELECT) --ignore tests/cluster
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,15 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own use of pydantic is deprecated
     import ray.serve  # noqa: F401
 
-HERE = Path(__file__).parent
 SERVED: dict[str, Any] = {"target_threads": 1, "cache_memory": 2**28}  # unless a test says otherwise
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other, beside the other tests: some lose or count all that Ray runs on this machine."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
 @pytest.fixture(scope="session")
