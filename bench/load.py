@@ -50,7 +50,8 @@ ROOM = 128 * 512  # tokens in the cache of a worker
 BAR, TASK_BAR, CROSSING_BAR = 0.97, 0.95, 0.9
 STRIDE = 9  # requests from slice to slice: another task and another temperature come first
 WINDOW_S = 5  # of the crossing
-WARMUP_PER_STREAM_S = 0.008  # prompts that come at once are taken in one after another
+WARMUP_PER_STREAM_S = 0.016  # prompts that come at once are taken in one after another
+SECONDS_PER_STREAM = 0.012  # of a slice: steps are longer where there are many
 RESAMPLES = 10_000
 SECTIONS = {  # what each writes
     "closed": ("rows", "ratios"),
@@ -108,8 +109,9 @@ class Bench:
             for mode in rotated(modes, number):
                 client = Client(self.stub, mode, tasks, options.tokens, number * STRIDE)
                 warmup = options.warmup + streams * WARMUP_PER_STREAM_S
-                start = warmup + await client.follow([(warmup + options.seconds, streams)])
-                measured[mode].append(slice_of(client.answers, start, start + options.seconds))
+                seconds = options.seconds + streams * SECONDS_PER_STREAM
+                start = warmup + await client.follow([(warmup + seconds, streams)])
+                measured[mode].append(slice_of(client.answers, start, start + seconds))
         return measured
 
     async def open(self) -> dict[str, list[Row]]:
@@ -323,11 +325,11 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--slices", type=int, default=7, help="of each mode at each point")
-    parser.add_argument("--seconds", type=float, default=0.8, help="that a slice is measured for")
-    parser.add_argument("--warmup", type=float, default=0.3, help="seconds before, and 8 ms more per stream")
+    parser.add_argument("--seconds", type=float, default=0.8, help="of a slice, and 12 ms more per stream")
+    parser.add_argument("--warmup", type=float, default=0.3, help="seconds before, and 16 ms more per stream")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="shares, open loop")
     parser.add_argument("--open-modes", type=mode, nargs="+", default=["plain", "fixed-4", "adaptive"])
-    parser.add_argument("--open-seconds", type=float, default=8.0, help="in which requests arrive")
+    parser.add_argument("--open-seconds", type=float, default=6.0, help="in which requests arrive")
     parser.add_argument("--crossing", type=int, default=64, help="streams at the height of the crossing")
     parser.add_argument("--crossing-seconds", type=float, nargs=3, default=[6.0, 10.0, 6.0])
     parser.add_argument("--pairs", type=int, default=3, help="runs of each mode through the crossing")

@@ -79,6 +79,7 @@ class Drafting:
         self._forward = forward
         self._trace = trace
         self._grew = asyncio.Event()
+        self._stretch = 0  # round of the newest token of plain decoding
         self._begun: asyncio.Task[Proposal | None] | None = None
         self._listening: asyncio.Task[None] | None = None  # for what is prepared after the newest Draft
 
@@ -207,8 +208,13 @@ class Drafting:
                 depth,
                 proposal.seconds + overhead_s,
                 proposal.overhead_s + overhead_s,
+                reply.timings.total_ns / 1e9,
                 proposal.was_foreseen,
             )
+        elif reply.round == self._stretch:  # the first token of a stretch waited for more than a step
+            self._pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
+        else:
+            self._stretch = reply.round
 
     async def aclose(self) -> None:
         tasks = [task for task in (self._begun, self._listening) if task is not None]

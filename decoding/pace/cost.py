@@ -15,6 +15,9 @@ CHANGED, OFTEN = 1.5, 4  # factor by which, and times in a row that, a changed m
 FADED = 0.1  # weight of what was observed before it changed
 DAMPING = 0.02  # weight of where the weights are, as a share of the observations'
 SHORTEST_S = 1e-9  # of a pass, also before anything was observed
+HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of the time that is hidden
+PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
+LEAST_ROUND_S = 2e-4
 OUTLIER = 4.0  # a time further off than by this factor counts as if it were just so far off
 
 
@@ -159,6 +162,42 @@ class RoundCost:
     def seconds(self, sequences: ArrayLike) -> Vector:
         count = np.asarray(sequences, np.float64)
         return self._cost.seconds(np.stack([np.ones_like(count), count], axis=-1))
+
+
+class DrafterCost:
+    """What one drafter takes, apart from the target.
+
+    Draft-ahead hides a share of the time, but never more than the target's own step lasts.
+    """
+
+    def __init__(self) -> None:
+        self.step = StepCost()
+        self.round = RoundCost()
+        self._hidden = 0.0  # of the time that could be hidden, the share that was
+        self._verdicts = 0.0  # by which that is known; 0: Drafts are not prepared there
+
+    def observe_ahead(
+        self, sequences: int, depth: int, seconds: float, target_step_s: float, was_foreseen: bool
+    ) -> None:
+        """A round, from a Verdict to the next Verify, where Drafts are prepared."""
+        if not self._verdicts:
+            self._hidden, self._verdicts = PRIOR_HIDDEN, PRIOR_VERDICTS
+        alone = float(self._alone(sequences, depth))
+        hidden = (alone - seconds) / max(min(alone, target_step_s), LEAST_ROUND_S) if was_foreseen else 0.0
+        self._verdicts = min(self._verdicts + 1.0, 1.0 / HIDDEN_FORGETTING)
+        self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
+
+    def seconds(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+        """From a Verdict to the next Verify, where the target's step takes so many seconds."""
+        alone = self._alone(sequences, depth)
+        return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
+
+    def _alone(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
+        return self.round.seconds(sequences) + self._steps(sequences, depth)
+
+    def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
+        """A sequence waits half a step for the draft's own batch."""
+        return np.asarray((np.asarray(depth) + 0.5) * self.step.seconds(sequences, sequences))
 
 
 def _features(size: StepSize) -> Vector:

@@ -24,6 +24,10 @@ POINTS = 65  # counts of drafted tokens that are compared, for each depth
 class Costs(Protocol):
     """Seconds; arguments and results broadcast."""
 
+    @property
+    def overrun(self) -> float:
+        """By what factor rounds take longer than these costs say, as far as plain decoding does not."""
+
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
 
@@ -60,7 +64,7 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
 
 
 def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds from Verdict to Verdict, and of a step.
+    """Seconds from Verdict to Verdict by the costs alone, and of a step.
 
     - All in rounds: the target verifies everyone and then waits for Drafts, or it verifies one half while the
       other drafts, whichever is faster: so does the engine (engine/gathering.py).
@@ -86,6 +90,7 @@ def log_rate(mix: Mix, costs: Costs) -> Vector:
     """Mean over all sequences of the logarithm of their tokens per second."""
     round_, step = round_seconds(mix, costs)
     step = np.where(mix.rounds == 0, costs.step(mix.plain, mix.plain), step)
+    round_ = round_ * costs.overrun
     total = mix.log_tokens - mix.rounds * np.log(round_) - mix.plain * np.log(step)
     return np.asarray(total / (mix.plain + mix.rounds))
 

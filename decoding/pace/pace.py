@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from decoding.pace.acceptance import SequenceAcceptance
-from decoding.pace.cost import RoundCost, Step, StepCost
-from decoding.pace.depths import Vector, best_depths, best_leaves, mix_of
+from decoding.pace.cost import DrafterCost, Step, StepCost
+from decoding.pace.depths import Vector, best_depths, best_leaves, mix_of, round_seconds
+from decoding.pace.expected import expected_tokens_by_position
+from decoding.pace.overrun import Kind, Overrun
 from decoding.pace.settings import PaceSettings
 from decoding.pace.thresholds import threshold_depth
 
@@ -19,9 +20,6 @@ FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has d
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
-HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of the time that is hidden
-PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
-LEAST_ROUND_S = 2e-4
 THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
@@ -51,42 +49,6 @@ class PacedSequence:
         return mine is theirs and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)
 
 
-class DrafterCost:
-    """What one drafter takes, apart from the target.
-
-    Draft-ahead hides a share of the time, but never more than the target's own step lasts.
-    """
-
-    def __init__(self) -> None:
-        self.step = StepCost()
-        self.round = RoundCost()
-        self._hidden = 0.0  # of the time that could be hidden, the share that was
-        self._verdicts = 0.0  # by which that is known; 0: Drafts are not prepared there
-
-    def observe_ahead(
-        self, sequences: int, depth: int, seconds: float, target_step_s: float, was_foreseen: bool
-    ) -> None:
-        """A round, from a Verdict to the next Verify, where Drafts are prepared."""
-        if not self._verdicts:
-            self._hidden, self._verdicts = PRIOR_HIDDEN, PRIOR_VERDICTS
-        alone = float(self._alone(sequences, depth))
-        hidden = (alone - seconds) / max(min(alone, target_step_s), LEAST_ROUND_S) if was_foreseen else 0.0
-        self._verdicts = min(self._verdicts + 1.0, 1.0 / HIDDEN_FORGETTING)
-        self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
-
-    def seconds(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
-        """From a Verdict to the next Verify, where the target's step takes so many seconds."""
-        alone = self._alone(sequences, depth)
-        return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
-
-    def _alone(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
-        return self.round.seconds(sequences) + self._steps(sequences, depth)
-
-    def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
-        """A sequence waits half a step for the draft's own batch."""
-        return np.asarray((np.asarray(depth) + 0.5) * self.step.seconds(sequences, sequences))
-
-
 class Pace:
     """Decides together for all sequences, again whenever each has told something new.
 
@@ -104,7 +66,10 @@ class Pace:
         self._uniform_steps = float(settings.trial_steps - FIRST_TRIAL)
         self._had_drafts = False
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
+        self._overrun = Overrun()
+        self._expected_s: dict[Kind, float] = {}  # from answer to answer, by the costs, as last decided
         self._observations = 0  # since the last decision
+        self._decided_for = 0  # sequences
 
     def use(self, settings: PaceSettings) -> None:
         """In force from the next turn of every sequence on."""
@@ -117,7 +82,7 @@ class Pace:
             self._uniform_steps = max(self._uniform_steps, self._settings.trial_steps - FIRST_TRIAL)
             self._tried_with = len(self._sequences)
         alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)
-        if alike is None:
+        if alike is None or len(self._sequences) >= 2 * self._decided_for:
             self._decide()
         else:
             sequence.depth = min(alike.depth, self._cap(sequence))  # until the next decision
@@ -137,6 +102,7 @@ class Pace:
             had_drafts = step.size.tokens > step.size.sequences
             self._uniform_steps = self._uniform_steps + 1.0 if had_drafts is self._had_drafts else 0.0
             self._had_drafts = had_drafts
+            self._overrun.unseen("plain" if had_drafts else "rounds")
 
     def observe_drafting(self, drafter: str, step: Step) -> None:
         """A step of the draft."""
@@ -150,6 +116,7 @@ class Pace:
         depth: int,
         seconds: float,
         overhead_s: float,
+        target_s: float,
         was_foreseen: bool | None = None,
     ) -> None:
         """A Verdict on a Draft.
@@ -158,8 +125,12 @@ class Pace:
             depth: of the Draft.
             seconds: of the round, in which the target did not work on it.
             overhead_s: of these, spent outside of the drafter too.
+            target_s: of the round, in which the target had it, in a step or waiting for one.
             was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
         """
+        if not sequence.trial_turns and self._observe_time("rounds", sequence, seconds + target_s):
+            expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
+            self._overrun.observe_tokens(1.0 + accepted, expected, len(self._sequences))
         sequence.acceptance.observe(accepted, verified)
         sequence.failed_probes = 0
         sequence.trial_turns = max(sequence.trial_turns - 1, 0)
@@ -170,6 +141,11 @@ class Pace:
             cost.round.observe(in_rounds, overhead_s)
         if was_foreseen is not None:
             cost.observe_ahead(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
+
+    def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
+        """A token of plain decoding, so long after the one before it."""
+        if sequence.depth == 0:
+            self._observe_time("plain", sequence, seconds)
 
     def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
         """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""
@@ -225,8 +201,15 @@ class Pace:
     def _cap(self, sequence: PacedSequence) -> int:
         return min(sequence.max_depth, self._settings.max_depth)
 
+    def _observe_time(self, kind: Kind, sequence: PacedSequence, seconds: float) -> bool:
+        """Whether there was an expectation."""
+        if sequence.decided_by != MEASURED:
+            return False
+        self._overrun.observe(kind, seconds, self._expected_s[kind], len(self._sequences))
+        return True
+
     def _decide(self) -> None:
-        self._observations = 0
+        self._observations, self._decided_for = 0, len(self._sequences)
         measured: list[PacedSequence] = []
         for sequence in self._sequences:
             if self._is_measured(sequence):
@@ -258,11 +241,14 @@ class Pace:
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
         drafters = [self._cost_of(name) for name in _names(sequences)]
-        costs = _Costs(self._target, drafters, context)
+        costs = _Costs(self._target, drafters, context, self._overrun.of_rounds)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
         leaves = best_leaves(depths, reach, hit_rates, costs, scale)
         mix = mix_of(depths, reach, scale)
+        mix = replace(mix, drafted=mix.drafted + scale * leaves.sum())
+        round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
+        self._expected_s = {"rounds": round_s, "plain": step_s}
         # As long as plain decoding would need for the tokens that a round should bring, but never so short
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
@@ -289,6 +275,7 @@ class _Costs:
     target: StepCost
     drafters: list[DrafterCost]
     context: float  # tokens per sequence
+    overrun: float
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)

@@ -23,6 +23,7 @@ class Service:
         self.foreseen = 0.0  # share of the verdicts
         self.draft_step = 2e-3
         self.token = 0.3e-3  # seconds per token beyond 32
+        self.waiting = 0.0  # of a Draft at the target, as a share of its step, which costs do not tell
         self.steps = 0
         self.sequences: list[PacedSequence] = []
         self.since_probe: dict[PacedSequence, int] = {}
@@ -71,9 +72,11 @@ class Service:
                     depth,
                     seconds - (could_hide if foreseen else 0.0),
                     1e-3,
+                    step.seconds * (1 + self.waiting),
                     foreseen,
                 )
                 continue
+            self.pace.observe_plain(sequence, step.seconds)
             self.since_probe[sequence] += 1
             if self.since_probe[sequence] >= self.pace.probe_tokens(sequence):
                 self.since_probe[sequence] = 0
@@ -162,6 +165,18 @@ def test_a_target_whose_steps_were_costly_is_tried_again():
     service.token = 0.02e-3
     trials = 6 * PaceSettings().trial_steps
     assert mean(service.run(trials)[-50:]) > 1
+
+
+def test_rounds_that_take_longer_than_their_costs_say_are_given_up_and_tried_again():
+    service = Service(streams=8)
+    service.rate, service.waiting = 0.5, 0.8
+    service.run(200)
+    given_up = service.run(1000)
+    assert mean(given_up) < 0.2
+    assert max(given_up) > 1
+    service.waiting = 0.0
+    service.run(1000)
+    assert mean(service.run(200)) > 1
 
 
 def test_noise_does_not_make_it_flap():
