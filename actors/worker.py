@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
 import grpc
@@ -71,13 +72,14 @@ class Worker:
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
         """start_tracing: for this process; returns what ends it."""
-        self._end_tracing = start_tracing()
+        self._leaving = AsyncExitStack()  # ends what has been started, the last first
+        self._leaving.callback(start_tracing())
         self._trust = trust
         self._engine_loop = EngineLoop(lambda: self.build(settings))
+        self._leaving.callback(self._engine_loop.stop)
         watch(self._engine_loop, settings.step_timeout_s)
         self._engine = self._engine_loop.engine
         settle()
-        self._server: grpc.aio.Server | None = None
         logger.info(
             "%s worker: %s with %d threads, context %d tokens",
             self.role,
@@ -98,9 +100,10 @@ class Worker:
         self._engine_loop.attach(asyncio.get_running_loop())
         self._publishing = asyncio.create_task(self._publish())
         host = ray.util.get_node_ip_address()
-        self._server, address = await start_server(
+        server, address = await start_server(
             lambda server: self.add_servicer(self._engine_loop, server), host, self._trust
         )
+        self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
         return {
             "role": self.role,
             "model": self._engine.settings.model,
@@ -128,10 +131,8 @@ class Worker:
             await asyncio.sleep(PUBLISH_S)
 
     async def __del__(self) -> None:
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_S)
-        self._engine_loop.stop()
-        self._end_tracing()
+        """Serve awaits it before the replica ends, one that could not be built too."""
+        await self._leaving.aclose()
 
 
 class DraftWorker(Worker):

@@ -3,13 +3,16 @@
 import asyncio
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from actors.worker import TargetWorker
+from actors.worker import TargetWorker, Worker
 from decoding.settings import Sampling
 from engine.engine import Engine
+from engine.errors import UnsupportedModelError
+from engine.settings import EngineSettings
 from engine.work import Generate
 from tests.actors.conftest import TRUST
 
@@ -46,3 +49,14 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     opened.close()
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 1, CACHE_IN_USE: 0.0}
     engine_loop.stop()
+
+
+async def test_a_worker_whose_engine_cannot_be_built_leaves_as_any_other(tmp_path: Path) -> None:
+    """Serve calls both by name: an error of the destructor would hide that of the constructor."""
+    has_ended: list[bool] = []
+    worker = Unserved.__new__(Unserved)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError):
+        worker.__init__(EngineSettings(model=str(tmp_path)), TRUST, lambda: lambda: has_ended.append(True))
+    await Worker.__del__(worker)
+    assert has_ended == [True]
