@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from actors.leaving import leave
 from engine.follow import follow
 from engine.settings import EngineSettings
-from engine.tensor_parallel import Group
+from engine.tensor_parallel import RankGroup
 from engine.weights import resolve_device
 
 
@@ -49,7 +49,7 @@ class OtherRanks:
         ]
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
-    def join(self) -> Group:
+    def join(self) -> RankGroup:
         """Returns when all have come."""
         return _group(self._settings, self._store, 0)
 
@@ -62,9 +62,9 @@ class OtherRanks:
             leave(f"a rank of the target is gone: {error!r}")
 
 
-def _group(settings: EngineSettings, store: TCPStore, rank: int) -> Group:
+def _group(settings: EngineSettings, store: TCPStore, rank: int) -> RankGroup:
     device = resolve_device(settings.device)  # Ray lets each process see its own GPU alone
-    return Group(store, rank, settings.tensor_parallel, device)
+    return RankGroup(store, rank, settings.tensor_parallel, device)
 
 
 def _start(bundles: PlacementGroup, rank: int) -> ray.actor.ActorHandle:

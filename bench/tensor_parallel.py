@@ -23,7 +23,7 @@ from bench.step import BATCHES, TOKENS, Steps, Stopwatch
 from engine.engine import Engine
 from engine.follow import follow
 from engine.settings import EngineSettings
-from engine.tensor_parallel import FRAME, Group
+from engine.tensor_parallel import FRAME, RankGroup
 
 RANKS = 2
 ALONE = 200  # repetitions of an exchange without a step around it
@@ -83,7 +83,7 @@ def _alone(exchange: Callable[[], Any]) -> float:
 
 def run_rank(rank: int, port: int, settings: EngineSettings, repetitions: int, answer: Any) -> None:
     """A process of the group; rank 0 answers with rows, and with the exchanges alone."""
-    group = Group(TCPStore("127.0.0.1", port), rank, RANKS, torch.device("cpu"))
+    group = RankGroup(TCPStore("127.0.0.1", port), rank, RANKS, torch.device("cpu"))
     if rank:
         follow(settings, group)
         exchanges_alone(*group_sizes(settings), rank)

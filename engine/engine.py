@@ -24,7 +24,7 @@ from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
 from engine.step_input import StepInput
 from engine.tasks import Task
-from engine.tensor_parallel import Group
+from engine.tensor_parallel import RankGroup
 from engine.verify import VerifyTask
 from engine.weights import context_length, end_of_sequence
 from engine.work import Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
@@ -49,7 +49,7 @@ class Engine:
     work at a time: a new one voids the old.
     """
 
-    def __init__(self, settings: EngineSettings, group: Group | None = None) -> None:
+    def __init__(self, settings: EngineSettings, group: RankGroup | None = None) -> None:
         """
         group: this process is its rank 0; where ``settings.tensor_parallel`` is more than 1.
 

@@ -4,11 +4,11 @@ import torch
 
 from engine.forward import ForwardPass
 from engine.settings import EngineSettings
-from engine.tensor_parallel import Group
+from engine.tensor_parallel import RankGroup
 
 
 @torch.inference_mode()
-def follow(settings: EngineSettings, group: Group) -> None:
+def follow(settings: EngineSettings, group: RankGroup) -> None:
     """Loads this rank's share of the model; returns when rank 0 dismisses its group.
 
     Raises:

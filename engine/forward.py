@@ -10,7 +10,7 @@ from engine.memory import blocks_within
 from engine.reproducible import check_rows_are_apart, passes
 from engine.settings import EngineSettings
 from engine.step_input import StepInput
-from engine.tensor_parallel import Group
+from engine.tensor_parallel import RankGroup
 from engine.varlen import Kernel, find_kernel
 from engine.weights import attach, load_model
 
@@ -18,7 +18,7 @@ from engine.weights import attach, load_model
 class ForwardPass:
     """The model, or a rank's shard of it, with the keys and values that it computes."""
 
-    def __init__(self, settings: EngineSettings, group: Group | None = None) -> None:
+    def __init__(self, settings: EngineSettings, group: RankGroup | None = None) -> None:
         """
         group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at once.
 

@@ -17,7 +17,7 @@ FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follow
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
 
-class Group:
+class RankGroup:
     """This process's place in its group. A process has one group in its life."""
 
     def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device) -> None:

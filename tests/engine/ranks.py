@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from engine.tensor_parallel import Group
+from engine.tensor_parallel import RankGroup
 
 TIMEOUT_S = 180.0
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ class Ranks:
 def _serve(orders: Connection, port: int, rank: int, size: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    group = Group(TCPStore("127.0.0.1", port), rank, size, CPU)
+    group = RankGroup(TCPStore("127.0.0.1", port), rank, size, CPU)
     while True:
         part, arguments = orders.recv()
         orders.send(part(group, *arguments))

@@ -23,7 +23,7 @@ from engine.follow import follow
 from engine.reproducible import QUERIES, ROWS
 from engine.settings import EngineSettings
 from engine.speculate import Output, Request, generate
-from engine.tensor_parallel import Group
+from engine.tensor_parallel import RankGroup
 from engine.work import Generate, Generated, Verified, Verify
 from models.prompts import DEMO, KINDS, prompts
 from tests.engine.checkpoints import write_checkpoint
@@ -244,7 +244,7 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-def texts_of_rank_0(group: Group, shared: EngineSettings) -> list[list[tuple[int, ...]]]:
+def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple[int, ...]]]:
     """The same requests alone, together, and with drafts by the model itself."""
     target = Engine(shared, group)
     drafter = SmallModelDrafter(Engine(shared.model_copy(update={"tensor_parallel": 1})))
@@ -261,7 +261,7 @@ def texts_of_rank_0(group: Group, shared: EngineSettings) -> list[list[tuple[int
     return [[output.tokens for output in way] for way in ways]
 
 
-def other_rank(group: Group, shared: EngineSettings) -> None:
+def other_rank(group: RankGroup, shared: EngineSettings) -> None:
     follow(shared, group)
 
 

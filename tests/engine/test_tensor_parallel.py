@@ -26,7 +26,7 @@ from engine.outline import outline
 from engine.settings import EngineSettings
 from engine.speculate import Output, Request, generate
 from engine.step_input import Feed, StepInput
-from engine.tensor_parallel import FRAME, Group
+from engine.tensor_parallel import FRAME, RankGroup
 from tests.engine.allocated import allocated_cache, allocated_weights
 from tests.engine.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
 from tests.engine.ranks import Ranks
@@ -97,7 +97,7 @@ def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[
     return every
 
 
-def lead(group: Group, shared: EngineSettings, others: dict[str, EngineSettings], count: int) -> Any:
+def lead(group: RankGroup, shared: EngineSettings, others: dict[str, EngineSettings], count: int) -> Any:
     engine = Engine(shared, group)
     drafts = {name: Engine(settings) for name, settings in others.items()}
     shapes = {tuple(keys.shape[1:]) for keys in engine._cache.keys.values()}
@@ -106,7 +106,7 @@ def lead(group: Group, shared: EngineSettings, others: dict[str, EngineSettings]
     return outputs, shapes
 
 
-def follow_to_the_end(group: Group, shared: EngineSettings, *_: Any) -> None:
+def follow_to_the_end(group: RankGroup, shared: EngineSettings, *_: Any) -> None:
     follow(shared, group)
 
 
@@ -184,14 +184,14 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(
         Engine(settings_of(tmp_path, tensor_parallel=size))
 
 
-def send(group: Group, lengths: list[int]) -> None:
+def send(group: RankGroup, lengths: list[int]) -> None:
     """Steps of so many tokens."""
     for length in lengths:
         group.send(StepInput([], [Feed([7] * length, 1, 0, np.zeros(0, np.int64), None)]))
     group.dismiss()
 
 
-def receive(group: Group, lengths: list[int]) -> list[int]:
+def receive(group: RankGroup, lengths: list[int]) -> list[int]:
     """How many tokens came."""
     received = []
     while (step := group.receive()) is not None:
@@ -206,7 +206,7 @@ def test_a_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
     assert ranks.run(send, receive, lengths) == [None, lengths]
 
 
-def load_and_look(group: Group, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
+def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
     """Private bytes at most while loading, and afterwards, beyond those before."""
     ForwardPass(small, group)  # imports what is imported late, which takes memory too
     before, most, ends = private_bytes(), [0], threading.Event()
@@ -244,7 +244,7 @@ def test_no_rank_ever_holds_the_whole_model(ranks: Ranks, tmp_path: Path) -> Non
         assert most < 0.75 * whole
 
 
-def hold(group: Group, settings: EngineSettings) -> tuple[int, int]:
+def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
     forward = ForwardPass(settings, group)
     return allocated_weights(forward.model), allocated_cache(forward.cache)
 
