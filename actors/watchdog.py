@@ -1,7 +1,13 @@
-"""Ends a worker's process once its engine has failed, or a step of it goes on for too long."""
+"""Ends a worker's process once its engine has failed, or loading it or a step of it goes on for too long.
+
+Time is given by looks, not by the clock: a process that was stopped as a whole, or got no processor, has not
+hung.
+"""
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from actors.engine_loop import EngineLoop
 from actors.leaving import leave
@@ -9,13 +15,30 @@ from actors.leaving import leave
 POLL_S = 0.1
 
 
-def watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:
-    """Returns at once; a thread looks after it from then on.
+@contextmanager
+def loading(load_timeout_s: float) -> Iterator[None]:
+    """What is done under it may take so long."""
+    is_over = threading.Event()
+    arguments = is_over, load_timeout_s
+    threading.Thread(target=_watch_load, args=arguments, name="watchdog of the load", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
-    A step is given its time by looks at it, not by the clock: a process that was stopped as a whole, or got
-    no processor, has not hung.
-    """
+
+def watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:
+    """Returns at once; a thread looks after it from then on."""
     threading.Thread(target=_watch, args=(engine_loop, step_timeout_s), name="watchdog", daemon=True).start()
+
+
+def _watch_load(is_over: threading.Event, load_timeout_s: float) -> None:
+    looks = 0
+    while looks * POLL_S < load_timeout_s:
+        if is_over.wait(POLL_S):
+            return
+        looks += 1
+    leave(f"loading has taken more than load_timeout_s={load_timeout_s:g}")
 
 
 def _watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:

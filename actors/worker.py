@@ -17,7 +17,7 @@ from actors.metrics import EngineMetrics
 from actors.rank import OtherRanks
 from actors.servicers import DraftServicer, TargetServicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from actors.watchdog import watch
+from actors.watchdog import loading, watch
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
@@ -75,7 +75,8 @@ class Worker:
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         self._trust = trust
-        self._engine_loop = EngineLoop(lambda: self.build(settings))
+        with loading(settings.load_timeout_s):
+            self._engine_loop = EngineLoop(lambda: self.build(settings))
         self._leaving.callback(self._engine_loop.stop)
         watch(self._engine_loop, settings.step_timeout_s)
         self._engine = self._engine_loop.engine

@@ -108,6 +108,12 @@ class Settings(BaseModel):
     target_placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         default="STRICT_PACK", description="of its ranks, as Ray names it: all on one node, or spread"
     )
+    load_timeout_s: float = Field(
+        default=1800.0,
+        gt=0.0,
+        description="seconds after which a worker's load has hung and it is replaced: for all its ranks, "
+        "downloads included",
+    )
     step_timeout_s: float = Field(
         default=30.0, gt=0.0, description="seconds after which a worker's step has hung and it is replaced"
     )
@@ -261,7 +267,7 @@ class Settings(BaseModel):
         )
 
     def _engine(self, **fields: str | float | bool | None) -> EngineSettings:
-        shared = {"dtype", "step_timeout_s"}
+        shared = {"dtype", "load_timeout_s", "step_timeout_s"}
         return EngineSettings.model_validate(
             {**fields, **self.model_dump(include=shared), "max_running": self.max_sequences}
         )

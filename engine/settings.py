@@ -49,6 +49,11 @@ class EngineSettings(BaseModel):
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",
     )
+    load_timeout_s: float = Field(
+        default=1800.0,
+        gt=0.0,
+        description="seconds after which a load has hung, downloads included, and its worker's process ends",
+    )
     step_timeout_s: float = Field(
         default=30.0, gt=0.0, description="seconds after which a step has hung, and its worker's process ends"
     )

@@ -32,6 +32,7 @@ class RankGroup:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)
+        store.set_timeout(FOREVER)  # NCCL meets there at the first exchange, and one rank may load for longer
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
 

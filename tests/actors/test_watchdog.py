@@ -1,5 +1,6 @@
-"""A worker's process ends itself when its engine failed or hangs, and not otherwise."""
+"""A worker's process ends itself when its engine failed or hangs, loading or in a step, and not otherwise."""
 
+import contextlib
 import queue
 import threading
 from types import SimpleNamespace
@@ -56,3 +57,18 @@ def test_steps_that_end_and_none_at_all_do_not(reasons: queue.Queue[str], step) 
     assert reasons.empty()
     loop.failure = RuntimeError("out of memory")
     assert "out of memory" in reasons.get(timeout=ANSWER_S)
+
+
+def test_a_load_that_does_not_end_ends_the_process(reasons: queue.Queue[str]) -> None:
+    with actors.watchdog.loading(0.2):
+        assert "load_timeout_s=0.2" in reasons.get(timeout=ANSWER_S)
+
+
+def test_a_load_that_ends_or_fails_does_not(reasons: queue.Queue[str]) -> None:
+    before = {*threading.enumerate()}
+    with contextlib.suppress(OSError), actors.watchdog.loading(60.0):
+        [watchdog] = {*threading.enumerate()} - before
+        raise OSError("no such checkpoint")
+    watchdog.join(ANSWER_S)
+    assert not watchdog.is_alive()
+    assert reasons.empty()

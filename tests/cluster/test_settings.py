@@ -75,9 +75,15 @@ def test_a_wrong_argument_is_named(wrong):
 
 def test_the_ranks_of_a_target_share_what_it_may_use(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 9)
-    engine = Settings(tensor_parallel=2, step_timeout_s=5).resolved().target_engine()
-    assert (engine.tensor_parallel, engine.threads, engine.step_timeout_s) == (2, 4, 5.0)
+    engine = Settings(tensor_parallel=2).resolved().target_engine()
+    assert (engine.tensor_parallel, engine.threads) == (2, 4)
     assert Settings(tensor_parallel=2).resolved().draft_engine().tensor_parallel == 1
+
+
+def test_what_counts_as_hanging_is_the_same_for_every_worker():
+    settings = Settings(load_timeout_s=60, step_timeout_s=5).resolved()
+    for engine in (settings.target_engine(), settings.draft_engine()):
+        assert (engine.load_timeout_s, engine.step_timeout_s) == (60.0, 5.0)
 
 
 def test_a_file_gives_settings_and_arguments_win(tmp_path):

@@ -1,0 +1,77 @@
+"""A rank that hangs while a target loads takes its group down: an actor of Ray stands for Serve's replica."""
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import actors.worker
+from actors.rank import OtherRanks
+from engine.settings import EngineSettings
+from engine.tensor_parallel import RankGroup
+from tests.actors.conftest import TRUST
+from tests.engine.checkpoints import write_checkpoint
+
+ANSWER_S = 60.0  # two processes start, one after the other, on a slow machine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bundles() -> Iterator[PlacementGroup]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray, about GPUs
+        ray.init(address="local", num_cpus=2, include_dashboard=False)
+    try:
+        bundles = placement_group([{"CPU": 1}] * 2)
+        ray.get(bundles.ready())
+        yield bundles
+    finally:
+        ray.shutdown()
+
+
+class Replica:
+    """A target of two ranks, of which the other is stopped before or after the two have met."""
+
+    def __init__(self, settings: EngineSettings, folder: Path, moment: str) -> None:
+        class Stopping(OtherRanks):
+            def join(self) -> RankGroup:
+                (folder / "pids").write_text(f"{os.getpid()} {self.pids[0]}")
+                if moment == "joins":
+                    os.kill(self.pids[0], signal.SIGSTOP)
+                group = super().join()
+                os.kill(self.pids[0], signal.SIGSTOP)
+                return group
+
+        actors.worker.OtherRanks = Stopping
+        logging.getLogger("ray.serve").addHandler(logging.FileHandler(folder / "log"))
+        actors.worker.TargetWorker(settings, TRUST, lambda: lambda: None)
+
+
+@pytest.mark.parametrize("moment", ["joins", "loads"])
+def test_a_rank_that_hangs_takes_its_group_with_it(
+    bundles: PlacementGroup, tmp_path: Path, moment: str
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "llama", "llama")
+    settings = EngineSettings(
+        model=str(checkpoint), cache_memory=2**22, threads=1, tensor_parallel=2, load_timeout_s=15.0
+    )
+    first = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
+    replica = ray.remote(Replica).options(num_cpus=1, scheduling_strategy=first)
+    started = replica.remote(settings, tmp_path, moment)
+    with pytest.raises(RayActorError):
+        ray.get(started.__ray_ready__.remote(), timeout=ANSWER_S)
+    assert "load_timeout_s=15" in (tmp_path / "log").read_text()
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], ANSWER_S)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
