@@ -6,20 +6,20 @@ from dataclasses import dataclass
 import torch
 
 from decoding.draft import Draft, agreed
-from decoding.foresight import RANKS, Foresight
 from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
+from engine.ahead import DraftAhead
 from engine.batch import Item
 from engine.checks import check_sampling, check_work
-from engine.choices import choose_tokens
+from engine.choices import Choices, choose_tokens
 from engine.errors import CacheTooSmallError
 from engine.forward import ForwardPass
 from engine.gathering import Gathering
 from engine.generate import GenerateTask
 from engine.memory import free_memory
 from engine.prepare import PrepareTask
-from engine.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
-from engine.scheduler import Scheduler
+from engine.propose import ProposeTask
+from engine.scheduler import Scheduler, Selected
 from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
 from engine.step_input import StepInput
@@ -70,9 +70,7 @@ class Engine:
         self._gathering = Gathering()
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
-        self._ahead: dict[int, PrepareTask] = {}  # the same: what was prepared, or is
-        self._preparing: dict[int, PrepareTask] = {}  # those that go on when nobody waits for anything
-        self._foresight = Foresight()
+        self._draft_ahead = DraftAhead(settings.branches)
         self._ready: list[Result] = []  # known without a step
         self._opened = 0
         self._steps = 0
@@ -88,7 +86,7 @@ class Engine:
         check_sampling(sampling, self.vocab_size, ends)
         limit = min(prompt_length + sampling.max_tokens, self.max_length)
         sequence = Sequence(self._opened, prompt_length, noise_key, sampling, ends, limit)
-        sequence.acceptance_rate = self._foresight.acceptance_rate
+        sequence.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened += 1
         self._sequences[sequence.number] = sequence
         return sequence
@@ -107,7 +105,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._tasks or self._ready or self._preparing)
+        return bool(self._tasks or self._ready or self._draft_ahead.unfinished)
 
     def free_memory(self) -> int:
         """Bytes of the device's memory that nobody has taken."""
@@ -163,10 +161,7 @@ class Engine:
                 self._gathering.left(sequence)  # it was not away for a Draft
         else:
             self._gathering.returned(sequence, arrived)
-            foreseen = None
-            if isinstance(work, Propose):
-                foreseen = self._observe(work)
-                sequence.in_rounds = _follows_verdict(work)
+            foreseen = self._draft_ahead.observe(work) if isinstance(work, Propose) else None
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
             self._start(work, arrived, foreseen)
@@ -181,12 +176,13 @@ class Engine:
         elif isinstance(work, Generate):
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
-            task = self._propose_task(work, arrived, foreseen)
+            room = sequence.limit - length if self._fits(max(sequence.limit, length + work.depth)) else 0
+            task = self._draft_ahead.propose(work, room, arrived, foreseen)
             if task.nodes() or (work.depth == 0 and sequence.cached < length):
                 self._tasks[sequence.number] = task
             else:
                 self._ready.append(task.result())
-                self._prepare(task)
+                self._draft_ahead.prepare(task)
 
     def _verify(self, sequence: Sequence, draft: Draft, round: int, arrived: float) -> None:
         length = len(sequence.tokens)
@@ -204,36 +200,6 @@ class Engine:
         if following:
             assert sequence.verified_round is not None
             self._verify(sequence, following, sequence.verified_round, time.perf_counter())
-
-    def _propose_task(self, work: Propose, arrived: float, foreseen: Foreseen | None) -> ProposeTask:
-        sequence = work.sequence
-        length = len(sequence.tokens)
-        fits = self._fits(max(sequence.limit, length + work.depth))
-        room = sequence.limit - length if fits else 0
-        if sequence.sampling.verification != "coupled":
-            return SampledProposeTask(work, room, arrived)
-        leaves = self._foresight.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
-        ranks = RANKS if leaves or self.settings.branches else 1
-        return CoupledProposeTask(work, room, arrived, ranks, leaves, foreseen)
-
-    def _observe(self, work: Propose) -> Foreseen | None:
-        """What the Verdict, which the work tells of, shows about what was prepared for it."""
-        ahead = self._ahead.get(work.sequence.number)
-        is_next = work.base == len(work.sequence.tokens)
-        return ahead.observe(work.tokens, self._foresight) if ahead and is_next else None
-
-    def _prepare(self, task: ProposeTask) -> None:
-        """Begins with the Drafts for the likely verdicts, in time that nobody else needs."""
-        sequence, draft = task.sequence, task.draft()
-        sequence.drafted = draft
-        if not self.settings.branches or not isinstance(task, CoupledProposeTask) or not draft:
-            return
-        if not sequence.in_rounds:
-            return  # its Drafts are only compared with the text
-        share = max(self.settings.branches // (len(self._preparing) + 1), 1)
-        branches = self._foresight.likeliest(sequence.acceptance_rate, len(task.chain()), share)
-        ahead = PrepareTask(sequence, task.work.round, draft, task.depth, branches, task.leaves, RANKS)
-        self._ahead[sequence.number] = self._preparing[sequence.number] = ahead
 
     def _top_up(self, work: Generate) -> None:
         sequence = work.sequence
@@ -260,8 +226,7 @@ class Engine:
 
     def _void(self, sequence: Sequence) -> None:
         self._tasks.pop(sequence.number, None)
-        self._ahead.pop(sequence.number, None)
-        self._preparing.pop(sequence.number, None)
+        self._draft_ahead.forget(sequence)
         sequence.ahead = None
         self._ready = [result for result in self._ready if result.sequence is not sequence]
 
@@ -280,16 +245,12 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Result]:
         """One forward pass over everything that may take part; returns what it completed."""
-        results, self._ready = self._ready, []
-        if results:
+        if self._ready:
+            results, self._ready = self._ready, []
             return results
         begun = time.perf_counter()
-        if self._tasks:
-            selected = self._scheduler.select(self._tasks, self._sequences)
-        else:
-            selected = self._scheduler.select_idle(self._preparing)
+        selected = self._select()
         if not selected:
-            self._preparing.clear()  # there is no cache to spare
             return []
         fed = StepInput(self._cache.take_moves(), [item.feed() for _, item in selected])
         if self._group is not None:
@@ -310,16 +271,9 @@ class Engine:
         step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
         if any(isinstance(task, VerifyTask) for task, _ in selected):
             self._gathering.stepped(step)
-        for (task, item), chosen in zip(selected, choices, strict=True):
+        for task, _ in selected:
             task.took_part(begun, passed - built, sampled - passed, step)
-            sequence = item.sequence
-            sequence.cached += item.num_committed
-            if sequence.cached == len(sequence.tokens):
-                sequence.pending = task.tree()
-                results += task.take(chosen, self._cache)
-            self._cache.publish(sequence)
-            if task.done:
-                self._finish(task)
+        results = self._take(selected, choices)
         self._gathering.answered(
             result.sequence
             for result in results
@@ -333,23 +287,37 @@ class Engine:
         )
         return results
 
+    def _select(self) -> Selected:
+        """Who takes part: all that is waited for, or else what is prepared."""
+        if self._tasks:
+            return self._scheduler.select(self._tasks, self._sequences)
+        selected = self._scheduler.select_idle(self._draft_ahead.unfinished)
+        if not selected:
+            self._draft_ahead.unfinished.clear()  # there is no cache to spare
+        return selected
+
+    def _take(self, selected: Selected, choices: list[Choices]) -> list[Result]:
+        """What the pieces of work make of their tokens; begins with what comes after those that are done."""
+        results: list[Result] = []
+        for (task, item), chosen in zip(selected, choices, strict=True):
+            sequence = item.sequence
+            sequence.cached += item.num_committed
+            if sequence.cached == len(sequence.tokens):
+                sequence.pending = task.tree()
+                results += task.take(chosen, self._cache)
+            self._cache.publish(sequence)
+            if task.done:
+                self._finish(task)
+        return results
+
     def _finish(self, task: Task) -> None:
         """What comes after a piece of work, without anybody asking."""
-        running = self._preparing if isinstance(task, PrepareTask) else self._tasks
+        running = self._draft_ahead.unfinished if isinstance(task, PrepareTask) else self._tasks
         del running[task.sequence.number]
         if isinstance(task, ProposeTask):
-            self._prepare(task)
+            self._draft_ahead.prepare(task)
         elif isinstance(task, VerifyTask):
             self._go_on(task.sequence)
-
-
-def _follows_verdict(work: Propose) -> bool:
-    """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
-    sequence = work.sequence
-    if work.base + len(work.tokens) <= sequence.prompt_length + 1:
-        return True
-    is_next = work.base == len(sequence.tokens)
-    return is_next and len(sequence.drafted.path_of(work.tokens)) >= len(work.tokens) - 1
 
 
 def _holds(work: Generate | Verify) -> bool:

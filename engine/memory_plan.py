@@ -41,10 +41,6 @@ class MemoryPlan:
     def total(self) -> int:
         return self.weights + self.cache + self.activations + self.graphs + self.runtime
 
-    @property
-    def cached_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
     def sequences(self, context: int) -> int:
         """That the cache holds at a time, each of ``context`` tokens."""
         return self.num_blocks // -(-context // self.block_size)

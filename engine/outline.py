@@ -19,7 +19,7 @@ from engine.errors import UnsupportedModelError
 from engine.linear import SMALLEST_PACKED_BYTES
 from engine.quantized import GROUP, OUTPUTS_INT4
 from engine.settings import EngineSettings, Quantization
-from engine.weights import attach, context_length
+from engine.weights import attach, context_length, is_quantized
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
 BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
@@ -138,8 +138,7 @@ def outline(settings: EngineSettings) -> ModelOutline:
     """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = AutoConfig.from_pretrained(settings.model)
-    is_quantized = getattr(config, "quantization_config", None) is not None
-    files = Path(settings.model).glob("*.safetensors") if is_quantized else ()
+    files = Path(settings.model).glob("*.safetensors") if is_quantized(config) else ()
     stored = sum(file.stat().st_size for file in files)
     return ModelOutline(config, settings.model, dtype, stored or None)
 

@@ -47,7 +47,7 @@ def load_model(settings: EngineSettings) -> Any:
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
     model = model.eval()
-    if not _is_quantized(model.config):
+    if not is_quantized(model.config):
         model = model.to(device)
     if settings.tensor_parallel > 1:
         use_plain_shares(model)
@@ -86,7 +86,7 @@ def _loading(settings: EngineSettings, device: torch.device) -> dict[str, Any]:
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     options: dict[str, Any] = {"dtype": dtype}
     config = AutoConfig.from_pretrained(settings.model)
-    if _is_quantized(config):
+    if is_quantized(config):
         if settings.quantization is not None:
             raise UnsupportedModelError(
                 f"quantization={settings.quantization!r}: model={settings.model!r} is quantized already;"
@@ -108,7 +108,8 @@ def _loading(settings: EngineSettings, device: torch.device) -> dict[str, Any]:
     return options
 
 
-def _is_quantized(config: Any) -> bool:
+def is_quantized(config: Any) -> bool:
+    """Whether the checkpoint's weights are, already."""
     return getattr(config, "quantization_config", None) is not None
 
 

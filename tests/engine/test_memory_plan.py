@@ -87,8 +87,8 @@ def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSetting
 
 
 def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
-    assert plan.sequences(plan.cached_tokens) == 1
-    assert plan.sequences(plan.cached_tokens + 1) == 0
+    assert plan.sequences(plan.num_blocks * plan.block_size) == 1
+    assert plan.sequences(plan.num_blocks * plan.block_size + 1) == 0
     assert plan.sequences(1) == plan.num_blocks
     assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
 
@@ -127,7 +127,7 @@ def test_a_large_model_over_several_devices(large: ModelOutline) -> None:
     assert large.weight_bytes(4) == pytest.approx((whole - norms) / 4 + norms, rel=1e-5)
     on_cuda = EngineSettings(model="70B", device="cuda", cache_memory=0.3, tensor_parallel=4)
     plan = plan_memory(large, on_cuda, 80 * 10**9)
-    assert plan.cached_tokens == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16) * 16  # two heads a device
+    assert plan.num_blocks == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16)  # two heads a device
     assert plan.graphs == 0  # ranks capture none
     alone = on_cuda.model_copy(update={"tensor_parallel": 1})
     assert plan_memory(large, alone, 80 * 10**9).graphs > 0
