@@ -94,8 +94,8 @@ class EngineLoop:
         """Says where answers go: before the first sequence is opened."""
         self._event_loop = event_loop
 
-    def watch(self, stepped: Callable[[list[Result]], None]) -> None:
-        """Has it called after every step, in the engine's thread, with what the step completed."""
+    def after_each_step(self, stepped: Callable[[list[Result]], None]) -> None:
+        """Has it called in the engine's thread, with what the step completed."""
         self.command(lambda: setattr(self, "_stepped", stepped))
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> OpenSequence:

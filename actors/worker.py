@@ -126,7 +126,7 @@ class Worker:
 
     async def _publish(self) -> None:
         metrics = EngineMetrics(self._engine, Instruments(OF_WORKERS), self.role)
-        self._engine_loop.watch(metrics.stepped)
+        self._engine_loop.after_each_step(metrics.stepped)
         while True:
             self._engine_loop.command(metrics.publish)
             await asyncio.sleep(PUBLISH_S)
