@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from ray.cluster_utils import Cluster
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
@@ -18,9 +20,14 @@ from cluster.settings import Settings
 from models.prompts import prompts
 from tests.cluster.conftest import SERVED
 from tests.cluster.test_failures import wait_until
+from tests.cluster.test_tensor_parallel import left_in_ray
 
 SCALED_S = 90.0  # in which reports, averages, delays and a start add up, on a slow machine
-SCALING = {"max_targets": 2, "sequences_per_target": 2, "scale_up_delay_s": 0, "scale_down_delay_s": 0}
+LONG, SHORT = 1000, 100  # tokens; a long answer takes much longer than the last seconds of a replica
+PREFIX = " ".join(prompts("prose", 3))  # so long that who has it goes where it is cached: to one worker
+AT_ONCE = {"scale_up_delay_s": 0, "scale_down_delay_s": 0}
+TARGETS = {"max_targets": 2, "sequences_per_target": 3}
+DRAFTS = {"max_drafts": 2, "sequences_per_draft": 3}
 
 
 def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingContext:
@@ -79,23 +86,25 @@ def test_fewer_at_most_than_at_least_is_refused_by_name(field):
         Settings(**{field: 1, field.removeprefix("max_"): 2})
 
 
-class Streams(threading.Thread):
-    """Asks for the same long answer again and again until it is stopped."""
+class Stream(threading.Thread):
+    """Asks for the same answer again and again until it is stopped."""
 
-    def __init__(self, service: Service, seed: int) -> None:
+    def __init__(self, service: Service, role: str, seed: int, prompt: str, tokens: int) -> None:
+        """role: of the workers whose loss is counted."""
         super().__init__()
         self.stopped = threading.Event()
         self.texts: list[str] = []
-        self.lost_targets = 0
+        self.lost = 0
         self.error: Exception | None = None
+        self._counter = f"lost_{role}s"
         self._url = f"{service.http}/v1/completions"
         self._body = {
-            "prompt": prompts("stories", 1)[0],
-            "max_tokens": 1500,
-            "min_tokens": 1500,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "min_tokens": tokens,
             "temperature": 0.8,
             "seed": seed,
-            "speculation": {"mode": "off"},  # answers last longer than a replica's last seconds
+            "speculation": {"mode": "fixed", "depth": 2} if role == "draft" else {"mode": "off"},
         }
 
     def run(self) -> None:
@@ -108,45 +117,65 @@ class Streams(threading.Thread):
     def _ask(self) -> None:
         body: dict[str, Any] = httpx.post(self._url, json=self._body, timeout=180).json()
         self.texts.append(body["choices"][0]["text"])
-        self.lost_targets += body["usage"]["speculation"]["lost_targets"]
+        self.lost += body["usage"]["speculation"][self._counter]
 
 
-@pytest.fixture
-def scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-    with serving(tmp_path, **{**SERVED, **SCALING}) as service:
-        yield service
+@contextmanager
+def running(streams: list[Stream]) -> Iterator[None]:
+    for stream in streams:
+        stream.start()
+    try:
+        yield
+    finally:
+        stop(streams)
+
+
+def stop(streams: list[Stream]) -> None:
+    """Returns when their last answers have come."""
+    for stream in streams:
+        stream.stopped.set()
+    for stream in streams:
+        stream.join()
+
+
+def processes(service: Service, role: str) -> list[set[int]]:
+    """Of each worker that the gateway knows and whose processes live."""
+    workers = httpx.get(f"{service.http}/health", timeout=30).json()["workers"]
+    pids = [{worker["pid"], *worker["ranks"]} for worker in workers if worker["role"] == role]
+    return [own for own in pids if all(map(psutil.pid_exists, own))]
 
 
 @pytest.mark.slow
-def test_a_target_that_leaves_in_the_middle_of_a_stream_changes_no_word(scaling: Service) -> None:
-    """Four streams bring a second target, two are one's work: one of them is on that which leaves."""
-    few = [Streams(scaling, seed) for seed in range(2)]
-    many = [Streams(scaling, seed) for seed in range(2, 5)]
-    for streams in [*few, *many]:
-        streams.start()
+@pytest.mark.parametrize(
+    ("role", "settings"),
+    [("target", TARGETS), ("target", {**TARGETS, "tensor_parallel": 2}), ("draft", DRAFTS)],
+    ids=["target", "target of two processes", "draft"],
+)
+def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_behind(
+    role: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five streams bring a second worker; three begin there, and are the work of one."""
+    monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     try:
-        wait_until(lambda: len(targets(scaling)) == 2, SCALED_S)
-        for streams in many:
-            streams.stopped.set()
-        for streams in many:
-            streams.join()
-        wait_until(lambda: len(targets(scaling)) == 1, SCALED_S)
+        with serving(tmp_path, ray_address=cluster.address, **{**SERVED, **AT_ONCE, **settings}) as service:
+            wait_until(lambda: len(processes(service, role)) == 1, SCALED_S)
+            [stays] = processes(service, role)
+            before = left_in_ray(cluster.address)
+            streams = [Stream(service, role, seed, PREFIX, LONG) for seed in range(3)]
+            others = [Stream(service, role, seed, "x", SHORT) for seed in range(5)]
+            with running(others):
+                wait_until(lambda: len(processes(service, role)) == 2, SCALED_S)
+                [leaves] = [own for own in processes(service, role) if own != stays]
+                with running(streams):
+                    wait_until(lambda: all(stream.texts for stream in streams), SCALED_S)
+                    stop(others)
+                    wait_until(lambda: len(processes(service, role)) == 1, SCALED_S)
+            assert [stream.error for stream in [*streams, *others]] == [None] * 8
+            assert all(len(set(stream.texts)) == 1 and len(stream.texts) > 1 for stream in streams)
+            assert sum(stream.lost for stream in streams) > 0
+            wait_until(lambda: not any(map(psutil.pid_exists, leaves)), SCALED_S)
+            assert processes(service, role) == [stays]
+            assert left_in_ray(cluster.address) == before
     finally:
-        for streams in [*few, *many]:
-            streams.stopped.set()
-    for streams in few:
-        streams.join()
-        streams.stopped.clear()
-        streams._ask()  # on the one target that is left
-    assert [streams.error for streams in [*few, *many]] == [None] * 5
-    assert all(len(set(streams.texts)) == 1 and len(streams.texts) > 1 for streams in few)
-    assert sum(streams.lost_targets for streams in few) > 0
-
-
-def targets(service: Service) -> set[int]:
-    """Process ids of the targets that the gateway knows and that live."""
-    workers = httpx.get(f"{service.http}/health", timeout=30).json()["workers"]
-    return {
-        worker["pid"] for worker in workers if worker["role"] == "target" and psutil.pid_exists(worker["pid"])
-    }
+        cluster.shutdown()

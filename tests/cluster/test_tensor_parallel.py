@@ -3,6 +3,7 @@
 Two groups on one raylet. Where one is lost under a stream, the stream goes on at the other.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -123,12 +124,12 @@ def test_a_group_that_was_lost_is_replaced_as_a_whole_and_leaves_nothing(
     groups: Machines, harm: Callable[[int, int], None]
 ) -> None:
     until_complete(groups)
-    before = left_in_ray(groups)
-    shared = {*os.listdir("/dev/shm")}
+    before = left_in_ray(groups.cluster.address)
+    shared = orphaned_memory()
     lose(groups, harm)
     until_complete(groups)
-    wait_until(lambda: left_in_ray(groups) == before, REPLACED_S)
-    assert {*os.listdir("/dev/shm")} <= shared
+    wait_until(lambda: left_in_ray(groups.cluster.address) == before, REPLACED_S)
+    wait_until(lambda: orphaned_memory() <= shared, REPLACED_S)
 
 
 @pytest.mark.slow
@@ -165,10 +166,20 @@ def until_complete(groups: Machines) -> None:
     )
 
 
-def left_in_ray(groups: Machines) -> Any:
+def orphaned_memory() -> set[str]:
+    """Files of shared memory that no process has mapped, as other programs on this machine have theirs."""
+    files = {str(file.inode()): file.name for file in os.scandir("/dev/shm")}
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended
+            mapped |= {line.split()[4] for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+    return {name for inode, name in files.items() if inode not in mapped}
+
+
+def left_in_ray(address: str) -> Any:
     """Live actors by class, and placement groups that hold resources."""
     return ask_ray(
-        groups.cluster.address,
+        address,
         """
 kinds = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
 states = [group["state"] for group in ray.util.placement_group_table().values()]
