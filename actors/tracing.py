@@ -1,8 +1,8 @@
 """The spans of a worker: one for every answer that a span of the gateway waits for, and where its time went.
 
-They are made a little after the answer went out, so that it does not wait for them, from the timings that the
-engine reports. Where an answer took several
-steps, their parts are laid end to end: ``forward`` and ``sample`` last as long as they did together.
+They are made a little after the answer went out, so that it does not wait for them, from the timings that
+the engine reports. Where an answer took several steps, their parts are laid end to end: ``forward`` and
+``sample`` last as long as they did together.
 """
 
 from collections import deque

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import grpc
 import ray
-import torch
 
 from actors.engine_loop import EngineLoop
 from actors.metrics import EngineMetrics
@@ -85,7 +84,7 @@ class Worker:
             "%s worker: %s with %d threads, context %d tokens",
             self.role,
             settings.model,
-            settings.threads or torch.get_num_threads(),
+            self._engine.settings.threads,
             self._engine.max_length,
         )
 
@@ -114,6 +113,7 @@ class Worker:
             "node": ray.get_runtime_context().get_node_id(),
             "vocab_size": self._engine.vocab_size,
             "max_length": self._engine.max_length,
+            "settings": self._engine.settings.model_dump(exclude={"model"}),
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -57,9 +57,9 @@ class Engine:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
             CacheTooSmallError: the memory budget buys no block.
         """
-        self.settings = settings
         self._group = group
         self._forward = ForwardPass(settings, group)
+        self.settings = self._forward.settings
         self._model = self._forward.model
         self._cache = self._forward.cache
         self.vocab_size: int = self._model.config.get_text_config().vocab_size

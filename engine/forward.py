@@ -28,12 +28,17 @@ class ForwardPass:
         """
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self._settings = settings
         self.model = load_model(settings)
         layers = attach(self.model, settings.model)
         if settings.reproducible:
             check_rows_are_apart(self.model, settings.model)
         dtype, device = self.model.dtype, self.model.device
+        found = {
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+        }
+        self.settings = settings.model_copy(update=found)  # those in force: what was left open is known now
         num_blocks = blocks_within(settings, layers.shapes, dtype, device)
         if group is not None:
             num_blocks = group.least(num_blocks)
@@ -48,18 +53,18 @@ class ForwardPass:
     def pack(self, step: StepInput) -> Batch:
         """The step's tensors."""
         model, is_paged = self.model, self._kernel is not None
-        return pack(step.feeds, self._settings.block_size, model.dtype, model.device, is_paged=is_paged)
+        return pack(step.feeds, self.settings.block_size, model.dtype, model.device, is_paged=is_paged)
 
     def run(self, step: StepInput, batch: Batch) -> torch.Tensor:
         """[num_logits, vocab_size]; at ranks other than 0 only their share of the vocabulary."""
         self.cache.make(step.moves)
-        if self._settings.reproducible:
+        if self.settings.reproducible:
             return self._run_in_passes(batch)
         logits = self._graphs.run(batch) if self._graphs is not None else None
         return self._run(batch) if logits is None else logits
 
     def _run_in_passes(self, batch: Batch) -> torch.Tensor:
-        spare_slot = self.cache.spare_block * self._settings.block_size
+        spare_slot = self.cache.spare_block * self.settings.block_size
         logits = [self._run(part)[part.wanted] for part in passes(batch, spare_slot)]
         return torch.cat([part for part in logits if len(part)] or logits[:1])
 

@@ -7,6 +7,7 @@ from gateway.generation import Generation
 from gateway.record import Record
 from gateway.timing import Timing
 from gateway.totals import Kind
+from gateway.tracing import PROVIDER
 from telemetry.instruments import Instruments
 from telemetry.metrics import REASONS
 
@@ -73,7 +74,7 @@ def _observe(instruments: Instruments, timing: Timing, model: str) -> None:
     labels = {
         "gen_ai_operation_name": timing.operation,
         "gen_ai_request_model": model,
-        "gen_ai_provider_name": "outrider",
+        "gen_ai_provider_name": PROVIDER,
     }
     times = {
         "gen_ai_server_time_to_first_token_seconds": timing.first_token_s,

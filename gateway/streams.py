@@ -37,6 +37,7 @@ class Worker:
     vocab_size: int
     max_length: int  # tokens of context
     ranks: tuple[int, ...] = ()  # process ids of a target's others
+    settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs
 
 
 @dataclass

@@ -2,6 +2,7 @@
 import { chart } from "./chart.js";
 import { Loads } from "./loads.js";
 import { roundItem } from "./rounds.js";
+import { settingsOf } from "./settings.js";
 
 const LOOK_MS = 1000;
 const SHOWN_ROUNDS = 200;
@@ -186,17 +187,11 @@ function showWorkers(workers) {
   byId("workers").replaceChildren(...rows);
 }
 
-function showSettings({ gateway = {}, pace = {}, workers = [] }) {
-  byId("model").textContent = gateway.model ?? "";
-  const models = Object.fromEntries(workers.map(({ role, address, model }) => [`${role} ${address}`, model]));
-  const paced = Object.fromEntries(Object.entries(pace).map(([name, value]) => [`pace.${name}`, value]));
-  const items = Object.entries({ ...models, ...gateway, ...paced }).flatMap(([name, value]) => {
-    const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
-    dt.textContent = name;
-    dd.textContent = value === null ? "none" : String(value);
-    return [dt, dd];
-  });
-  byId("settings").replaceChildren(...items);
+function showSettings(health) {
+  byId("model").textContent = health.gateway.model;
+  const [shown, settings] = [byId("settings"), settingsOf(health)];
+  // What has not changed is left alone, so that it can be selected.
+  if (!settings.isEqualNode(shown)) shown.replaceWith(settings);
 }
 
 function showStatus(text, well) {

@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ray.cluster_utils import Cluster
 
 from bench.running import end, free_port
 from client.generation import Client
+from tests.cluster.test_failures import wait_until
 from tests.k8s.conftest import built
 from tests.k8s.pods_view import KEY, lay_out
 
@@ -48,13 +48,6 @@ class Deployed:
 
     def client(self) -> Client:
         return Client(self.grpc, KEY)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ import re
 import shutil
 from collections.abc import Iterator
 
+import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from bench.running import Service
 
@@ -15,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: Debian's package chromium is missing"),
 ]
 ANSWERED_MS = 30_000
-SCHEMES = ("light", "dark")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(params=SCHEMES)
+@pytest.fixture(params=["light", "dark"])
 def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> Iterator[Page]:
     """Fails where the page, once left, had said anything on the console or asked elsewhere for anything."""
     context = browser.new_context(color_scheme=request.param, viewport={"width": 1200, "height": 900})
@@ -41,11 +41,11 @@ def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> 
     assert not wrong
 
 
-def ask(page: Page, tokens: int = 60) -> None:
+def ask(page: Page, prompt: str = '{"name": "', tokens: int = 60) -> None:
     """By keyboard alone."""
     page.locator("#prompt").focus()
     page.keyboard.press("Control+a")
-    page.keyboard.type('{"name": "')
+    page.keyboard.type(prompt)
     page.locator("#tokens").fill(str(tokens))
     page.locator("#seed").fill("7")
     page.locator("#task").fill("json")
@@ -53,17 +53,18 @@ def ask(page: Page, tokens: int = 60) -> None:
     expect(page.locator("#summary")).to_contain_text("passes of the target", timeout=ANSWERED_MS)
 
 
-def background(page: Page, selector: str) -> str:
-    colour: str = page.locator(selector).first.evaluate("node => getComputedStyle(node).backgroundColor")
-    return colour
+def style(node: Locator, name: str) -> str:
+    """As it is shown."""
+    value: str = node.first.evaluate("(node, name) => getComputedStyle(node)[name]", name)
+    return value
 
 
 def test_an_answer_arrives_token_by_token_coloured_by_origin(page: Page) -> None:
     ask(page)
     tokens = page.locator("#answer .token")
     assert tokens.count() == 60
-    colours = {name: background(page, f"#answer .{name}") for name in ("accepted", "target", "plain")}
-    assert len({*colours.values()}) == 3
+    origins = ("accepted", "target", "plain")
+    assert len({style(page.locator(f"#answer .{name}"), "backgroundColor") for name in origins}) == 3
     accepted = int(re.search(r"(\d+) of \d+ drafted", page.locator("#summary").inner_text())[1])  # type: ignore[index]
     assert page.locator("#answer .accepted").count() == accepted > 0
 
@@ -75,27 +76,66 @@ def test_a_round_shows_its_draft_and_its_time_line(page: Page) -> None:
     accepted = page.locator("#rounds .accepted").count()
     assert accepted == page.locator("#answer .accepted").count()
     first, second = rounds.nth(0), rounds.nth(1)
-    expect(first.locator(".time")).to_be_hidden()
+    line = first.locator(".time")
+    expect(line).to_be_hidden()
     first.hover()
-    expect(first.locator(".time")).to_contain_text("target’s step")
+    expect(line).to_be_visible()
+    expect(line).to_contain_text("target’s step")
+    parts = [part.bounding_box() or {"width": 0.0} for part in line.locator("rect").all()]
+    box = line.bounding_box()
+    assert box is not None
+    assert sum(part["width"] for part in parts) == pytest.approx(box["width"], abs=1)
+    assert len({style(part, "fill") for part in line.locator("rect").all()}) == len(parts)
     page.mouse.move(0, 0)
+    expect(line).to_be_hidden()
     first.focus()
     page.keyboard.press("ArrowDown")
     expect(second.locator(".time")).to_be_visible()
 
 
-def test_charts_workers_and_settings_are_live(page: Page) -> None:
-    ask(page)
-    lines = page.locator("figure path")
-    expect(page.locator("figure")).to_have_count(4)
-    for name in ("with speculation", "running", "json, model"):
-        expect(page.locator("figure .names").get_by_text(name)).to_be_visible()
-    expect(page.locator("figure path").first).to_have_attribute("d", re.compile(".{20,}"))
-    assert lines.count() >= 4
-    expect(page.locator("#workers tr")).to_have_count(2)
-    expect(page.locator("#status")).to_have_text("ok")
+def test_a_corrected_draft_shows_what_stands_in_its_place(page: Page) -> None:
+    page.locator("#mode").select_option("fixed")
+    ask(page, "The river was quiet and the")
+    corrected = page.locator("#rounds li", has=page.locator(".refused")).first
+    assert style(corrected.locator(".refused"), "textDecorationLine") == "line-through"
+    own = corrected.locator(".target").inner_text()
+    assert own not in corrected.locator(".refused").all_inner_texts()
+    of_answer = page.locator("#answer .target").filter(has_text=own.strip("␣⏎")).first
+    of_answer.hover()
+    expect(page.locator("#rounds li.shown")).to_have_count(1)
+
+
+def test_charts_and_workers_are_live(page: Page, client: httpx.Client) -> None:
+    """While somebody else's request is under way."""
+    long = {"prompt": '{"name": "', "max_tokens": 1500, "ignore_eos": True, "task": "json", "stream": True}
+    with client.stream("POST", "/v1/completions", json=long):
+        expect(page.locator("figure")).to_have_count(4)
+        for name in ("with speculation", "running", "json, model", "mean depth"):
+            expect(page.locator("figure .names").get_by_text(name)).to_be_visible()
+        for number in range(4):
+            drawn = page.locator("figure").nth(number).locator("path").first
+            expect(drawn).to_have_attribute("d", re.compile("L"))  # between two looks at least
+            assert style(drawn, "stroke") != "none"
+        expect(page.locator("#workers tr")).to_have_count(2)
+        expect(page.locator("#workers tr", has_text="target")).to_contain_text(re.compile(r"\d+ % of \d+"))
+        expect(page.locator("#status")).to_have_text("ok")
+
+
+def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> None:
     page.get_by_text("Running configuration").click()
-    expect(page.locator("#settings")).to_contain_text("pace.max_depth")
+
+    def settings(of: str) -> dict[str, str]:
+        group = page.locator("#settings section", has=page.get_by_role("heading", name=of))
+        names, values = (group.locator(tag).all_inner_texts() for tag in ("dt", "dd"))
+        return dict(zip(names, values, strict=True))
+
+    expect(page.locator("#settings section")).to_have_count(4)
+    target, draft = settings("target at"), settings("draft at")
+    assert target["dtype"] == draft["dtype"] == "float32"
+    assert (target["threads"], target["cache_memory"]) == ("1", str(2**28))
+    assert (target["branches"], draft["branches"]) == ("0", "12")
+    assert settings("gateway")["drafter"] == "model"
+    assert settings("pace")["max_depth"] == "8"
 
 
 def test_escape_stops_an_answer(page: Page) -> None:
@@ -105,6 +145,7 @@ def test_escape_stops_an_answer(page: Page) -> None:
     expect(page.locator("#answer .token").nth(5)).to_be_attached(timeout=ANSWERED_MS)
     page.keyboard.press("Escape")
     expect(page.locator("#summary")).to_contain_text("stopped after")
+    assert page.locator("#answer .token").count() < 1500
 
 
 def test_a_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
@@ -118,13 +159,10 @@ def test_a_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
         assert box["x"] + box["width"] <= 360
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_text_can_be_read(browser: Browser, service: Service, scheme: str) -> None:
-    """Contrast of 4.5 to 1, as WCAG asks for."""
-    context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
-    page = context.new_page()
-    page.goto(service.http)
-    for kind in ("accepted", "target", "refused", "plain"):
+def test_text_can_be_read(page: Page) -> None:
+    """Contrast of 4.5 to 1, as WCAG asks for; light on dark where the visitor has it dark."""
+    is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    for kind in ("accepted", "target", "refused", "unreached", "plain"):
         ink, ground = page.locator(f".legend .{kind}").first.evaluate(
             """node => {
                 const over = element => {
@@ -134,17 +172,13 @@ def test_text_can_be_read(browser: Browser, service: Service, scheme: str) -> No
                 return [getComputedStyle(node).color, over(node)];
             }"""
         )
-        assert contrast(ink, ground) >= 4.5, (kind, ink, ground)
-    context.close()
+        dark, light = sorted((luminance(ink), luminance(ground)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (kind, ink, ground)
+        assert (luminance(ink) > luminance(ground)) == is_dark
 
 
-def contrast(one: str, other: str) -> float:
-    """Of two colours as rgb(r, g, b)."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
+def luminance(colour: str) -> float:
+    """Of rgb(r, g, b), as WCAG defines it."""
+    parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

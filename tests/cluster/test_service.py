@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from bench.running import Service
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
+from tests.cluster.conftest import SERVED
 
 JSON_PROMPT = prompts("json", 1)[0]
 MODES: dict[str, dict[str, Any]] = {
@@ -48,6 +49,14 @@ def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, servi
     assert "DraftWorker" in names[workers["draft"]]
     gateways = [pid for pid, name in names.items() if "Gateway" in name]
     assert len({*gateways, *workers.values()}) == 3
+
+
+def test_workers_tell_what_they_run_with(client: httpx.Client) -> None:
+    settings = {worker["role"]: worker["settings"] for worker in client.get("/health").json()["workers"]}
+    target, draft = settings["target"], settings["draft"]
+    assert (target["dtype"], target["device"], target["tensor_parallel"]) == ("float32", "cpu", 1)
+    assert (target["threads"], target["cache_memory"]) == (SERVED["target_threads"], SERVED["cache_memory"])
+    assert (target["branches"], draft["branches"]) == (0, 12)
 
 
 def test_the_memory_plan_is_printed_once(service: Service, tmp_path_factory: pytest.TempPathFactory) -> None:
