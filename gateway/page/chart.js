@@ -2,7 +2,7 @@
 
 export const KEPT = 120; // points, one a second
 const SVG = "http://www.w3.org/2000/svg";
-const [WIDTH, HEIGHT] = [KEPT - 1, 100];
+const [WIDTH, HEIGHT, TOP] = [KEPT - 1, 100, 6]; // of the drawing; the largest value is at TOP
 
 function element(name, attributes) {
   const made = document.createElementNS(SVG, name);
@@ -15,7 +15,7 @@ function path(points, max) {
   points.forEach((value, index) => {
     if (value === null) return;
     const x = WIDTH - (points.length - 1 - index);
-    const y = HEIGHT - (94 * value) / max;
+    const y = HEIGHT - ((HEIGHT - TOP) * value) / max;
     const starts = (points[index - 1] ?? null) === null;
     drawn += `${starts ? "M" : "L"}${x} ${y.toFixed(2)}`;
     // A point between two gaps is a short line, else it would not be seen.
@@ -38,7 +38,7 @@ export function chart({ title, series, format, max }) {
     role: "img",
     "aria-label": title,
   });
-  svg.append(element("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }));
+  for (const y of [TOP, HEIGHT]) svg.append(element("line", { x1: 0, x2: WIDTH, y1: y, y2: y }));
   const names = document.createElement("div");
   names.className = "names";
   series.forEach(({ name, points }, index) => {

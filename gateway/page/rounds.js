@@ -38,11 +38,13 @@ function timeLine({ draft_ms, target_ms, queue_ms, step_ms, reason, foreseen, go
   for (const [name, ms] of Object.entries(parts)) {
     const label = document.createElement("span");
     label.className = `part-${name}`;
-    label.textContent = `■ ${names[name]} ${ms.toFixed(1)} ms  `;
+    label.textContent = `■ ${names[name]} ${ms.toFixed(1)} ms`;
     box.append(label);
   }
   const how = gone_on ? "the target went on by itself" : foreseen ? "the Draft was foreseen" : "the Draft was asked for";
-  box.append(`depth: ${reason}; ${how}`);
+  const why = document.createElement("div");
+  why.textContent = `depth: ${reason}; ${how}`;
+  box.append(why);
   return box;
 }
 
