@@ -35,7 +35,7 @@ class Report:
     in_target: dict[str, float] = field(default_factory=lambda: dict.fromkeys(IN_TARGET, 0.0))
     counts: Counter[str] = field(default_factory=Counter)  # rounds, drafted, accepted, ...
     plain_why: Counter[str] = field(default_factory=Counter)  # tokens decoded plainly, by reason
-    events: list[str] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=Counter)  # what they say
     modes: set[str] = field(default_factory=set)
     batch: float = 0.0  # sequences in the target's steps, summed over rounds
 
@@ -64,13 +64,15 @@ def _add_generation(result: Report, generation: FileSpan, below: dict[str, list[
     result.tokens += said.get("gen_ai.usage.output_tokens", 0)
     result.modes.add(said.get("outrider.mode", ""))
     result.times["queue"] += said.get("outrider.queue_ms", 0.0)
-    result.events += [f"{event.name}: {event.reason}" for event in generation.events]
+    result.events.update(f"{event.name}: {event.reason}" for event in generation.events)
     accounted = said.get("outrider.queue_ms", 0.0)
     for span in below.get(generation.id, ()):
         if "outrider.tokens" in span.attributes:
             accounted += _add_round(result, span)
         for worker in below.get(span.id, ()):
-            result.events += [f"{event.name} in the {worker.name}: {event.reason}" for event in worker.events]
+            result.events.update(
+                f"{event.name} in the {worker.name}: {event.reason}" for event in worker.events
+            )
             if worker.name in WORKER_SPANS:
                 for part in below.get(worker.id, ()):
                     result.in_target[part.name] += part.milliseconds
@@ -114,8 +116,19 @@ def lines(result: Report) -> Iterator[str]:
             inside = (f"{name} {result.in_target[name]:.1f}" for name in IN_TARGET)
             yield f"  {'':<8}{'':>9}     {'':>4}  as the target has it, ms: {', '.join(inside)}"
     yield ""
-    yield from (f"  {event}" for event in result.events)
+    yield from _happened(result)
     yield from (f"-> {line}" for line in advice(result))
+
+
+def _happened(result: Report) -> Iterator[str]:
+    """Events: of one request as they are, of several counted by what they have in common."""
+    if result.generations == 1:
+        yield from (f"  {event}" for event in result.events.elements())
+        return
+    kinds = Counter[str]()
+    for event, times in result.events.items():
+        kinds[":".join(event.split(":")[:2])] += times
+    yield from (f"  {times} times {kind}" for kind, times in kinds.most_common())
 
 
 def advice(result: Report) -> list[str]:

@@ -65,7 +65,7 @@ class GenerationTrace:
             f"{operation} {model}", trace.set_span_in_context(prepared.server_span)
         )
         self._begun = time.perf_counter()
-        self._had_token = False
+        self._had_token = self._is_finished = False
         if self._span.is_recording():
             self._span.set_attributes(_asked(prepared, operation, model))
 
@@ -75,7 +75,7 @@ class GenerationTrace:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
             failed(self._span, error)
-        elif error is not None:
+        elif error is not None and not self._is_finished:
             self._span.add_event("cancelled", {"outrider.reason": "the client has gone"})
         self._span.end()
 
@@ -101,7 +101,8 @@ class GenerationTrace:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
 
     def finished(self, usage: "Usage", finish_reasons: list[str]) -> None:
-        """All answers are."""
+        """All answers are; a reader that leaves now has had it all."""
+        self._is_finished = True
         if self.is_recording:
             self._span.set_attributes(
                 {

@@ -146,6 +146,17 @@ def test_the_newest_one_by_its_id_or_all(printed):
     assert "2 requests, together 12 tokens in 15 ms" in printed(*traces, arguments=("--all",))
 
 
+def test_of_many_requests_events_are_counted_by_kind(printed):
+    traces = [
+        Trace(number).round(target=5.0).event("fallback", f"late Draft: no Draft after 0.0{number} s")
+        for number in (1, 2, 3)
+    ]
+    traces[0].event("rounds", "measured")
+    out = printed(*traces, arguments=("--all",))
+    assert "3 times fallback: late Draft\n" in out
+    assert "1 times rounds: measured\n" in out
+
+
 WRONG = [
     ("", "no generation"),
     ("not json\n", "line 1 is no trace"),

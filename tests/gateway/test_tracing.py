@@ -37,8 +37,8 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
 
 
-async def answer(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):
-    """The usage."""
+def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):
+    """The chunks of the answer to a request."""
     generation = Generation(SETTINGS.model_copy(update=settings), tokenizer, fleet)
     token = attach(context_of(traceparent))
     try:
@@ -46,7 +46,12 @@ async def answer(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n
         prepared = generation.prepare(Request("a prompt", sampling, speculation=speculation, n=n))
     finally:
         detach(token)
-    async with aclosing(generation.chunks(prepared)) as chunks:
+    return aclosing(generation.chunks(prepared))
+
+
+async def answer(*arguments, **settings):
+    """The usage."""
+    async with asked(*arguments, **settings) as chunks:
         return [chunk async for chunk in chunks][-1].usage
 
 
@@ -137,6 +142,17 @@ async def test_prompts_and_texts_only_where_switched_on(tokenizer, spans, switch
     if switched_on:
         (said,) = json.loads(spans.one("text_completion m").attributes["gen_ai.output.messages"])
         assert said == {"role": "assistant", "parts": [{"type": "text", "content": TEXT}]}
+
+
+@pytest.mark.parametrize(("read", "told"), [(1, ["cancelled"]), (len(ANSWER), [])], ids=["early", "late"])
+async def test_only_a_reader_that_leaves_before_the_end_cancels(tokenizer, spans, read, told):
+    async with (
+        fleet_of(ScriptedTarget(ANSWER)) as fleet,
+        asked(fleet, tokenizer, Speculation(mode="off")) as chunks,
+    ):
+        for _ in range(read):
+            await anext(chunks)
+    assert [event.name for event in spans.one("text_completion m").events] == told
 
 
 @pytest.mark.parametrize("traceparent", ["", NOT_SAMPLED])
