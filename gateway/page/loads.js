@@ -1,39 +1,73 @@
-// Answers of /loads, some time apart, as series to draw. Each of several gateways knows only its own.
+// Answers of /loads as numbers and as series to draw. Each of several gateways knows only its own: what those
+// heard lately say is added up.
 import { KEPT } from "./chart.js";
 
 const MAX_TASKS = 5;
+const FORGOTTEN_MS = 10_000; // after which a gateway that was not heard is gone
 
 export class Loads {
   constructor() {
-    this.gateways = new Map(); // by id: the newest answer
+    this.heard = new Map(); // by gateway, the last heard last: when, its newest answer, and the one before
     this.series = new Map(); // by chart and name: the newest values
     this.length = 0;
   }
 
-  add(loads) {
-    const before = this.gateways.get(loads.gateway);
-    this.gateways.set(loads.gateway, loads);
-    const seconds = before ? loads.uptime_s - before.uptime_s : 0;
-    const old = new Map((before?.tasks ?? []).map((task) => [`${task.task}, ${task.drafter}`, task]));
-    let tokens = 0;
-    const acceptance = {};
-    for (const task of loads.tasks) {
-      const name = `${task.task}, ${task.drafter}`;
-      const since = (field) => task[field] - (old.get(name)?.[field] ?? 0);
-      tokens += since("tokens");
-      if (task.verified > 0) acceptance[name] = since("verified") > 0 ? since("accepted") / since("verified") : null;
-    }
-    const sequences = loads.depths.reduce((sum, depth) => sum + depth.sequences, 0);
-    const depth = loads.depths.reduce((sum, { sequences, mean_depth }) => sum + sequences * mean_depth, 0);
-    this.push({
+  add(answer) {
+    const now = performance.now();
+    const before = this.heard.get(answer.gateway)?.newest;
+    this.heard.delete(answer.gateway);
+    this.heard.set(answer.gateway, { at: now, newest: answer, before });
+    for (const [gateway, { at }] of this.heard) if (now - at > FORGOTTEN_MS) this.heard.delete(gateway);
+    this.push(this.values());
+  }
+
+  sum(of) {
+    return [...this.heard.values()].reduce((sum, { newest }) => sum + of(newest), 0);
+  }
+
+  values() {
+    const tasks = this.perSecond();
+    const rates = Object.values(tasks);
+    const acceptance = Object.entries(tasks).map(([name, { verified, accepted }]) => [
+      name,
+      verified > 0 ? accepted / verified : null,
+    ]);
+    const depths = [...this.heard.values()].flatMap(({ newest }) => newest.depths);
+    const sequences = depths.reduce((sum, depth) => sum + depth.sequences, 0);
+    const depth = depths.reduce((sum, { sequences, mean_depth }) => sum + sequences * mean_depth, 0);
+    const twice = [...this.heard.values()].some(({ before }) => before);
+    return {
       rate: {
-        "with speculation": seconds > 0 ? tokens / seconds : null,
-        "plain would give": loads.plain_tokens_per_second || null,
+        "with speculation": twice ? rates.reduce((sum, { tokens }) => sum + tokens, 0) : null,
+        "plain would give": this.sum(({ plain_tokens_per_second }) => plain_tokens_per_second) || null,
       },
-      load: { running: loads.running, waiting: loads.waiting },
-      acceptance,
+      load: { running: this.sum(({ running }) => running), waiting: this.sum(({ waiting }) => waiting) },
+      acceptance: Object.fromEntries(acceptance),
       depth: { "mean depth": sequences ? depth / sequences : null },
-    });
+    };
+  }
+
+  // By task and drafter.
+  perSecond() {
+    const found = {};
+    for (const { newest, before } of this.heard.values()) {
+      const seconds = before ? newest.uptime_s - before.uptime_s : Infinity;
+      for (const task of newest.tasks) {
+        const old = before?.tasks.find(({ task: name, drafter }) => name === task.task && drafter === task.drafter);
+        const rates = (found[`${task.task}, ${task.drafter}`] ??= { tokens: 0, verified: 0, accepted: 0 });
+        for (const field of Object.keys(rates)) rates[field] += (task[field] - (old?.[field] ?? 0)) / seconds;
+      }
+    }
+    return found;
+  }
+
+  // As the newest answer has them, with the streams of all gateways.
+  workers() {
+    const { newest } = [...this.heard.values()].at(-1);
+    return newest.workers.map((worker) => ({
+      ...worker,
+      streams: this.sum(({ workers }) => workers.find(({ address }) => address === worker.address)?.streams ?? 0),
+    }));
   }
 
   gap() {
@@ -59,6 +93,7 @@ export class Loads {
       [...this.series]
         .filter(([id]) => id.startsWith(`${chart}/`))
         .map(([id, points]) => ({ name: id.slice(chart.length + 1), points }))
+        .filter(({ points }) => points.some((value) => value !== null))
         .slice(0, MAX_TASKS);
     const percent = (value) => `${(100 * value).toFixed(0)} %`;
     const whole = (value) => value.toFixed(0);

@@ -203,7 +203,7 @@ async function look() {
   try {
     const [now, health] = await Promise.all([fetched("loads"), fetched("health")].map(async (r) => (await r).json()));
     loads.add(now);
-    showWorkers(now.workers);
+    showWorkers(loads.workers());
     showSettings(health);
     showStatus(health.status, health.status === "ok");
   } catch (error) {

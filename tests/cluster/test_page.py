@@ -1,12 +1,13 @@
 """The live page in a real headless Chromium, against a real service."""
 
+import itertools
 import re
 import shutil
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
 from bench.running import Service
 
@@ -119,6 +120,33 @@ def test_charts_and_workers_are_live(page: Page, client: httpx.Client) -> None:
         expect(page.locator("#workers tr")).to_have_count(2)
         expect(page.locator("#workers tr", has_text="target")).to_contain_text(re.compile(r"\d+ % of \d+"))
         expect(page.locator("#status")).to_have_text("ok")
+
+
+def test_what_several_gateways_tell_is_added_up(page: Page, client: httpx.Client) -> None:
+    """Whichever answers a look; each knows only its own requests."""
+    real, looks = client.get("/loads").json(), itertools.count(1)
+    tasks = {"task": "json", "drafter": "model", "verified": 0, "accepted": 0}
+
+    def answer(route: Route) -> None:
+        look = next(looks)
+        running = (1, 2)[look % 2]
+        route.fulfill(
+            json={
+                **real,
+                "gateway": f"number {running}",
+                "running": running,
+                "uptime_s": look,
+                "tasks": [{**tasks, "tokens": 10 * running * look}],
+                "workers": [{**worker, "streams": running} for worker in real["workers"]],
+            }
+        )
+
+    page.route("**/loads", answer)
+    expect(page.locator("figure .names").get_by_text("running 3")).to_be_visible(timeout=ANSWERED_MS)
+    expect(page.locator("figure .names").get_by_text("with speculation 30")).to_be_visible(
+        timeout=ANSWERED_MS
+    )
+    expect(page.locator("#workers tr").first.locator("td").nth(3)).to_have_text("3")
 
 
 def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> None:
