@@ -176,6 +176,21 @@ def test_escape_stops_an_answer(page: Page) -> None:
     assert page.locator("#answer .token").count() < 1500
 
 
+def test_where_keys_are_needed_it_asks_for_one(browser: Browser, service: Service) -> None:
+    def door(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "give an API key"}})
+
+    with browser.new_page() as page:
+        page.route("**/loads", door)
+        page.goto(service.http)
+        expect(page.locator("#status")).to_have_text("give an API key")
+        page.locator("#key").fill("secret")
+        expect(page.locator("#status")).to_have_text("ok")
+
+
 def test_a_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     ask(page)
