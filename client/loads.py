@@ -1,5 +1,6 @@
 """Two answers to GetLoads, some time apart, as numbers per second."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -51,3 +52,19 @@ class LoadHistory:
                 for name in COUNTED:
                     of_task.per_second[name] += (getattr(task, name) - getattr(old, name)) / seconds
         return dict(rates)
+
+    def depths(self) -> dict[str, tuple[int, float]]:
+        """By what decides them: sequences, and their mean depth."""
+        depths: dict[str, tuple[int, float]] = {}
+        for depth in (depth for loads in self.newest.values() for depth in loads.depths):
+            sequences, mean = depths.get(depth.reason, (0, 0.0))
+            together = sequences + depth.sequences
+            total = sequences * mean + depth.sequences * depth.mean_depth
+            depths[depth.reason] = together, total / together
+        return depths
+
+    def workers(self) -> list[generation_pb2.WorkerLoad]:
+        """Each as the gateway tells it that heard it last."""
+        told = [worker for loads in self.newest.values() for worker in loads.workers]
+        told.sort(key=lambda worker: worker.heard_s if worker.HasField("heard_s") else math.inf, reverse=True)
+        return list({worker.address: worker for worker in told}.values())

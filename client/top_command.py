@@ -55,13 +55,11 @@ def screen(history: LoadHistory) -> str:
     ]
     lines += [_task(*kind, of_task) for kind, of_task in sorted(rates.items())]
     lines += ["", _row("depth by", "sequences", "mean depth")]
-    for loads in gateways:
-        lines += [
-            _row(depth.reason, str(depth.sequences), f"{depth.mean_depth:.1f}") for depth in loads.depths
-        ]
+    lines += [
+        _row(reason, str(sequences), f"{mean:.1f}") for reason, (sequences, mean) in history.depths().items()
+    ]
     lines += ["", _row("worker", "address", "running", "waiting", "blocks used", "step ms", "heard s ago")]
-    workers = {worker.address: worker for loads in gateways for worker in loads.workers}
-    lines += [_worker(worker) for worker in sorted(workers.values(), key=lambda worker: worker.role)]
+    lines += [_worker(worker) for worker in sorted(history.workers(), key=lambda worker: worker.role)]
     return "\n".join([*lines, ""])
 
 

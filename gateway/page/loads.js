@@ -7,7 +7,7 @@ const FORGOTTEN_MS = 10_000; // after which a gateway that was not heard is gone
 
 export class Loads {
   constructor() {
-    this.heard = new Map(); // by gateway, the last heard last: when, its newest answer, and the one before
+    this.heard = new Map(); // by gateway: when, its newest answer, and the one before
     this.series = new Map(); // by chart and name: the newest values
     this.length = 0;
   }
@@ -15,7 +15,6 @@ export class Loads {
   add(answer) {
     const now = performance.now();
     const before = this.heard.get(answer.gateway)?.newest;
-    this.heard.delete(answer.gateway);
     this.heard.set(answer.gateway, { at: now, newest: answer, before });
     for (const [gateway, { at }] of this.heard) if (now - at > FORGOTTEN_MS) this.heard.delete(gateway);
     this.push(this.values());
@@ -61,13 +60,16 @@ export class Loads {
     return found;
   }
 
-  // As the newest answer has them, with the streams of all gateways.
+  // Each as the gateway tells it that heard it last, with the streams of all gateways.
   workers() {
-    const { newest } = [...this.heard.values()].at(-1);
-    return newest.workers.map((worker) => ({
-      ...worker,
-      streams: this.sum(({ workers }) => workers.find(({ address }) => address === worker.address)?.streams ?? 0),
-    }));
+    const found = new Map();
+    for (const { newest } of this.heard.values())
+      for (const worker of newest.workers) {
+        const known = found.get(worker.address);
+        const fresher = !known || (worker.heard_s ?? Infinity) < (known.heard_s ?? Infinity) ? worker : known;
+        found.set(worker.address, { ...fresher, streams: worker.streams + (known?.streams ?? 0) });
+      }
+    return [...found.values()];
   }
 
   gap() {

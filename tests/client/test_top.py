@@ -43,6 +43,24 @@ def test_a_gateway_that_is_gone_is_forgotten():
     assert set(history.newest) == {"b"}
 
 
+def test_depths_of_several_gateways_are_one_mean():
+    history = LoadHistory()
+    for gateway, sequences, depth in (("a", 1, 2.0), ("b", 3, 6.0)):
+        in_force = generation_pb2.DepthInForce(reason="measured", sequences=sequences, mean_depth=depth)
+        history.add(loads(gateway, depths=[in_force]), 0.0)
+    assert history.depths() == {"measured": (4, 5.0)}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_a_worker_is_as_the_gateway_tells_it_that_heard_it_last(order):
+    told = [generation_pb2.WorkerLoad(address="10.0.0.1:5", heard_s=heard_s) for heard_s in (3.0, 0.5)]
+    told.append(generation_pb2.WorkerLoad(address="10.0.0.1:5"))  # by one that never heard it
+    history = LoadHistory()
+    for number in order:
+        history.add(loads(f"gateway {number}", workers=[told[number]]), 0.0)
+    assert history.workers() == [told[1]]
+
+
 def test_the_screen_shows_load_acceptance_depth_and_workers():
     history = LoadHistory()
     history.add(loads("a", 1.0, 0), 0.0)
