@@ -5,6 +5,8 @@ import { KEPT } from "./chart.js";
 const MAX_TASKS = 5;
 const FORGOTTEN_MS = 10_000; // after which a gateway that was not heard is gone
 
+const total = (items, of) => items.reduce((sum, item) => sum + of(item), 0);
+
 export class Loads {
   constructor() {
     this.heard = new Map(); // by gateway: when, its newest answer, and the one before
@@ -20,29 +22,26 @@ export class Loads {
     this.push(this.values());
   }
 
-  sum(of) {
-    return [...this.heard.values()].reduce((sum, { newest }) => sum + of(newest), 0);
-  }
-
   values() {
+    const newest = [...this.heard.values()].map((heard) => heard.newest);
     const tasks = this.perSecond();
-    const rates = Object.values(tasks);
     const acceptance = Object.entries(tasks).map(([name, { verified, accepted }]) => [
       name,
       verified > 0 ? accepted / verified : null,
     ]);
-    const depths = [...this.heard.values()].flatMap(({ newest }) => newest.depths);
-    const sequences = depths.reduce((sum, depth) => sum + depth.sequences, 0);
-    const depth = depths.reduce((sum, { sequences, mean_depth }) => sum + sequences * mean_depth, 0);
-    const twice = [...this.heard.values()].some(({ before }) => before);
+    const depths = newest.flatMap((loads) => loads.depths);
+    const sequences = total(depths, (depth) => depth.sequences);
+    const isKnown = [...this.heard.values()].some(({ before }) => before);
     return {
       rate: {
-        "with speculation": twice ? rates.reduce((sum, { tokens }) => sum + tokens, 0) : null,
-        "plain would give": this.sum(({ plain_tokens_per_second }) => plain_tokens_per_second) || null,
+        "with speculation": isKnown ? total(Object.values(tasks), (rates) => rates.tokens) : null,
+        "plain would give": total(newest, (loads) => loads.plain_tokens_per_second) || null,
       },
-      load: { running: this.sum(({ running }) => running), waiting: this.sum(({ waiting }) => waiting) },
+      load: { running: total(newest, (loads) => loads.running), waiting: total(newest, (loads) => loads.waiting) },
       acceptance: Object.fromEntries(acceptance),
-      depth: { "mean depth": sequences ? depth / sequences : null },
+      depth: {
+        "mean depth": sequences ? total(depths, (depth) => depth.sequences * depth.mean_depth) / sequences : null,
+      },
     };
   }
 
