@@ -19,6 +19,7 @@ MEANING = {
     "gateway": "everything else in the gateway",
 }
 MUCH = 0.2  # of the time, from which on advice is given
+FEW = 0.02  # of the rounds
 POOR, GOOD = 0.4, 0.9  # accepted / verified
 LARGE_BATCH = 8  # sequences in a step
 
@@ -163,7 +164,7 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
         yield times["wait"], _waiting(result)
     if share("gateway") > MUCH:
         yield times["gateway"], "the gateway is busy: more gateways"
-    if counts["late_drafts"]:
+    if counts["late_drafts"] > FEW * rounds:
         yield (
             times["wait"],
             "Drafts came late: higher draft_deadline_ms, more drafts, or a faster draft",

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: Debian's package chromium is missing"),
 ]
 ANSWERED_MS = 30_000
+TOKENS = 60
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +43,12 @@ def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> 
     assert not wrong
 
 
-def ask(page: Page, prompt: str = '{"name": "', tokens: int = 60) -> None:
+def ask(page: Page, prompt: str = '{"name": "') -> None:
     """By keyboard alone."""
     page.locator("#prompt").focus()
     page.keyboard.press("Control+a")
     page.keyboard.type(prompt)
-    page.locator("#tokens").fill(str(tokens))
+    page.locator("#tokens").fill(str(TOKENS))
     page.locator("#seed").fill("7")
     page.locator("#task").fill("json")
     page.keyboard.press("Control+Enter")
@@ -62,8 +63,7 @@ def style(node: Locator, name: str) -> str:
 
 def test_an_answer_arrives_token_by_token_coloured_by_origin(page: Page) -> None:
     ask(page)
-    tokens = page.locator("#answer .token")
-    assert tokens.count() == 60
+    assert page.locator("#answer .token").count() == TOKENS
     origins = ("accepted", "target", "plain")
     assert len({style(page.locator(f"#answer .{name}"), "backgroundColor") for name in origins}) == 3
     accepted = int(re.search(r"(\d+) of \d+ drafted", page.locator("#summary").inner_text())[1])  # type: ignore[index]

@@ -39,7 +39,13 @@ class Trace:
         start, self.end = self.end, self.end + int(lasts * MS)
         counts = {
             name: parts.pop(name, default)
-            for name, default in (("drafted", 4), ("verified", 4), ("accepted", 3), ("prepared_for", 0))
+            for name, default in (
+                ("drafted", 4),
+                ("verified", 4),
+                ("accepted", 3),
+                ("prepared_for", 0),
+                ("late_drafts", 0),
+            )
         }
         counts = counts if name == "round" else {}
         times = {f"{part}_ms": value for part, value in parts.items()}
@@ -121,6 +127,7 @@ def test_the_parts_of_a_request_and_what_they_mean(printed):
         ({"wire": 5.0, "target": 5.0}, "draft_resources"),
         ({"wait": 5.0, "target": 5.0}, "drafts"),
         ({"gateway": 5.0, "target": 5.0}, "gateways"),
+        ({"target": 5.0, "late_drafts": 1}, "draft_deadline_ms"),
         ({"target": 5.0, "accepted": 1}, "mode auto"),
         ({"target": 5.0, "accepted": 4}, "max_depth"),
     ],
@@ -129,6 +136,13 @@ def test_the_parts_of_a_request_and_what_they_mean(printed):
 def test_what_costs_much_is_answered_by_a_setting(printed, parts, setting):
     (advice,) = [line for line in printed(Trace(mode="fixed").round(**parts)).splitlines() if "->" in line]
     assert setting in advice
+
+
+def test_a_few_late_drafts_among_many_are_no_matter(printed):
+    trace = Trace().round(target=5.0, late_drafts=1)
+    for _ in range(60):
+        trace.round(target=5.0)
+    assert "nothing stands out" in printed(trace)
 
 
 def test_plain_decoding_and_what_happened_are_told_with_their_reasons(printed):
