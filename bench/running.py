@@ -70,6 +70,7 @@ def serving(
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment, "RAY_ADDRESS": ray_address},
             start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
+            preexec_fn=_heed_interrupts,
         )
     try:
         parent = psutil.Process(process.pid)
@@ -84,6 +85,11 @@ def serving(
         left = end(process)
     if left:
         raise LeftBehindError(", ".join(left))
+
+
+def _heed_interrupts() -> None:
+    """A shell has what it starts in the background ignore them, and its children with it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def free_port() -> int:
