@@ -1,5 +1,6 @@
 """The ranks of a tensor-parallel target: rank 0 is in the replica, the others are actors of its own."""
 
+import logging
 import os
 import threading
 
@@ -10,10 +11,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors.leaving import leave
+from actors.watchdog import loading
 from engine.follow import follow
+from engine.forward import ForwardPass
 from engine.settings import EngineSettings
 from engine.tensor_parallel import RankGroup
 from engine.weights import resolve_device
+
+logger = logging.getLogger("ray.serve")
 
 
 class Rank:
@@ -22,10 +27,25 @@ class Rank:
     def pid(self) -> int:
         return os.getpid()
 
-    def follow(self, settings: EngineSettings, host: str, port: int, rank: int) -> None:
-        """Does what rank 0 orders until it has no more; at host and port is the store where they meet."""
+    def follow(
+        self, settings: EngineSettings, host: str, port: int, rank: int, leader: ray.actor.ActorHandle
+    ) -> None:
+        """Does what rank 0 orders until it has no more.
+
+        Args:
+            host, port: of the store where they meet.
+            leader: the actor in whose process rank 0 is. What hangs while they load may be that process.
+        """
+
+        def end_all(reason: str) -> None:
+            logger.critical("rank %d of the target ends its group: %s", rank, reason)
+            ray.kill(leader)
+
         try:
-            follow(settings, _group(settings, TCPStore(host, port), rank))
+            with loading(settings.load_timeout_s, end_all):
+                group = _group(settings, TCPStore(host, port), rank)
+                forward = ForwardPass(settings, group)
+            follow(forward, group)
         except BaseException as error:
             leave(f"rank {rank} of the target: {error!r}")
 
@@ -41,10 +61,11 @@ class OtherRanks:
         host = ray.util.get_node_ip_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         bundles = ray.util.get_current_placement_group()
+        leader = ray.get_runtime_context().current_actor
         self._actors = [_start(bundles, rank) for rank in range(1, settings.tensor_parallel)]
         self.pids: tuple[int, ...] = tuple(ray.get([actor.pid.remote() for actor in self._actors]))
         self._following = [
-            actor.follow.remote(settings, host, self._store.port, rank)
+            actor.follow.remote(settings, host, self._store.port, rank, leader)
             for rank, actor in enumerate(self._actors, start=1)
         ]
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()

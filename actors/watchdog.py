@@ -6,7 +6,7 @@ hung.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from actors.engine_loop import EngineLoop
@@ -16,10 +16,10 @@ POLL_S = 0.1
 
 
 @contextmanager
-def loading(load_timeout_s: float) -> Iterator[None]:
-    """What is done under it may take so long."""
+def loading(load_timeout_s: float, end: Callable[[str], object]) -> Iterator[None]:
+    """What is done under it may take so long; else ``end`` is called in a thread, with the reason."""
     is_over = threading.Event()
-    arguments = is_over, load_timeout_s
+    arguments = is_over, load_timeout_s, end
     threading.Thread(target=_watch_load, args=arguments, name="watchdog of the load", daemon=True).start()
     try:
         yield
@@ -32,13 +32,13 @@ def watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:
     threading.Thread(target=_watch, args=(engine_loop, step_timeout_s), name="watchdog", daemon=True).start()
 
 
-def _watch_load(is_over: threading.Event, load_timeout_s: float) -> None:
+def _watch_load(is_over: threading.Event, load_timeout_s: float, end: Callable[[str], object]) -> None:
     looks = 0
     while looks * POLL_S < load_timeout_s:
         if is_over.wait(POLL_S):
             return
         looks += 1
-    leave(f"loading has taken more than load_timeout_s={load_timeout_s:g}")
+    end(f"loading has taken more than load_timeout_s={load_timeout_s:g}")
 
 
 def _watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:

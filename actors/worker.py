@@ -12,6 +12,7 @@ import grpc
 import ray
 
 from actors.engine_loop import EngineLoop
+from actors.leaving import leave
 from actors.metrics import EngineMetrics
 from actors.rank import OtherRanks
 from actors.servicers import DraftServicer, TargetServicer
@@ -74,7 +75,7 @@ class Worker:
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         self._trust = trust
-        with loading(settings.load_timeout_s):
+        with loading(settings.load_timeout_s, leave):
             self._engine_loop = EngineLoop(lambda: self.build(settings))
         self._leaving.callback(self._engine_loop.stop)
         watch(self._engine_loop, settings.step_timeout_s)

@@ -22,6 +22,7 @@ from bench.report import save, table
 from bench.step import BATCHES, TOKENS, Steps, Stopwatch
 from engine.engine import Engine
 from engine.follow import follow
+from engine.forward import ForwardPass
 from engine.settings import EngineSettings
 from engine.tensor_parallel import FRAME, RankGroup
 
@@ -85,7 +86,7 @@ def run_rank(rank: int, port: int, settings: EngineSettings, repetitions: int, a
     """A process of the group; rank 0 answers with rows, and with the exchanges alone."""
     group = RankGroup(TCPStore("127.0.0.1", port), rank, RANKS, torch.device("cpu"))
     if rank:
-        follow(settings, group)
+        follow(ForwardPass(settings, group), group)
         exchanges_alone(*group_sizes(settings), rank)
         return
     engine = Engine(settings, group)

@@ -1,6 +1,5 @@
 """A rank that hangs while a target loads takes its group down: an actor of Ray stands for Serve's replica."""
 
-import logging
 import os
 import signal
 import warnings
@@ -40,26 +39,25 @@ def bundles() -> Iterator[PlacementGroup]:
 
 
 class Replica:
-    """A target of two ranks, of which the other is stopped before or after the two have met."""
+    """A target of two ranks, of which one is stopped: before the two have met, or as soon as they have."""
 
-    def __init__(self, settings: EngineSettings, folder: Path, moment: str) -> None:
+    def __init__(self, settings: EngineSettings, folder: Path, stopped: int, moment: str) -> None:
         class Stopping(OtherRanks):
             def join(self) -> RankGroup:
-                (folder / "pids").write_text(f"{os.getpid()} {self.pids[0]}")
-                if moment == "joins":
-                    os.kill(self.pids[0], signal.SIGSTOP)
-                group = super().join()
-                os.kill(self.pids[0], signal.SIGSTOP)
-                return group
+                pids = os.getpid(), *self.pids
+                (folder / "pids").write_text(" ".join(map(str, pids)))
+                group = super().join() if moment == "loads" else None
+                os.kill(pids[stopped], signal.SIGSTOP)
+                return group or super().join()
 
         actors.worker.OtherRanks = Stopping
-        logging.getLogger("ray.serve").addHandler(logging.FileHandler(folder / "log"))
         actors.worker.TargetWorker(settings, TRUST, lambda: lambda: None)
 
 
+@pytest.mark.parametrize("stopped", [0, 1])
 @pytest.mark.parametrize("moment", ["joins", "loads"])
 def test_a_rank_that_hangs_takes_its_group_with_it(
-    bundles: PlacementGroup, tmp_path: Path, moment: str
+    bundles: PlacementGroup, tmp_path: Path, stopped: int, moment: str
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "llama", "llama")
     settings = EngineSettings(
@@ -67,11 +65,17 @@ def test_a_rank_that_hangs_takes_its_group_with_it(
     )
     first = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
     replica = ray.remote(Replica).options(num_cpus=1, scheduling_strategy=first)
-    started = replica.remote(settings, tmp_path, moment)
+    started = replica.remote(settings, tmp_path, stopped, moment)
     with pytest.raises(RayActorError):
         ray.get(started.__ray_ready__.remote(), timeout=ANSWER_S)
-    assert "load_timeout_s=15" in (tmp_path / "log").read_text()
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], ANSWER_S)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert "load_timeout_s=15" in said(pids)
+
+
+def said(pids: list[int]) -> str:
+    """By these processes, on standard error."""
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+    return "".join(log.read_text() for pid in pids for log in logs.glob(f"worker-*-{pid}.err"))

@@ -59,14 +59,16 @@ def test_steps_that_end_and_none_at_all_do_not(reasons: queue.Queue[str], step) 
     assert "out of memory" in reasons.get(timeout=ANSWER_S)
 
 
-def test_a_load_that_does_not_end_ends_the_process(reasons: queue.Queue[str]) -> None:
-    with actors.watchdog.loading(0.2):
+def test_a_load_that_does_not_end_ends_the_process() -> None:
+    reasons = queue.Queue[str]()
+    with actors.watchdog.loading(0.2, reasons.put):
         assert "load_timeout_s=0.2" in reasons.get(timeout=ANSWER_S)
 
 
-def test_a_load_that_ends_or_fails_does_not(reasons: queue.Queue[str]) -> None:
+def test_a_load_that_ends_or_fails_does_not() -> None:
+    reasons = queue.Queue[str]()
     before = {*threading.enumerate()}
-    with contextlib.suppress(OSError), actors.watchdog.loading(60.0):
+    with contextlib.suppress(OSError), actors.watchdog.loading(60.0, reasons.put):
         [watchdog] = {*threading.enumerate()} - before
         raise OSError("no such checkpoint")
     watchdog.join(ANSWER_S)

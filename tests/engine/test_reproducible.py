@@ -20,6 +20,7 @@ from engine.drafters.small_model import SmallModelDrafter
 from engine.engine import Engine
 from engine.errors import UnsupportedModelError
 from engine.follow import follow
+from engine.forward import ForwardPass
 from engine.reproducible import QUERIES, ROWS
 from engine.settings import EngineSettings
 from engine.speculate import Output, Request, generate
@@ -262,7 +263,7 @@ def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple
 
 
 def other_rank(group: RankGroup, shared: EngineSettings) -> None:
-    follow(shared, group)
+    follow(ForwardPass(shared, group), group)
 
 
 def test_two_processes_that_share_a_model_do_too(ranks: Ranks, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def lead(group: RankGroup, shared: EngineSettings, others: dict[str, EngineSetti
 
 
 def follow_to_the_end(group: RankGroup, shared: EngineSettings, *_: Any) -> None:
-    follow(shared, group)
+    follow(ForwardPass(shared, group), group)
 
 
 def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: int) -> float:
