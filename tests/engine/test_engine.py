@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from decoding.draft import Draft, SparseProbs
 from decoding.pace.cost import StepSize
@@ -61,6 +62,12 @@ def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...
     (result,) = run(engine)
     assert isinstance(result, Verified)
     return result
+
+
+def test_settings_that_were_left_open_are_those_found(folders: dict[str, Path]) -> None:
+    settings = EngineSettings(model=str(folders["llama"]), cache_memory=2**22)
+    found = {"dtype": "float32", "device": "cpu", "threads": torch.get_num_threads()}
+    assert Engine(settings).settings == settings.model_copy(update=found)
 
 
 @pytest.mark.parametrize("leaves", [0, 6])
