@@ -20,7 +20,8 @@ lint: install
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
-# Tests that start a service wait more than they compute: they run beside the others.
+# Tests that start a service wait more than they compute: they run beside the others. Their models are so small
+# that threads would only wait for each other.
 test: lint
 	$(MAKE) -j2 test-services test-others SELECT="-m 'not slow'"
 
@@ -28,10 +29,10 @@ test-all: lint
 	$(MAKE) -j2 test-services test-others
 
 test-services:
-	$(BIN)/python -m pytest $(SELECT) tests/cluster
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SELECT) tests/cluster
 
 test-others:
-	$(BIN)/python -m pytest $(SELECT) --ignore tests/cluster
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SELECT) --ignore tests/cluster
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

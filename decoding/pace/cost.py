@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Vector = NDArray[np.float64]
 
-KNEES = (8, 16, 32, 64, 128, 256, 512)  # tokens at which a step may begin to cost more per token
+KNEES = (8, 16, 32, 64, 128, 256, 512)  # tokens from which on one may cost more
+SHOULDERS = (16, 64, 192)  # and less: few rows make slow products on some processors
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
 CHANGED, OFTEN = 1.5, 4  # factor by which, and times in a row that, a changed machine is off
@@ -123,11 +124,15 @@ class LinearCost:
 
 
 class StepCost:
-    """Seconds of a forward pass: convex in its tokens, since reading the weights hides the first of them."""
+    """Seconds of a forward pass: linear in pieces.
+
+    Where reading the weights takes longest it hides the first tokens; where products of few rows are slow the
+    first cost most.
+    """
 
     def __init__(self) -> None:
-        # Reading the weights comes first, then a cost per token; knees need evidence.
-        self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(KNEES)])
+        # Reading the weights comes first, then a cost per token; bends need evidence.
+        self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(KNEES + SHOULDERS)])
         self._newest = 0
 
     @property
@@ -207,6 +212,7 @@ def _features(size: StepSize) -> Vector:
 
 def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:
     """[..., num_features]"""
-    beyond = [np.maximum(tokens - knee, 0.0) for knee in KNEES]
+    bends = [np.maximum(tokens - knee, 0.0) for knee in KNEES]
+    bends += [np.minimum(tokens, shoulder) for shoulder in SHOULDERS]
     constant = np.ones_like(tokens)
-    return np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, *beyond], axis=-1)
+    return np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, *bends], axis=-1)

@@ -32,6 +32,21 @@ def test_a_machine_s_cost_is_learned_through_noise(noise, tolerance, sequences, 
     )
 
 
+def test_a_machine_that_is_slow_at_few_rows_is_learned():
+    """The first 16 tokens cost most, the others ever less."""
+
+    def taken(tokens: float) -> float:
+        return 10e-3 + 1e-3 * min(tokens, 16) + 0.5e-3 * min(tokens, 64) + 0.3e-3 * tokens
+
+    cost, drawn = StepCost(), random.Random(0)
+    for number in range(1, 800):
+        sequences = drawn.choice([1, 2, 4, 8, 16, 32, 64])
+        tokens = sequences * drawn.randint(1, 6)
+        cost.observe(Step(number, StepSize(sequences, tokens), taken(tokens)))
+    for tokens in (4, 16, 64, 384):
+        assert cost.seconds(min(tokens, 64), tokens) == pytest.approx(taken(tokens), rel=0.05)
+
+
 def test_it_costs_no_less_to_do_more():
     costs = taught(noise=0.3).seconds(16.0, np.arange(16.0, 200.0))
     assert (np.diff(costs) >= 0).all()
