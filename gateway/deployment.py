@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,7 +31,8 @@ class Gateway(GenerationServicer):
         worker_handles: list[Any],
     ) -> None:
         """start_tracing: for this process; returns what ends it."""
-        self._end_tracing = start_tracing()
+        self._leaving = ExitStack()  # ends what has been started
+        self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
         fleet = Fleet(table.workers, trust)
@@ -49,7 +51,7 @@ class Gateway(GenerationServicer):
         self.generation.paces.use(PaceSettings.model_validate(user_config))
 
     def __del__(self) -> None:
-        self._end_tracing()
+        self._leaving.close()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_api.build(self.generation, self._template, self.authentication)
