@@ -256,7 +256,8 @@ def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) ->
     facts = {name: _merged(before.get(name, []), results.get(name)) for name in names}
     command = shlex.join(["python", "-m", "bench.load", *sys.argv[1:]])
     targets = sorted({row["target"] for row in results[SECTIONS[section][0]] if "target" in row})
-    commands = {**before.get("commands", {}), ", ".join([section, *targets]): command}
+    measured = [f"{section}, {target}" for target in targets] or [section]
+    commands = {**before.get("commands", {}), **dict.fromkeys(measured, command)}
     threads = {"target": target_threads, "draft": 1}
     print(save("load", facts.pop("rows"), commands=commands, threads=threads, **facts), flush=True)
 
