@@ -17,17 +17,16 @@ from actors.usage import CACHE_IN_USE, SEQUENCES
 from bench.running import Service, serving
 from cluster.autoscaling import LoadPolicy, autoscaling
 from cluster.settings import Settings
-from models.prompts import prompts
 from tests.cluster.conftest import SERVED
 from tests.cluster.test_failures import wait_until
 from tests.cluster.test_tensor_parallel import left_in_ray
 
 SCALED_S = 90.0  # in which reports, averages, delays and a start add up, on a slow machine
-LONG, SHORT = 1000, 100  # tokens; a long answer takes much longer than the last seconds of a replica
-PREFIX = " ".join(prompts("prose", 3))  # so long that who has it goes where it is cached: to one worker
+# Tokens. Long answers take much longer than the last seconds of a replica, and end at different times.
+LONG, SHORT = (1200, 1050, 900, 750, 600, 450), 100
 AT_ONCE = {"scale_up_delay_s": 0, "scale_down_delay_s": 0}
-TARGETS = {"max_targets": 2, "sequences_per_target": 3}
-DRAFTS = {"max_drafts": 2, "sequences_per_draft": 3}
+TARGETS = {"max_targets": 2, "sequences_per_target": 7}
+DRAFTS = {"max_drafts": 2, "sequences_per_draft": 7}
 
 
 def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingContext:
@@ -154,7 +153,7 @@ def processes(service: Service, role: str) -> list[set[int]]:
 def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_behind(
     role: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five streams bring a second worker; three begin there, and are the work of one."""
+    """Many streams bring a second worker; six, on both of them, are the work of one."""
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     try:
@@ -162,17 +161,17 @@ def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_b
             wait_until(lambda: len(processes(service, role)) == 1, SCALED_S)
             [stays] = processes(service, role)
             before = left_in_ray(cluster.address)
-            streams = [Stream(service, role, seed, PREFIX, LONG) for seed in range(3)]
-            others = [Stream(service, role, seed, "x", SHORT) for seed in range(5)]
+            streams = [Stream(service, role, seed, "once", tokens) for seed, tokens in enumerate(LONG)]
+            others = [Stream(service, role, seed, "x", SHORT) for seed in range(9)]
             with running(others):
                 wait_until(lambda: len(processes(service, role)) == 2, SCALED_S)
                 [leaves] = [own for own in processes(service, role) if own != stays]
                 with running(streams):
-                    wait_until(lambda: all(stream.texts for stream in streams), SCALED_S)
                     stop(others)
                     wait_until(lambda: len(processes(service, role)) == 1, SCALED_S)
-            assert [stream.error for stream in [*streams, *others]] == [None] * 8
-            assert all(len(set(stream.texts)) == 1 and len(stream.texts) > 1 for stream in streams)
+                    wait_until(lambda: all(len(stream.texts) > 1 for stream in streams), SCALED_S)
+            assert [stream.error for stream in [*streams, *others]] == [None] * 15
+            assert all(len(set(stream.texts)) == 1 for stream in streams)
             assert sum(stream.lost for stream in streams) > 0
             wait_until(lambda: not any(map(psutil.pid_exists, leaves)), SCALED_S)
             assert processes(service, role) == [stays]
