@@ -139,9 +139,8 @@ async def measure(workers: Sequence[Worker], options: argparse.Namespace) -> lis
 
 def compared(rates: Mapping[str, Sequence[float]], used: Mapping[str, Sequence[Mapping[str, float]]]) -> Row:
     """Tokens/s traced and not, their ratio, and the processor time that a token took."""
-    # On a machine that something else held up for a whole slice there is nothing to compare.
-    pairs = [pair for pair in zip(rates["traced"], rates["untraced"], strict=True) if all(pair)]
-    ratios = [on / off for on, off in pairs]
+    # Beside a slice in which something else held the machine up there is nothing to compare.
+    ratios = [on / off for on, off in zip(rates["traced"], rates["untraced"], strict=True) if off]
     low, high = interval(ratios)
     ratio = statistics.median(ratios)
     row: Row = {f"{name}, tokens/s": statistics.median(of_name) for name, of_name in rates.items()}
