@@ -60,6 +60,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
 
     finish_reason: str = "length"  # of the answer's last token
     step_s: float = 0.0  # that a token takes in plain decoding
+    total_s: float = 0.0  # that each answer took, as it says itself
     repeats_itself: bool = False  # sends each reply of an older round once more
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
@@ -98,6 +99,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             accepted=range(accepted),
             tokens=self.answer[generated:end],
             finish_reason=self.finish_reason if end == self.end else None,
+            timings=rounds_pb2.Timings(total_ns=int(self.total_s * 1e9)),
             logprobs=[_logprobs(token) for token in self.answer[generated:end]] if self.asks_logprobs else [],
         )
 

@@ -122,6 +122,22 @@ async def test_after_a_pause_drafts_are_as_good_as_without_one():
     assert longest <= 4 * PaceSettings().probe_tokens + 8
 
 
+async def test_the_pace_hears_how_long_each_plain_token_took_but_the_first(monkeypatch):
+    told = []
+    monkeypatch.setattr(Pace, "observe_plain", lambda self, sequence, seconds: told.append(seconds))
+    async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
+        await answer(fleet, Paces(OFF))
+    assert told == [0.5] * (len(ANSWER) - 1)
+
+
+async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
+    told = []
+    monkeypatch.setattr(Pace, "observe_round", lambda self, *observed: told.append(observed[6]))
+    async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
+        record = await answer(fleet, Paces(ON))
+    assert told == [0.5] * record.rounds
+
+
 async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():
     draft = ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:

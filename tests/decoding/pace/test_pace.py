@@ -136,6 +136,18 @@ def test_load_takes_drafts_away_and_gives_them_back(noise):
     assert mean(service.run(40)[-20:]) > 1
 
 
+def test_a_crowd_is_not_drafted_for_as_the_one_before_it_was():
+    """Decided when it comes, before any of it has told something, by what an earlier crowd has cost."""
+    service = Service(streams=256)
+    service.rate = 0.6
+    service.run(200)
+    service.resize(1)
+    service.run(200)
+    assert service.sequences[0].depth > 1
+    service.resize(256)
+    assert mean([sequence.depth for sequence in service.sequences]) < 0.3
+
+
 def test_after_a_bad_hour_drafts_are_back_within_200_tokens():
     service = Service()
     service.rate = 0.02
