@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from decoding.settings import Sampling
+from engine.blame import reason_of, says_broken
 from engine.engine import Engine
-from engine.errors import EngineError
+from engine.errors import EngineError, SequenceFailedError
 from engine.sequence import Sequence
-from engine.work import Load, Result, Work
+from engine.work import Answered, Failed, Load, Result, Work
 
 logger = logging.getLogger(__name__)
 
 
 class EngineStoppedError(Exception):
-    """The engine failed or was stopped: nothing that was open goes on."""
+    """The engine failed: nothing that was open goes on."""
+
+
+class LeavingError(EngineStoppedError):
+    """The worker is drained: what was open goes on elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Answer:
     """A result, the round that asked for it, and how busy the engine was after the step."""
 
     round: int
-    result: Result
+    result: Answered
     load: Load
     finished_ns: int  # by time.time_ns
 
@@ -81,6 +86,7 @@ class EngineLoop:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._opened: dict[int, OpenSequence] = {}  # by the engine's number of the sequence
         self._is_running = True
+        self._is_leaving = False
         self._stepped: Callable[[list[Result]], None] = lambda results: None
         self.failure: Exception | None = None
         self.step_under_way: int | None = None  # its number
@@ -114,8 +120,12 @@ class EngineLoop:
         self.command(lambda: load.set_result(self._engine.load()))
         return await asyncio.wrap_future(load)
 
+    def leave(self) -> None:
+        """Ends whatever is open with LeavingError, and what comes later too."""
+        self.command(self._leave)
+
     def stop(self) -> None:
-        """Ends the thread after the step under way, and whatever is open with EngineStoppedError."""
+        """Ends the thread after the step under way, and whatever is open with LeavingError."""
         self.command(lambda: setattr(self, "_is_running", False))
         self._thread.join()
 
@@ -142,7 +152,7 @@ class EngineLoop:
                 logger.exception("the engine failed")
                 self.failure = error
                 self._end_all(EngineStoppedError(f"the engine failed: {error}"))
-        self._end_all(EngineStoppedError("the worker is shutting down"))
+        self._end_all(LeavingError("the worker is drained"))
         if self.failure is None:
             self._engine.shut_down()
 
@@ -167,18 +177,33 @@ class EngineLoop:
         load, now = self._engine.load(), time.time_ns()
         letters: list[tuple[OpenSequence, Letter]] = []
         for result in results:
+            if isinstance(result, Failed):
+                letters.append(self._failed(result))
+                continue
             opened = self._opened[result.sequence.number]
             letters.append((opened, Answer(opened.round, result, load, now)))
         self._deliver(letters)
+
+    def _failed(self, result: Failed) -> tuple[OpenSequence, Letter]:
+        opened = self._opened.pop(result.sequence.number)
+        opened.sequence = None
+        return opened, SequenceFailedError(result.reason)
 
     def _open(self, opened: OpenSequence, prompt_length: int, noise_key: int, sampling: Sampling) -> None:
         if self.failure is not None:
             self._deliver([(opened, EngineStoppedError(f"the engine failed: {self.failure}"))])
             return
+        if self._is_leaving:
+            self._deliver([(opened, LeavingError("the worker is drained"))])
+            return
         try:
             opened.sequence = self._engine.open(prompt_length, noise_key, sampling)
         except ValueError as error:
             self._deliver([(opened, error)])
+            return
+        except Exception as error:
+            logger.exception("a sequence could not be opened")
+            self._deliver([(opened, SequenceFailedError(reason_of(error)))])
             return
         self._opened[opened.sequence.number] = opened
 
@@ -192,12 +217,20 @@ class EngineLoop:
             self._engine.submit(work(opened.sequence), arrived)
         except (ValueError, EngineError) as error:
             self._deliver([(opened, error)])
+        except Exception as error:
+            if says_broken(error):
+                raise
+            self._deliver([self._failed(self._engine.fail(opened.sequence, error))])
 
     def close(self, opened: OpenSequence) -> None:
         if opened.sequence is not None:
             self._engine.close(opened.sequence)
             del self._opened[opened.sequence.number]
             opened.sequence = None
+
+    def _leave(self) -> None:
+        self._is_leaving = True
+        self._end_all(LeavingError("the worker is drained"))
 
     def _end_all(self, error: EngineStoppedError) -> None:
         self._deliver([(opened, error) for opened in self._opened.values()])

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from engine.engine import Engine, StepTimings
-from engine.work import Result
+from engine.engine import Engine
+from engine.runner import StepTimings
+from engine.work import Failed, Result
 from telemetry.instruments import Instruments
 
 
@@ -22,6 +23,9 @@ class EngineMetrics:
         """After a step that answered with these."""
         step, totals = self._engine.last_step, self._totals
         for result in results:
+            if isinstance(result, Failed):
+                totals["outrider_blamed_sequences"] += 1
+                continue
             totals["outrider_works"] += 1
             totals["outrider_work_queue_seconds"] += result.timings.queue
         if step is None or step is self._newest:

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, OpenSequence
+from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, LeavingError, OpenSequence
 from actors.tracing import StreamTrace
 from decoding.sampling import TokenLogprobs
-from engine.errors import EngineError
+from engine.errors import EngineError, SequenceFailedError
 from engine.sequence import Sequence
 from engine.work import (
     Foreseen,
@@ -27,6 +27,7 @@ from engine.work import (
 )
 from protos import generation_pb2, rounds_pb2
 from protos.convert import draft_from_message, draft_to_message, sampling_from_message, step_to_message
+from protos.stream_status import FAILED, LEAVING, TAKEN
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
@@ -59,6 +60,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             )
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await context.send_initial_metadata((TAKEN,))
         trace = StreamTrace(partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S))
         reading = asyncio.create_task(self._read(requests, sequence, opening.epoch, trace))
         try:
@@ -67,8 +69,12 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
                 yield self.reply(answer, opening.epoch)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except SequenceFailedError as error:
+            await context.abort(FAILED, f"the engine cannot go on with this sequence: {error}")
         except EngineError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except LeavingError as error:
+            await context.abort(LEAVING, str(error))
         except EngineStoppedError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:

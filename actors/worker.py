@@ -105,6 +105,7 @@ class Worker:
             lambda server: self.add_servicer(self._engine_loop, server), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
+        self._leaving.callback(self._engine_loop.leave)  # first: gateways go on elsewhere at once
         return {
             "role": self.role,
             "model": self._engine.settings.model,

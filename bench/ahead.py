@@ -70,9 +70,9 @@ class TimedFleet(Fleet):
         self._asked_at = self._drafted_at = self._sent_at = 0.0
         self._draft: Any = None  # reply to the newest Propose, as far as somebody waited for it
 
-    def open_target(self, sequence: GatewaySequence) -> TargetStream:
+    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> TargetStream:
         """As the Fleet does; every Verify and every Verdict is noted."""
-        stream = super().open_target(sequence)
+        stream = super().open_target(sequence, apart=apart)
         send, receive = stream.send, stream.receive
 
         async def noted_send(request: Any) -> None:

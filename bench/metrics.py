@@ -15,7 +15,7 @@ import ray
 
 from actors.metrics import EngineMetrics
 from bench.report import save, table
-from engine.engine import StepTimings
+from engine.runner import StepTimings
 from engine.work import Load
 from gateway.metrics import publish
 from gateway.record import Record

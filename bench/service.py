@@ -143,9 +143,9 @@ class Clock(Fleet):
         self.verdicts: list[tuple[float, float]] = []  # time, the target's step, seconds
         self.drafts: list[float] = []  # the draft's steps, seconds
 
-    def open_target(self, sequence: GatewaySequence) -> TargetStream:
+    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> TargetStream:
         """As the Fleet does; every reply is noted."""
-        stream = super().open_target(sequence)
+        stream = super().open_target(sequence, apart=apart)
         receive = stream.receive
 
         async def noted(*arguments: Any) -> Any:

@@ -257,7 +257,7 @@ class SimulatedFleet(Fleet):
             Worker("draft", "simulated", self._draft.address, 0, "here", 2, MAX_LENGTH),
         ]
 
-    def open_target(self, sequence: Sequence) -> Any:
+    def open_target(self, sequence: Sequence, *, apart: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
     def open_draft(self, sequence: Sequence) -> Any:

@@ -151,6 +151,9 @@ class Settings(BaseModel):
     max_choices: int = Field(default=16, ge=1, description="answers to one request")
     max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="of one request")
     request_deadline_s: float = Field(default=600.0, gt=0.0, description="from arrival to the last token")
+    max_losses: int = Field(
+        default=3, ge=1, description="targets lost with a request, no token in between, before it fails"
+    )
 
     trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
     api_keys_file: str | None = Field(

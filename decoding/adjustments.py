@@ -4,21 +4,21 @@ All change float32 logits [num_rows, vocab_size] in place, every row of which as
 beyond the vocabulary are ignored.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decoding.row import Row
+from decoding.row import Row, TokenIds
 
 BANNED = -torch.inf
 
 
 def add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
     """Adds each token's bias to its logit."""
-    at, biases = _entries(logits, [row.sampling.logit_bias for row in rows])
+    at, biases = _entries(logits, [row.lists.biased for row in rows], [row.lists.biases for row in rows])
     logits[at] += biases
 
 
@@ -44,19 +44,21 @@ def penalize_output(logits: Tensor, rows: Sequence[Row]) -> None:
 
 
 def ban_all_but_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
-    at, _ = _entries(logits, [dict.fromkeys(row.sampling.allowed_token_ids or (), 0.0) for row in rows])
+    at, _ = _entries(logits, [row.lists.allowed for row in rows])
     allowed = logits[at]
     logits.fill_(BANNED)
     logits[at] = allowed
 
 
 def ban_bad(logits: Tensor, rows: Sequence[Row]) -> None:
-    _ban(logits, [row.sampling.bad_token_ids for row in rows])
+    at, _ = _entries(logits, [row.lists.bad for row in rows])
+    logits[at] = BANNED
 
 
 def ban_ends(logits: Tensor, rows: Sequence[Row]) -> None:
     """Bans the tokens that end the generation."""
-    _ban(logits, [row.end_token_ids for row in rows])
+    at, _ = _entries(logits, [row.lists.ends for row in rows])
+    logits[at] = BANNED
 
 
 def ban_masked(logits: Tensor, rows: Sequence[Row]) -> None:
@@ -65,17 +67,23 @@ def ban_masked(logits: Tensor, rows: Sequence[Row]) -> None:
     logits.masked_fill_(~masks, BANNED)
 
 
-def _ban(logits: Tensor, banned: Sequence[Iterable[int]]) -> None:
-    at, _ = _entries(logits, [dict.fromkeys(token_ids, 0.0) for token_ids in banned])
-    logits[at] = BANNED
+def leave_an_end(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Where every token is banned, lets the generation end: by its lowest end token, or 0 without one."""
+    stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)
+    ends = torch.tensor([[min(row.end_token_ids, default=0)] for row in rows], device=logits.device)
+    # A stuck row gets 0 instead of -inf there; the others get back what they hold.
+    held = logits.gather(1, ends)
+    logits.scatter_(1, ends, torch.where(stuck[:, None] > 0, 0.0, held))
 
 
-def _occurrences(logits: Tensor, texts: Sequence[tuple[Sequence[int], ...]]) -> tuple[Tensor, Tensor]:
+def _occurrences(
+    logits: Tensor, texts: Sequence[tuple[Sequence[int] | TokenIds, ...]]
+) -> tuple[Tensor, Tensor]:
     """Row and token id of every occurrence of a token in its row's texts, both int64 [num_occurrences]."""
     arrays: dict[int, NDArray[np.int64]] = {}  # rows of one Sequence share its lists
     for part in (part for parts in texts for part in parts):
         if id(part) not in arrays:
-            arrays[id(part)] = np.fromiter(part, np.int64, len(part))
+            arrays[id(part)] = np.asarray(part, np.int64)
     joined = [np.concatenate([arrays[id(part)] for part in parts]) for parts in texts]
     rows = np.repeat(np.arange(len(texts)), [len(tokens) for tokens in joined])
     token_ids = np.concatenate(joined)
@@ -88,15 +96,13 @@ def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=logits.dtype, device=logits.device)
 
 
-def _entries(logits: Tensor, per_row: Sequence[Mapping[int, float]]) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Index (rows, token ids) into the logits, and the value at each; all [num_entries]."""
-    vocab_size = logits.shape[1]
-    entries = [
-        (index, token, value)
-        for index, values in enumerate(per_row)
-        for token, value in values.items()
-        if token < vocab_size
-    ]
-    rows, token_ids, values = zip(*entries, strict=True) if entries else ((), (), ())
-    index = torch.tensor([rows, token_ids], dtype=torch.int64, device=logits.device)
-    return (index[0], index[1]), torch.tensor(values, dtype=torch.float32, device=logits.device)
+def _entries(
+    logits: Tensor, ids: Sequence[TokenIds], values: Sequence[NDArray[np.float32]] = ()
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Index (rows, token ids) of each row's ids into the logits, and their values; all [num_entries]."""
+    token_ids = np.concatenate(ids)
+    rows = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
+    inside = token_ids < logits.shape[1]
+    index = torch.from_numpy(np.stack([rows[inside], token_ids[inside]])).to(logits.device)
+    of_each = np.concatenate(values)[inside] if values else np.zeros(0, np.float32)
+    return (index[0], index[1]), torch.from_numpy(of_each).to(logits.device)

@@ -79,6 +79,12 @@ class Draft:
     def _children(self) -> dict[tuple[int, int], int]:
         return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
 
+    def leading(self, count: int) -> "Draft":
+        """Its first nodes."""
+        if count >= len(self):
+            return self
+        return Draft(self.tokens[:count], self.parents[:count], self.draft_probs[:count])
+
     def below(self, node: int) -> list[int]:
         """The nodes that follow ``node``, or ROOT, at any distance; in order."""
         found = {node}

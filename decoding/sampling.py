@@ -42,6 +42,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
     Setting(lambda row: len(row.generated) + len(row.path) < row.sampling.min_tokens, adjustments.ban_ends),
     Setting(lambda row: row.mask is not None, adjustments.ban_masked),
+    Setting(lambda row: row.may_be_stuck, adjustments.leave_an_end),
     Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
     Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
     Setting(lambda row: row.sampling.top_k > 0 and not row.is_greedy, truncation.keep_top_k),
@@ -79,15 +80,8 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def choose(processed: Tensor, rows: Sequence[Row]) -> Tensor:
-    """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals.
-
-    Where the settings together ban every token, the generation ends: the lowest end token, or 0 without one.
-    """
-    token_ids, values = best_perturbed(processed, rows, 1)
-    chosen = token_ids[:, 0]
-    for index in (values[:, 0] == BANNED).nonzero().flatten().tolist():
-        chosen[index] = min(rows[index].end_token_ids, default=0)
-    return chosen
+    """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals."""
+    return best_perturbed(processed, rows, 1)[0][:, 0]
 
 
 def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
@@ -105,8 +99,14 @@ def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def probabilities(processed: Tensor) -> Tensor:
-    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows of the ratio rules."""
-    return processed.softmax(dim=1)
+    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows of the ratio rules.
+
+    A row that has no distribution, because a logit is not finite, is one-hot at its largest number.
+    """
+    probs = processed.softmax(dim=1)
+    likeliest = processed.nan_to_num(nan=BANNED).argmax(dim=1)
+    one_hot = torch.nn.functional.one_hot(likeliest, processed.shape[1]).to(probs.dtype)
+    return torch.where(probs.isnan().any(dim=1, keepdim=True), one_hot, probs)
 
 
 def logprobs(

@@ -5,9 +5,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-1e4, le=1e4)]  # far beyond what decides, far from what overflows
 Verification = Literal["coupled", "rejection", "block"]
 
 SEED_BITS = 64
+SMALLEST_TEMPERATURE = 1e-6  # beside 0: a logit divided by less could overflow
 
 
 class RequestedSampling(BaseModel):
@@ -19,16 +21,21 @@ class RequestedSampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    temperature: float = Field(default=1.0, ge=0.0, le=100.0, description="0 chooses the likeliest token")
+    temperature: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=100.0,
+        description=f"0 chooses the likeliest token; else at least {SMALLEST_TEMPERATURE:g}",
+    )
     top_k: int = Field(default=0, ge=0, description="keep the k likeliest tokens; 0 keeps all")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
     min_p: float = Field(
         default=0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest"
     )
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0, description="over prompt and output")
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0, description="over prompt and output")
     presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, once per token")
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, per occurrence")
-    logit_bias: dict[TokenId, float] = Field(default_factory=dict, description="added to a token's logit")
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, description="added to a token's logit")
     min_tokens: int = Field(default=0, ge=0, description="tokens before an end of sequence may be chosen")
     max_tokens: int = Field(
         default=16, ge=1, validate_default=True, description="tokens after which the generation ends"
@@ -50,6 +57,13 @@ class RequestedSampling(BaseModel):
     logprobs_of: Literal["raw", "processed"] = Field(
         default="raw", description="log-probabilities before or after these settings"
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_zero_or_not_tiny(cls, temperature: float) -> float:
+        if 0.0 < temperature < SMALLEST_TEMPERATURE:
+            raise ValueError(f"temperature={temperature:g} must be 0, or at least {SMALLEST_TEMPERATURE:g}")
+        return temperature
 
     @field_validator("max_tokens")
     @classmethod

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decoding.draft import ROOT, Draft, SparseProbs, Verdict
 from decoding.philox import Purpose, uniform
+from decoding.sampling import probabilities
 
 _LARGEST_SUPPORT = 256  # of a draft's distribution under the ratio rules, so that the message stays small
 
@@ -104,7 +105,7 @@ def sample_draft_token(
 
     That is the row's distribution under its settings, cut to its 256 likeliest tokens.
     """
-    probs = processed_row.softmax(dim=0)
+    probs = probabilities(processed_row[None])[0]
     largest, token_ids = probs.topk(min(_LARGEST_SUPPORT, len(probs)))
     largest, token_ids = largest[largest > 0].double(), token_ids[largest > 0]
     largest /= largest.sum()
@@ -145,6 +146,12 @@ def _draw_own(leftover: Tensor, target_probs: Tensor, noise_key: int, position: 
 
 
 def _draw(weights: Tensor, uniform: float) -> int:
-    """The index at which the running sum of the weights, float64 [num_weights], passes that share of it."""
-    running = weights.cumsum(dim=0)
-    return int(torch.searchsorted(running, uniform * float(running[-1]), right=True))
+    """The index at which the running sum of the weights, float64 [num_weights], passes that share of it.
+
+    Always an index with a weight above 0; the heaviest where the sum is not finite, 0 where there is none.
+    """
+    running = weights.nan_to_num(nan=0.0).cumsum(dim=0)
+    total = float(running[-1])
+    if not 0.0 < total < float("inf"):
+        return int(weights.nan_to_num(nan=0.0).argmax())
+    return int(torch.searchsorted(running, uniform * total, right=True))

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from decoding.draft import Draft
-from engine.groups import Group, Lane, Rows, as_rows, form_groups
+from engine.groups import Group, Lane, as_rows, form_groups
 from engine.sequence import Sequence
-from engine.step_input import Feed
+from engine.step_input import Feed, Rows
 from engine.varlen import Ragged, ragged
 
 

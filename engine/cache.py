@@ -9,7 +9,7 @@ import torch
 from decoding.draft import ROOT
 from engine.blocks import BlockPool
 from engine.sequence import Sequence
-from engine.step_input import Move, Numbers
+from engine.step_input import Move, Numbers, Rows
 
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
 
@@ -52,17 +52,20 @@ class PagedCache:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self._moves: list[Move] = []  # still to be made
+        self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
         self.spare_block = num_blocks  # beyond the pool: nobody's, for padding to write to
         slots = (num_blocks + 1) * block_size
-        self.keys = {
-            layer: torch.zeros(slots, heads, key_dim, dtype=dtype, device=device)
-            for layer, (heads, key_dim, _) in shapes.items()
-        }
-        self.values = {
-            layer: torch.zeros(slots, heads, value_dim, dtype=dtype, device=device)
-            for layer, (heads, _, value_dim) in shapes.items()
-        }
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self._stored: list[torch.Tensor] = []  # [layers, slots, kv_heads, dim] of all layers alike
+        for shape in dict.fromkeys(shapes.values()):
+            heads, *dims = shape
+            layers = [layer for layer, one in shapes.items() if one == shape]
+            for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
+                stored = torch.zeros(len(layers), slots, heads, dim, dtype=dtype, device=device)
+                self._stored.append(stored)
+                of_layer |= zip(layers, stored, strict=True)
 
     def blocks_for(self, length: int) -> int:
         """Blocks that ``length`` tokens fill."""
@@ -83,17 +86,43 @@ class PagedCache:
         """Takes back everything the sequence holds."""
         self._drop_blocks(sequence, 0)
 
+    def discard(self, sequence: Sequence) -> None:
+        """As ``release``, for a cache with numbers that are not finite: nobody reads them again."""
+        self.clear(sequence, len(sequence.digests) * self.block_size)
+        self.release(sequence)
+
+    def clear(self, sequence: Sequence, length: int) -> None:
+        """Has everything that its blocks hold beyond ``length`` tokens filled with zeros.
+
+        A mask hides what lies there, but nothing hides a number that is not finite: 0 times it is NaN.
+        """
+        places = np.arange(length, len(sequence.blocks) * self.block_size)
+        self._cleared.append(self._slots(sequence, places))
+
     def adopt_prefix(self, sequence: Sequence) -> None:
-        """Shares published blocks with the sequence's leading tokens; the last token is always computed."""
-        for index in range((len(sequence.tokens) - 1) // self.block_size):
-            digest = self._digest(sequence, index)
-            block = self.pool.find(digest)
+        """Shares published blocks with the tokens that come next; the last token is always computed."""
+        index, rest = divmod(sequence.cached, self.block_size)
+        if rest or sequence.pending:
+            return
+        while index < self._adoptable(sequence):
+            block = self.pool.find(self._digest(sequence, index))
             if block is None:
                 break
+            self._drop_blocks(sequence, index)  # those that were reserved, but not written yet
             self.pool.share(block)
             sequence.push_blocks([block])
-            sequence.digests.append(digest)
-        sequence.cached = len(sequence.blocks) * self.block_size
+            sequence.digests.append(self._digest(sequence, index))
+            index += 1
+            sequence.cached = index * self.block_size
+
+    def to_be_published(self, sequence: Sequence) -> list[bytes]:
+        """Digests of the blocks that its tokens will fill, the next one first."""
+        first = sequence.cached // self.block_size
+        return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
+
+    def _adoptable(self, sequence: Sequence) -> int:
+        """Blocks that another sequence with the same tokens could share."""
+        return (len(sequence.tokens) - 1) // self.block_size
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the blocks that committed tokens fill. Drafted tokens are never among them."""
@@ -108,6 +137,7 @@ class PagedCache:
         A published block is never written again: one that would be is given up and computed anew elsewhere.
         """
         sequence.forget_pending()
+        del sequence.hashes[length // self.block_size :]
         sequence.cached = min(sequence.cached, length)
         if sequence.cached < len(sequence.digests) * self.block_size:
             self._drop_blocks(sequence, sequence.cached // self.block_size)
@@ -132,17 +162,28 @@ class PagedCache:
         """Frees the blocks that only pending nodes fill."""
         self._drop_blocks(sequence, self.blocks_for(sequence.cached))
 
-    def take_moves(self) -> list[Move]:
-        """What has to be copied before the next forward pass; it is the caller's from now on."""
+    def take_changes(self) -> tuple[list[Move], Numbers]:
+        """What has to be copied, and then cleared, before the next forward pass; the caller's from now on."""
         moves, self._moves = self._moves, []
-        return moves
+        cleared, self._cleared = self._cleared, []
+        return moves, np.concatenate([np.zeros(0, np.int64), *cleared])
 
-    def make(self, moves: list[Move]) -> None:
-        """Copies, one after the other."""
+    def make(self, moves: list[Move], cleared: Numbers) -> None:
+        """Copies, one move after the other, and clears."""
         for move in moves:
             source, target = torch.from_numpy(move.source), torch.from_numpy(move.target)
-            for stored in (*self.keys.values(), *self.values.values()):
-                stored[target] = stored[source]
+            for stored in self._stored:
+                stored[:, target] = stored[:, source]
+        if len(cleared):
+            slots = torch.from_numpy(cleared)
+            for stored in self._stored:
+                stored[:, slots] = 0.0
+
+    def are_finite(self, slots: Rows) -> torch.Tensor:
+        """bool [num_slots]: whether every key and value there is, in all layers."""
+        # The largest of some numbers is NaN where one is, and costs one reading.
+        largest = [stored[:, slots].abs().amax(dim=(0, 2, 3)) for stored in self._stored]
+        return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
 
     def _move(self, sequence: Sequence, nodes: tuple[int, ...]) -> None:
         """Brings pending nodes to the front."""
@@ -156,9 +197,13 @@ class PagedCache:
         return blocks * self.block_size + places % self.block_size
 
     def _digest(self, sequence: Sequence, index: int) -> bytes:
-        before = sequence.digests[index - 1] if index else b""
-        tokens = sequence.tokens[index * self.block_size : (index + 1) * self.block_size]
-        return hashlib.blake2b(before + np.asarray(tokens, np.int64).tobytes(), digest_size=16).digest()
+        """Of the block's tokens and all before it."""
+        while len(sequence.hashes) <= index:
+            first = len(sequence.hashes) * self.block_size
+            tokens = np.asarray(sequence.tokens[first : first + self.block_size], np.int64).tobytes()
+            before = sequence.hashes[-1] if sequence.hashes else b""
+            sequence.hashes.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
+        return sequence.hashes[index]
 
     def _drop_blocks(self, sequence: Sequence, keep: int) -> None:
         for block in reversed(sequence.blocks[keep:]):  # the end of a prefix is evicted before its beginning

@@ -1,12 +1,19 @@
 """Refuses what contradicts the model or the sequence, naming field, value and what would be accepted."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection
 
+from decoding.draft import SparseProbs
+from decoding.pace.settings import MAX_DEPTH
 from decoding.settings import Sampling
 from engine.work import Generate, Propose, Verify, Work
 
+MAX_NODES = 1024  # of a Draft with what was prepared after it
+MAX_LEAVES = 256
+SUM_TOLERANCE = 1e-3  # of probabilities
 
-def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Iterable[int]) -> None:
+
+def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collection[int]) -> None:
     """
     Raises:
         ValueError: a token id lies outside the vocabulary, or the settings leave no token to choose.
@@ -16,8 +23,9 @@ def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Iterable[
     _check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     _check_ids("bad_token_ids", sampling.bad_token_ids, vocab_size)
     _check_ids("allowed_token_ids", allowed or (), vocab_size)
-    banned = set(sampling.bad_token_ids) | (set(end_token_ids) if sampling.min_tokens else set())
-    if not set(range(vocab_size) if allowed is None else allowed) - banned:
+    banned = {*sampling.bad_token_ids, *(end_token_ids if sampling.min_tokens else ())}
+    left = vocab_size - len(banned) if allowed is None else len(set(allowed) - banned)
+    if left <= 0:
         raise ValueError(
             f"bad_token_ids, allowed_token_ids and min_tokens={sampling.min_tokens} leave no token to choose:"
             " allow at least one that does not end the generation"
@@ -37,27 +45,45 @@ def check_work(work: Work, vocab_size: int) -> None:
     _check_ids("tokens", work.tokens, vocab_size)
     if isinstance(work, Generate) and work.count < 1:
         raise ValueError(f"count={work.count} must be at least 1")
-    if isinstance(work, Propose) and (work.depth < 0 or work.leaves < 0):
-        raise ValueError(f"depth={work.depth} and leaves={work.leaves} must be at least 0")
-    if isinstance(work, Verify) and sequence.sampling.verification != "coupled":
-        draft = work.draft
-        if not draft.is_chain or len(draft.draft_probs) != len(draft):
-            raise ValueError(
-                f"draft: verification={sequence.sampling.verification!r} needs a chain with draft_probs"
-                " for each node"
-            )
-        for token, probs in zip(draft.tokens, draft.draft_probs, strict=True):
-            _check_ids("draft_probs", probs.token_ids, vocab_size)
-            if token not in probs.token_ids:
-                raise ValueError(
-                    f"draft_probs: drafted token {token} must be in the support it was drawn from"
-                )
+    if isinstance(work, Propose):
+        if not 0 <= work.depth <= MAX_DEPTH:
+            raise ValueError(f"depth={work.depth} must be 0 to {MAX_DEPTH}")
+        if not 0 <= work.leaves <= MAX_LEAVES:
+            raise ValueError(f"leaves={work.leaves} must be 0 to {MAX_LEAVES}")
+    if isinstance(work, Verify):
+        _check_draft(work, vocab_size)
     if not isinstance(work, Propose) and length >= sequence.limit:
         raise ValueError(f"base + tokens={length} must be below {sequence.limit}, where the generation ends")
 
 
-def _check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raises the ValueError of the first id outside the vocabulary."""
-    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if outside is not None:
-        raise ValueError(f"{field}: token id {outside} must be 0 to {vocab_size - 1}, the model's vocabulary")
+def _check_draft(work: Verify, vocab_size: int) -> None:
+    draft, rule = work.draft, work.sequence.sampling.verification
+    if len(draft) > MAX_NODES:
+        raise ValueError(f"draft: {len(draft)} nodes, at most {MAX_NODES} are verified")
+    if rule == "coupled":
+        return
+    if not draft.is_chain or len(draft.draft_probs) != len(draft):
+        raise ValueError(f"draft: verification={rule!r} needs a chain with draft_probs for each node")
+    for token, probs in zip(draft.tokens, draft.draft_probs, strict=True):
+        _check_probs(probs, vocab_size)
+        if token not in probs.token_ids:
+            raise ValueError(f"draft_probs: drafted token {token} must be in the support it was drawn from")
+
+
+def _check_probs(probs: SparseProbs, vocab_size: int) -> None:
+    if not len(probs.token_ids) == len(probs.probs) == len({*probs.token_ids}):
+        raise ValueError("draft_probs: each token id must stand once, with its probability")
+    _check_ids("draft_probs", probs.token_ids, vocab_size)
+    if not all(0.0 < prob <= 1.0 + SUM_TOLERANCE for prob in probs.probs):
+        raise ValueError("draft_probs: each probability must be above 0, and at most 1")
+    if not math.isclose(sum(probs.probs), 1.0, abs_tol=SUM_TOLERANCE):
+        raise ValueError(f"draft_probs: probabilities sum to {sum(probs.probs):g}, and must to 1")
+
+
+def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
+    """Raises the ValueError of an id outside the vocabulary."""
+    for token in (min(ids), max(ids)) if ids else ():
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{field}: token id {token} must be 0 to {vocab_size - 1}, the model's vocabulary"
+            )

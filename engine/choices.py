@@ -1,7 +1,8 @@
 """Chooses tokens for a whole step at once, and hands every piece of work its part."""
 
+import operator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,11 +20,22 @@ class Choices:
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor  # float32 [num_rows, vocab_size], after every sampling setting
     ranked: list[tuple[int, ...]]  # [num_rows] the best tokens under the keyed noise, best first
+    are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
 
     @property
     def chosen(self) -> list[int]:
         """[num_rows] by the coupled rule."""
         return [best[0] for best in self.ranked]
+
+    def limited(self, are_finite: list[bool]) -> "Choices":
+        """Without a token after one whose keys and values are not finite.
+
+        are_finite: per token that its piece of work fed; the rows are those of the last of them.
+        """
+        if all(are_finite):
+            return self
+        of_rows = are_finite[len(are_finite) - len(self.rows) :]
+        return replace(self, are_sound=[*map(operator.and_, self.are_sound, of_rows)])
 
     def target_probs(self) -> torch.Tensor:
         """[num_rows, vocab_size]"""
@@ -51,13 +63,23 @@ def choose_tokens(logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) 
     """
     every = [row for part in rows for row in part]
     if not every:
-        return [Choices([], logits, logits, []) for _ in rows]
+        return [Choices([], logits, logits, [], []) for _ in rows]
     processed = process(logits, every)
     best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
     ranked = [tuple(row) for row in best.tolist()]
+    are_sound = _are_sound(logits, processed).tolist()
     choices, start = [], 0
     for part in rows:
-        end = start + len(part)
-        choices.append(Choices(part, logits[start:end], processed[start:end], ranked[start:end]))
-        start = end
+        own = slice(start, start + len(part))
+        choices.append(Choices(part, logits[own], processed[own], ranked[own], are_sound[own]))
+        start += len(part)
     return choices
+
+
+def _are_sound(logits: torch.Tensor, processed: torch.Tensor) -> torch.Tensor:
+    """bool [num_rows]: the largest logit is a finite number, and still is after the sampling settings.
+
+    That is so unless a logit is NaN or positive infinity, or all are negative infinity.
+    """
+    are_sound = logits.amax(dim=1).isfinite()
+    return are_sound if processed is logits else are_sound & processed.amax(dim=1).isfinite()

@@ -1,17 +1,18 @@
 """One model and the sequences it works on: continuous batching over a paged cache."""
 
+import logging
 import time
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from decoding.draft import Draft, agreed
-from decoding.pace.cost import Step, StepSize
 from decoding.settings import Sampling
 from engine.ahead import DraftAhead
 from engine.batch import Item
+from engine.blame import BlamedError, blaming, reason_of
 from engine.checks import check_sampling, check_work
-from engine.choices import Choices, choose_tokens
+from engine.choices import Choices
 from engine.errors import CacheTooSmallError
 from engine.forward import ForwardPass
 from engine.gathering import Gathering
@@ -19,27 +20,17 @@ from engine.generate import GenerateTask
 from engine.memory import free_memory
 from engine.prepare import PrepareTask
 from engine.propose import ProposeTask
+from engine.runner import Runner, StepTimings
 from engine.scheduler import Scheduler, Selected
 from engine.sequence import NO_DRAFT, Sequence
 from engine.settings import EngineSettings
-from engine.step_input import StepInput
 from engine.tasks import Task
 from engine.tensor_parallel import RankGroup
 from engine.verify import VerifyTask
 from engine.weights import context_length, end_of_sequence
-from engine.work import Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
+from engine.work import Failed, Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
 
-
-@dataclass(frozen=True)
-class StepTimings:
-    """Where a step's time went, in seconds, and how much it did."""
-
-    build: float  # choosing the items and packing them
-    forward: float  # the model
-    sample: float  # choosing tokens
-    total: float
-    sequences: int
-    tokens: int
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -65,15 +56,14 @@ class Engine:
         self.vocab_size: int = self._model.config.get_text_config().vocab_size
         self.max_length = context_length(self._model)  # tokens of one sequence
         self.eos_token_ids = end_of_sequence(self._model)
-        self.last_step: StepTimings | None = None
         self._scheduler = Scheduler(settings, self._cache)
         self._gathering = Gathering()
+        self._runner = Runner(self._forward, group, self._gathering)
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
         self._draft_ahead = DraftAhead(settings.branches)
         self._ready: list[Result] = []  # known without a step
         self._opened = 0
-        self._steps = 0
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> Sequence:
         """A sequence without tokens; it takes up cache once work is submitted for it.
@@ -98,10 +88,22 @@ class Engine:
             self._void(sequence)
             self._cache.release(sequence)
 
+    def fail(self, sequence: Sequence, error: BaseException) -> Failed:
+        """Closes a sequence that cannot go on, and says so."""
+        logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
+        self._cache.discard(sequence)
+        self.close(sequence)
+        return Failed(sequence, reason_of(error))
+
     def shut_down(self) -> None:
         """After the last step: lets the other ranks of its group go."""
         if self._group is not None:
             self._group.dismiss()
+
+    @property
+    def last_step(self) -> StepTimings | None:
+        """Where the time of the newest step went."""
+        return self._runner.last_step
 
     @property
     def has_work(self) -> bool:
@@ -176,9 +178,9 @@ class Engine:
         elif isinstance(work, Generate):
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
-            room = sequence.limit - length if self._fits(max(sequence.limit, length + work.depth)) else 0
-            task = self._draft_ahead.propose(work, room, arrived, foreseen)
-            if task.nodes() or (work.depth == 0 and sequence.cached < length):
+            fits = length <= self.max_length and self._fits(length + work.depth)
+            task = self._draft_ahead.propose(work, sequence.limit - length if fits else 0, arrived, foreseen)
+            if task.nodes() or (work.depth == 0 and sequence.cached < length and fits):
                 self._tasks[sequence.number] = task
             else:
                 self._ready.append(task.result())
@@ -222,7 +224,7 @@ class Engine:
             keep(sequence, path)
         sequence.tokens[base:] = tokens
         if base < sequence.prompt_length:
-            sequence.prompt = sequence.tokens[: sequence.prompt_length]
+            sequence.prompt = np.array(sequence.tokens[: sequence.prompt_length], np.int64)
 
     def _void(self, sequence: Sequence) -> None:
         self._tasks.pop(sequence.number, None)
@@ -230,62 +232,30 @@ class Engine:
         sequence.ahead = None
         self._ready = [result for result in self._ready if result.sequence is not sequence]
 
-    def _size_of(self, items: list[Item]) -> StepSize:
-        prompts = sum(item.num_committed for item in items if item.num_committed > self.settings.block_size)
-        return StepSize(
-            sequences=len(items),
-            tokens=sum(len(item.tokens) for item in items) - prompts,
-            prompt_tokens=prompts,
-            context_tokens=sum(len(item.sequence.tokens) for item in items),
-        )
-
     def _fits(self, length: int) -> bool:
         return self._cache.blocks_for(length) <= self._cache.pool.num_blocks
 
     @torch.inference_mode()
     def step(self) -> list[Result]:
-        """One forward pass over everything that may take part; returns what it completed."""
+        """One forward pass over everything that may take part; returns what it completed.
+
+        A sequence with which the pass raises, or whose numbers are not finite, fails alone: the others go on.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
         if self._ready:
             results, self._ready = self._ready, []
             return results
-        begun = time.perf_counter()
-        selected = self._select()
+        try:
+            selected = self._select()
+        except BlamedError as blamed:
+            return [self.fail(blamed.sequence, blamed.__cause__ or blamed)]
         if not selected:
             return []
-        fed = StepInput(self._cache.take_moves(), [item.feed() for _, item in selected])
-        if self._group is not None:
-            self._group.send(fed)
-        batch = self._forward.pack(fed)
-        built = time.perf_counter()
-        logits = self._forward.run(fed, batch)
-        passed = time.perf_counter()
-        choices = choose_tokens(
-            logits,
-            [task.rows() if item.num_logits else [] for task, item in selected],
-            min(max(task.ranks for task, _ in selected), self.vocab_size),
-        )
-        if self.settings.shortest_step_s:
-            time.sleep(max(begun + self.settings.shortest_step_s - time.perf_counter(), 0.0))
-        sampled = time.perf_counter()
-        self._steps += 1
-        step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
-        if any(isinstance(task, VerifyTask) for task, _ in selected):
-            self._gathering.stepped(step)
-        for task, _ in selected:
-            task.took_part(begun, passed - built, sampled - passed, step)
-        results = self._take(selected, choices)
-        self._gathering.answered(
-            result.sequence
-            for result in results
-            if isinstance(result, Verified)
-            and result.finish is None
-            and result.sequence.number not in self._tasks
-        )
-        total = time.perf_counter() - begun
-        self.last_step = StepTimings(
-            built - begun, passed - built, sampled - passed, total, len(selected), batch.num_tokens
-        )
-        return results
+        outcome = self._runner.run(selected)
+        results = self._take(outcome.chosen)
+        return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _select(self) -> Selected:
         """Who takes part: all that is waited for, or else what is prepared."""
@@ -296,18 +266,37 @@ class Engine:
             self._draft_ahead.unfinished.clear()  # there is no cache to spare
         return selected
 
-    def _take(self, selected: Selected, choices: list[Choices]) -> list[Result]:
+    def _take(self, chosen: list[tuple[Task, Item, Choices]]) -> list[Result]:
         """What the pieces of work make of their tokens; begins with what comes after those that are done."""
         results: list[Result] = []
-        for (task, item), chosen in zip(selected, choices, strict=True):
-            sequence = item.sequence
-            sequence.cached += item.num_committed
-            if sequence.cached == len(sequence.tokens):
-                sequence.pending = task.tree()
-                results += task.take(chosen, self._cache)
-            self._cache.publish(sequence)
-            if task.done:
-                self._finish(task)
+        for task, item, choices in chosen:
+            try:
+                with blaming(item.sequence):
+                    results += self._advance(task, item, choices)
+            except BlamedError as blamed:
+                results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
+        self._gathering.answered(
+            result.sequence
+            for result in results
+            if isinstance(result, Verified)
+            and result.finish is None
+            and result.sequence.number not in self._tasks
+        )
+        return results
+
+    def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:
+        sequence = item.sequence
+        results: list[Result] = []
+        sequence.cached += item.num_committed
+        if sequence.cached == len(sequence.tokens):
+            sequence.pending = task.tree()
+            results = task.take(choices, self._cache)
+        self._cache.publish(sequence)
+        if not all(choices.are_sound):  # of what was drafted: nobody is to read it again
+            self._cache.roll_back(sequence, sequence.cached)
+            self._cache.clear(sequence, sequence.cached)
+        if task.done:
+            self._finish(task)
         return results
 
     def _finish(self, task: Task) -> None:

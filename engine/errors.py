@@ -4,7 +4,10 @@ EngineError
 ├── UnsupportedModelError      the checkpoint cannot be served, with the reason
 ├── IncompleteCheckpointError  a file of it is missing or cut off
 ├── VocabularyMismatchError    draft and target do not read token ids alike
-└── CacheTooSmallError         one sequence alone would not fit into the whole cache
+├── CacheTooSmallError         one sequence alone would not fit into the whole cache
+├── SequenceFailedError        a step cannot go on with one sequence; the others are well
+├── CacheLostError             what the cache holds is not certain any more: the engine is at its end
+└── RankLostError              a process of the group is gone: the engine is at its end
 
 A message that contradicts the sequence it names (a base beyond its length, a token outside the vocabulary) is
 a plain ValueError: the sender is wrong, the engine is well.
@@ -29,3 +32,15 @@ class VocabularyMismatchError(EngineError):
 
 class CacheTooSmallError(EngineError):
     """A sequence may grow beyond what the whole cache holds."""
+
+
+class SequenceFailedError(EngineError):
+    """The engine cannot go on with one sequence, and has closed it. Says nothing of its text."""
+
+
+class CacheLostError(EngineError):
+    """A change of the cache was made in part."""
+
+
+class RankLostError(EngineError):
+    """Another rank of the group does not answer any more."""

@@ -5,6 +5,7 @@ import torch
 from engine.attention import Paged
 from engine.batch import Batch, pack
 from engine.cache import PagedCache
+from engine.errors import CacheLostError
 from engine.graphs import Graphs, capture_cuda
 from engine.memory import blocks_within
 from engine.reproducible import check_rows_are_apart, passes
@@ -40,6 +41,7 @@ class ForwardPass:
         }
         self.settings = settings.model_copy(update=found)  # those in force: what was left open is known now
         num_blocks = blocks_within(settings, layers.shapes, dtype, device)
+        self._group = group
         if group is not None:
             num_blocks = group.least(num_blocks)
         self.cache = PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device)
@@ -50,14 +52,29 @@ class ForwardPass:
         if self._kernel is not None and settings.graphs and not settings.reproducible and group is None:
             self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
 
-    def pack(self, step: StepInput) -> Batch:
-        """The step's tensors."""
+    def prepare(self, step: StepInput) -> Batch:
+        """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError."""
+        try:
+            self.cache.make(step.moves, step.cleared)
+        except Exception as error:
+            raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
         model, is_paged = self.model, self._kernel is not None
         return pack(step.feeds, self.settings.block_size, model.dtype, model.device, is_paged=is_paged)
 
-    def run(self, step: StepInput, batch: Batch) -> torch.Tensor:
-        """[num_logits, vocab_size]; at ranks other than 0 only their share of the vocabulary."""
-        self.cache.make(step.moves)
+    def run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feeds the batch.
+
+        Returns:
+            Logits [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary; and
+            bool [num_tokens], whether all keys and values of each token are finite numbers, at all ranks.
+        """
+        logits = self._logits(batch)
+        are_finite = self.cache.are_finite(batch.slots)
+        if self._group is not None:
+            self._group.agree(are_finite)
+        return logits, are_finite
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
         if self.settings.reproducible:
             return self._run_in_passes(batch)
         logits = self._graphs.run(batch) if self._graphs is not None else None

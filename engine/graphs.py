@@ -1,5 +1,6 @@
 """Captured forward passes for the shapes of decoding and verifying, replayed as a whole."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ import torch
 
 from engine.batch import Batch
 from engine.varlen import Ragged
+
+logger = logging.getLogger(__name__)
 
 Forward = Callable[[Batch], torch.Tensor]
 Captured = tuple[Callable[[], None], torch.Tensor]  # what replays, and where its output lies
@@ -56,7 +59,7 @@ class Graphs:
         self._capture = capture
         self._block_size = block_size
         self._spare_block = spare_block
-        self._captured: dict[_Shape, tuple[Batch, Captured]] = {}
+        self._captured: dict[_Shape, tuple[Batch, Captured] | None] = {}  # None: it cannot be
         self._captured_tokens = 0
 
     def run(self, batch: Batch) -> torch.Tensor | None:
@@ -72,13 +75,29 @@ class Graphs:
             if self._captured_tokens + shape.tokens > MOST_CAPTURED_TOKENS:
                 return None
             self._captured_tokens += shape.tokens
-            static = self._empty(shape, batch)
-            self._fill(static, batch)
-            self._captured[shape] = static, self._capture(lambda: self._forward(static))
-        static, (replay, output) = self._captured[shape]
+            self._captured[shape] = self._graph(shape, batch)
+        captured = self._captured[shape]
+        if captured is None:
+            return None
+        static, (replay, output) = captured
         self._fill(static, batch)
         replay()
         return output[batch.logit_rows]
+
+    def _graph(self, shape: _Shape, batch: Batch) -> tuple[Batch, Captured] | None:
+        static = self._empty(shape, batch)
+        self._fill(static, batch)
+        try:
+            return static, self._capture(lambda: self._forward(static))
+        except RuntimeError as error:
+            logger.warning(
+                "steps of %d sequences with %d tokens each go without a CUDA graph, slower: it could not be "
+                "captured: %s",
+                shape.sequences,
+                shape.queries,
+                error,
+            )
+            return None
 
     def _empty(self, shape: _Shape, like: Batch) -> Batch:
         """A batch of padding alone."""

@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoding.draft import Draft
-from engine.step_input import Numbers
-
-Rows = slice | torch.Tensor
+from engine.step_input import Numbers, Rows
 
 FEW_QUERIES = 16  # up to here sequences with different counts share a call, padded; beyond, each has its own
 PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second call is cheaper
@@ -184,10 +182,11 @@ def _view(lane: Lane, block_size: int) -> slice | None:
 
 
 def _blocks(lanes: list[Lane], length: int, block_size: int, device: torch.device) -> torch.Tensor:
-    blocks = np.zeros((len(lanes), -(-length // block_size)), np.int64)
+    blocks = np.empty((len(lanes), -(-length // block_size)), np.int64)
     for index, lane in enumerate(lanes):
         count = -(-lane.length // block_size)
         blocks[index, :count] = lane.blocks[:count]
+        blocks[index, count:] = lane.blocks[count - 1]  # padding reads its own: another's may not be finite
     return torch.from_numpy(blocks.ravel()).to(device)
 
 

@@ -61,6 +61,12 @@ def free_memory(device: torch.device) -> int:
     return min(available, int(limit) - used)
 
 
+def empty_cache(device: torch.device) -> None:
+    """Gives memory back that torch keeps for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _number_in(file: Path, name: str) -> int:
     return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name))
 

@@ -24,7 +24,8 @@ from torch.nn.functional import pad
 
 from engine.batch import Batch
 from engine.errors import UnsupportedModelError
-from engine.groups import Group, Lane, Rows
+from engine.groups import Group, Lane
+from engine.step_input import Rows
 from engine.varlen import ragged
 
 ROWS = 16

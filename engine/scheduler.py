@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from decoding.draft import ROOT
 from engine.batch import Item
+from engine.blame import BlamedError, blaming
 from engine.cache import PagedCache
+from engine.errors import CacheTooSmallError
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
 from engine.tasks import Task
@@ -31,50 +33,81 @@ class Scheduler:
         Args:
             tasks: by the number of their sequence.
             sequences: every open one by its number, oldest first.
+
+        Raises:
+            BlamedError: a sequence cannot take part, in this step or ever.
         """
         selected = self._fill(tasks, sequences)
         while tasks and not selected:
-            # Nobody can start, because sequences between two pieces of work hold the cache.
-            idle = [
-                sequence for number, sequence in sequences.items() if sequence.blocks and number not in tasks
-            ]
-            self._preempt(idle[-1], tasks)
+            # Sequences between two pieces of work hold the cache, or tokens that are only drafted do.
+            holding = [sequence for sequence in sequences.values() if sequence.blocks]
+            idle = [sequence for sequence in holding if sequence.number not in tasks]
+            for sequence in idle[-1:] or holding:
+                self._preempt(sequence, tasks)
             selected = self._fill(tasks, sequences)
+            if not (holding or selected):
+                oldest = tasks[min(tasks)].sequence
+                raise BlamedError(oldest) from CacheTooSmallError("it does not fit into the whole cache")
         return selected
 
     def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
         """The next step of work for which nobody waits: only with cache that is left over."""
         selected: Selected = []
         for task in tasks.values():
-            sequence, tree = task.sequence, task.tree()
-            missing = self._cache.blocks_for(len(sequence.tokens) + len(tree)) - len(sequence.blocks)
-            left = self._cache.pool.available - missing
             if len(selected) == self._settings.max_running:
                 break
-            if task.nodes() and left >= SPARE_SHARE * self._cache.pool.num_blocks:
-                self._cache.reserve(sequence, len(sequence.tokens) + len(tree))
-                nodes = list(tree.tokens[len(sequence.pending) :])
-                selected.append((task, Item(sequence, nodes, 0, len(nodes), None if tree.is_chain else tree)))
+            with blaming(task.sequence):
+                item = self._idle_item(task)
+            if item is not None:
+                selected.append((task, item))
         return selected
+
+    def _idle_item(self, task: Task) -> Item | None:
+        sequence, tree = task.sequence, task.tree()
+        length = len(sequence.tokens) + len(tree)
+        left = self._cache.pool.available - (self._cache.blocks_for(length) - len(sequence.blocks))
+        if not task.nodes() or left < SPARE_SHARE * self._cache.pool.num_blocks:
+            return None
+        self._cache.reserve(sequence, length)
+        nodes = list(tree.tokens[len(sequence.pending) :])
+        return Item(sequence, nodes, 0, len(nodes), None if tree.is_chain else tree)
 
     def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
         selected: Selected = []
         budget = self._settings.prefill_chunk
+        computed: set[bytes] = set()  # digests of blocks that older sequences are about to fill
         for number in sorted(tasks):
             task = tasks[number]
-            if len(selected) == self._settings.max_running or not self._make_room(task, tasks, sequences):
+            if len(selected) == self._settings.max_running:
                 break
-            item = self._item(task, budget)
+            with blaming(task.sequence):
+                if self._waits_for_prefix(task.sequence, computed):
+                    continue
+                if not self._make_room(task, tasks, sequences):
+                    break
+                item = self._item(task, budget)
             if item is not None:
                 selected.append((task, item))
                 budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
         return selected
 
+    def _waits_for_prefix(self, sequence: Sequence, computed: set[bytes]) -> bool:
+        """Whether an older sequence is at the block that this one needs next: it will be shared.
+
+        computed: digests that those before it are about to publish; its own are added.
+        """
+        if len(sequence.tokens) - sequence.cached <= self._cache.block_size:
+            return False
+        self._cache.adopt_prefix(sequence)
+        digests = self._cache.to_be_published(sequence)
+        if digests and digests[0] in computed:
+            return True
+        computed.update(digests)
+        return False
+
     def _make_room(self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> bool:
         """Gets the sequence cache for its next step, at the cost of younger ones; False: it has to wait."""
         sequence, cache = task.sequence, self._cache
-        if not sequence.blocks:
-            cache.adopt_prefix(sequence)
         if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
             cache.roll_back(sequence, sequence.cached - 1)  # logits come only from a token that is fed
         length = len(sequence.tokens) + len(task.tree())

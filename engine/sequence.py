@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoding.draft import Draft
+from decoding.row import TokenLists
 from decoding.settings import Sampling
 
 NO_DRAFT = Draft()
@@ -25,7 +26,8 @@ class Sequence:
     sampling: Sampling
     end_token_ids: frozenset[int]
     limit: int  # tokens at which the generation ends, prompt included
-    prompt: list[int] = field(default_factory=list)
+    lists: TokenLists = field(init=False)  # what the sampling settings name
+    prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
     pending: Draft = NO_DRAFT  # drafted tokens whose cache is kept while it may turn out right
@@ -41,9 +43,15 @@ class Sequence:
     preemptions: int = 0  # since its last result
     is_free: bool = False  # its last work was to generate freely
     digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
+    hashes: list[bytes] = field(
+        default_factory=list
+    )  # of leading blocks of tokens, as far as they were asked for
     table: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(8, np.int64)
     )  # blocks, then room to grow
+
+    def __post_init__(self) -> None:
+        self.lists = TokenLists.of(self.sampling, self.end_token_ids)
 
     @property
     def written(self) -> int:

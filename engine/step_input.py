@@ -4,11 +4,13 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from decoding.draft import Draft
 
 Numbers = NDArray[np.int64]
+Rows = slice | torch.Tensor  # indices; a slice where they follow one another
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,18 @@ class Move:
 
 @dataclass(frozen=True)
 class StepInput:
-    """Moves in their order, then one forward pass over every Feed."""
+    """Moves in their order, then slots that are cleared, then one forward pass over every Feed."""
 
     moves: list[Move]
+    cleared: Numbers  # slots, to be filled with zeros
     feeds: list[Feed]
 
     def to_numbers(self) -> Numbers:
         """Each list after its length."""
-        numbers: list[Items[int] | Numbers] = [[len(self.moves), len(self.feeds)]]
+        numbers: list[Items[int] | Numbers] = [[len(self.moves), len(self.cleared), len(self.feeds)]]
         for move in self.moves:
             numbers += [[len(move.source)], move.source, move.target]
+        numbers += [self.cleared]
         for feed in self.feeds:
             tree = feed.tree or Draft()
             numbers += [[feed.num_logits, feed.start, len(feed.tokens), len(feed.blocks), len(tree)]]
@@ -52,18 +56,19 @@ class StepInput:
     def from_numbers(cls, numbers: Numbers) -> "StepInput":
         """What ``to_numbers`` was called on."""
         read = _Reader(numbers)
-        num_moves, num_feeds = read.list(2)
+        num_moves, num_cleared, num_feeds = read.list(3)
         moves = []
         for _ in range(num_moves):
             (count,) = read.list(1)
             moves.append(Move(read.array(count), read.array(count)))
+        cleared = read.array(num_cleared)
         feeds = []
         for _ in range(num_feeds):
             num_logits, start, num_tokens, num_blocks, nodes = read.list(5)
             tokens, blocks = read.list(num_tokens), read.array(num_blocks)
             tree = Draft(tuple(read.list(nodes)), tuple(read.list(nodes)))
             feeds.append(Feed(tokens, num_logits, start, blocks, tree if nodes else None))
-        return cls(moves, feeds)
+        return cls(moves, cleared, feeds)
 
 
 class _Reader:

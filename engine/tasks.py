@@ -66,6 +66,7 @@ class Task(ABC):
                     generated=generated,
                     path=path,
                     end_token_ids=sequence.end_token_ids,
+                    given_lists=sequence.lists,
                 )
             )
         return rows

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from engine.errors import RankLostError
 from engine.step_input import Numbers, StepInput
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
@@ -42,8 +43,14 @@ class RankGroup:
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         return int(numbers)
 
+    def agree(self, flags: torch.Tensor) -> None:
+        """Makes each flag, bool of any shape, false that is false at any rank; each rank has to ask."""
+        numbers = flags.to(torch.uint8)
+        dist.all_reduce(numbers, dist.ReduceOp.MIN)
+        flags.copy_(numbers)
+
     def send(self, step: StepInput) -> None:
-        """At rank 0: what the others are to do next."""
+        """At rank 0: what the others are to do next. Raises RankLostError."""
         self._send(step.to_numbers())
 
     def dismiss(self) -> None:
@@ -54,16 +61,16 @@ class RankGroup:
         """At the others: waits for what to do next; None: nothing more.
 
         Raises:
-            RuntimeError: rank 0 is gone.
+            RankLostError: rank 0 is gone.
         """
-        dist.broadcast(self._frame, 0)
+        _broadcast(self._frame)
         length = int(self._frame[0])
         if not length:
             return None
         numbers = self._frame[1 : 1 + length]
         if length > len(numbers):
             rest = torch.empty(length - len(numbers), dtype=torch.int64)
-            dist.broadcast(rest, 0)
+            _broadcast(rest)
             numbers = torch.cat([numbers, rest])
         return StepInput.from_numbers(numbers.numpy())
 
@@ -72,6 +79,14 @@ class RankGroup:
         head, rest = content[: FRAME - 1], content[FRAME - 1 :]
         self._frame[0] = len(content)
         self._frame[1 : 1 + len(head)] = head
-        dist.broadcast(self._frame, 0)
+        _broadcast(self._frame)
         if len(rest):
-            dist.broadcast(rest, 0)
+            _broadcast(rest)
+
+
+def _broadcast(numbers: torch.Tensor) -> None:
+    """From rank 0 to all. Raises RankLostError."""
+    try:
+        dist.broadcast(numbers, 0)
+    except RuntimeError as error:  # what gloo says of a connection that is closed
+        raise RankLostError(f"a rank of the group is gone: {error}") from error

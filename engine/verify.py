@@ -28,20 +28,24 @@ class VerifyTask(Task):
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
-        verdict, finish = self._until_end(self._judge(choices))
+        verdict, finish = self._until_end(self._judge(self._sound_part(choices), choices))
         logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
         self.done = True
         return [Verified(sequence, self._round, verdict, logprobs, finish, self.timings())]
 
-    def _judge(self, choices: Choices) -> Verdict:
-        rule = self.sequence.sampling.verification
+    def _sound_part(self, choices: Choices) -> Draft:
+        """The leading nodes, up to one after which no token may be chosen: as if it had not been drafted."""
+        return self._draft.leading((*choices.are_sound, False).index(False) - 1)
+
+    def _judge(self, draft: Draft, choices: Choices) -> Verdict:
+        rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
         if rule == "coupled":
-            return verify_coupled(self._draft, choices.chosen)
+            return verify_coupled(draft, choices.chosen[rows])
         verify = verify_rejection if rule == "rejection" else verify_block
         position = len(self.sequence.tokens)
-        return verify(self._draft, choices.target_probs(), self.sequence.noise_key, position, self._round)
+        return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self._round)
 
     def _until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
         """The Verdict up to the token that ends the generation, if one does."""
@@ -58,6 +62,4 @@ def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:
     count = next(
         (i for i, (token, above) in enumerate(nodes) if above >= depth or token >= vocab_size), len(draft)
     )
-    if count == len(draft):
-        return draft
-    return Draft(draft.tokens[:count], draft.parents[:count], draft.draft_probs[:count])
+    return draft.leading(count)

@@ -117,7 +117,16 @@ class Prepared:
     timings: Timings
 
 
-Result = Verified | Generated | Proposed | Prepared
+@dataclass(frozen=True)
+class Failed:
+    """The sequence was closed, because a step could not go on with it. Nothing more comes for it."""
+
+    sequence: Sequence
+    reason: str  # without anything of its text
+
+
+Answered = Verified | Generated | Proposed | Prepared
+Result = Answered | Failed
 
 
 @dataclass(frozen=True)

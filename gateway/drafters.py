@@ -1,15 +1,26 @@
 """What makes a Draft, seen from the gateway. Adding a drafter is adding a class and a line to DRAFTERS."""
 
 import asyncio
+import logging
 from typing import Protocol
 
 from decoding.ngram import NgramIndex
-from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    SequenceFailedError,
+    SequenceLostError,
+    WorkerLostError,
+)
 from gateway.fleet import DraftStream, Fleet
 from gateway.sequence import Sequence
 from protos import rounds_pb2
 from protos.convert import draft_to_message
 
+logger = logging.getLogger("ray.serve")
+
+REFUSALS = (WorkerLostError, InvalidRequestError, SequenceFailedError)
+MOST_LOSSES = 3  # of draft workers with one sequence, without a Draft in between
 SMALL_LAG = 32  # tokens that a draft worker may be behind when it is asked again
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, from a second failure in a row on, doubled
 
@@ -54,6 +65,7 @@ class ModelDrafter:
         self._stream: DraftStream | None = None
         self._asked = 0  # number of the newest Propose: there may be several to one turn of the target
         self._pause_s = 0.0
+        self._losses = 0  # of workers that had the sequence, without a Draft in between
 
     async def start(self) -> None:
         self._stream = self._fleet.open_draft(self._sequence)
@@ -66,7 +78,7 @@ class ModelDrafter:
         await self._ask(depth, leaves, traceparent)
         reply = await self._reply(max(deadline - asyncio.get_running_loop().time(), 0.0))
         if reply is not None:
-            self._pause_s = 0.0
+            self._pause_s, self._losses = 0.0, 0
         return reply
 
     async def ahead(self) -> rounds_pb2.Draft | None:
@@ -74,8 +86,14 @@ class ModelDrafter:
         return None if reply is None else reply.draft
 
     async def recover(self) -> None:
-        """At once after one failure; after more in a row with pauses that grow."""
+        """At once after one failure; after more in a row with pauses that grow.
+
+        Never where drafts were lost with the sequence again and again: it may be what ends them.
+        """
         while True:
+            if self._losses >= MOST_LOSSES:
+                logger.error("%d draft workers were lost with a sequence: it goes on without", self._losses)
+                await asyncio.Event().wait()
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
             try:
@@ -97,17 +115,20 @@ class ModelDrafter:
         propose = rounds_pb2.Propose(turn=turn, depth=depth, leaves=leaves)
         try:
             await self._stream.send(rounds_pb2.DraftRequest(propose=propose))
-        except (WorkerLostError, InvalidRequestError) as error:
-            await self.aclose()
-            raise WorkerLostError(str(error)) from error
+        except REFUSALS as error:
+            raise await self._lost(error) from error
 
     async def _reply(self, timeout: float | None = None) -> rounds_pb2.DraftReply | None:
         assert self._stream is not None
         try:
             return await self._stream.receive(self._asked, timeout)
-        except (WorkerLostError, InvalidRequestError) as error:
-            await self.aclose()
-            raise WorkerLostError(str(error)) from error
+        except REFUSALS as error:
+            raise await self._lost(error) from error
+
+    async def _lost(self, error: GatewayError) -> WorkerLostError:
+        self._losses += isinstance(error, SequenceFailedError | SequenceLostError)
+        await self.aclose()
+        return WorkerLostError(str(error))
 
     async def aclose(self) -> None:
         stream, self._stream = self._stream, None

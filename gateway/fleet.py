@@ -1,7 +1,7 @@
 """Which workers exist, and a stream to one of them. Nothing polls: Serve pushes the table."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from gateway.errors import WorkerLostError
 from gateway.prefixes import Prefixes
@@ -34,6 +34,7 @@ class Fleet:
         self._links: dict[str, Link] = {}  # by address
         self._prefixes: dict[Role, Prefixes] = {"target": Prefixes(), "draft": Prefixes()}
         self._closing: set[asyncio.Task[None]] = set()
+        self._on_trial: dict[str, TargetStream] = {}  # by address
 
     def workers(self, role: Role | None = None) -> list[Worker]:
         return [worker for worker in self._workers() if role in (None, worker.role)]
@@ -50,12 +51,31 @@ class Fleet:
             self._links[address] = Link(workers[address], self._trust.connect(address, CHANNEL_OPTIONS))
         return [self._links[address] for address in workers]
 
-    def open_target(self, sequence: Sequence) -> TargetStream:
-        """Raises WorkerLostError if there is no target."""
-        link = self._choose("target", sequence)
+    def open_target(self, sequence: Sequence, *, apart: bool = False) -> TargetStream:
+        """
+        apart: a target was lost with the sequence, perhaps by it. Of such sequences a target gets one at a
+            time, until the first token: one that ends its target does not take the others along again.
+
+        Raises:
+            WorkerLostError: there is no target, or none for a sequence that is to be apart.
+        """
+        link = self._choose("target", sequence, self._trials() if apart else ())
         stub = rounds_pb2_grpc.TargetWorkerStub(link.channel)  # type: ignore[no-untyped-call]
         call = stub.Stream(metadata=self._trust.metadata)
-        return TargetStream(link, call, rounds_pb2.TargetRequest, sequence)
+        stream = TargetStream(link, call, rounds_pb2.TargetRequest, sequence)
+        if apart:
+            self._on_trial[stream.address] = stream
+        return stream
+
+    def passed(self, stream: TargetStream) -> None:
+        """A token came over the stream: it need not be apart any more."""
+        if self._on_trial.get(stream.address) is stream:
+            del self._on_trial[stream.address]
+
+    def _trials(self) -> Collection[str]:
+        """Addresses of targets where a sequence is apart."""
+        self._on_trial = {at: stream for at, stream in self._on_trial.items() if not stream.is_closed}
+        return self._on_trial
 
     def open_draft(self, sequence: Sequence) -> DraftStream:
         """Raises WorkerLostError if there is no draft worker."""
@@ -64,11 +84,15 @@ class Fleet:
         call = stub.Stream(metadata=self._trust.metadata)
         return DraftStream(link, call, rounds_pb2.DraftRequest, sequence)
 
-    def _choose(self, role: Role, sequence: Sequence) -> Link:
-        """Where the prompt's beginning is cached, unless that worker is much busier than another."""
+    def _choose(self, role: Role, sequence: Sequence, taken: Collection[str] = ()) -> Link:
+        """Where the prompt's beginning is cached, unless that worker is much busier than another.
+
+        taken: addresses of workers that do not come into question.
+        """
         links = [link for link in self.links() if link.worker.role == role]
+        links = [link for link in links if link.worker.address not in taken]
         if not links:
-            raise WorkerLostError(f"no {role} worker is ready")
+            raise WorkerLostError(f"no {role} worker is ready{', that is not on trial' if taken else ''}")
         now = asyncio.get_running_loop().time()
         trusted = [link for link in links if link.suspect_until <= now]
         chosen = min(trusted or links, key=lambda link: link.busy(now))

@@ -18,6 +18,8 @@ from gateway.errors import (
     GatewayError,
     InvalidRequestError,
     OverloadedError,
+    SequenceFailedError,
+    SequenceLostError,
     UnauthenticatedError,
     UnknownModelError,
     WorkerLostError,
@@ -37,7 +39,9 @@ STATUS: dict[type[GatewayError], grpc.StatusCode] = {
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    SequenceFailedError: grpc.StatusCode.INTERNAL,
     WorkerLostError: grpc.StatusCode.UNAVAILABLE,
+    SequenceLostError: grpc.StatusCode.UNAVAILABLE,
 }
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of RESOURCE_EXHAUSTED
 ORIGINS = {

@@ -28,6 +28,8 @@ from gateway.errors import (
     GatewayError,
     InvalidRequestError,
     OverloadedError,
+    SequenceFailedError,
+    SequenceLostError,
     UnauthenticatedError,
     UnknownModelError,
     WorkerLostError,
@@ -55,7 +57,9 @@ STATUS: dict[type[GatewayError], tuple[int, str]] = {
     UnauthenticatedError: (401, "authentication_error"),
     OverloadedError: (429, "rate_limit_error"),
     DeadlineError: (504, "server_error"),
+    SequenceFailedError: (500, "server_error"),
     WorkerLostError: (503, "server_error"),
+    SequenceLostError: (503, "server_error"),
 }
 
 

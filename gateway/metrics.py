@@ -65,6 +65,8 @@ def _count(instruments: Instruments, kind: Kind, record: Record) -> None:
         instruments.total(name, accepted, **labels, position=str(position))
     for (to, reason), times in record.transitions.items():
         instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
+    for reason, times in record.failures.items():
+        instruments.total("outrider_failed_sequences", times, **labels, reason=reason)
     instruments.total("outrider_foreseen_verdicts", record.foreseen.total(), **labels)
     instruments.total("outrider_fallbacks", record.late_drafts, **labels, reason=LATE)
     instruments.total("outrider_fallbacks", record.lost_drafts, **labels, reason=LOST)

@@ -24,6 +24,7 @@ class Record:
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
     lost_targets: int = 0  # times that the target worker was lost
+    failures: Counter[str] = field(default_factory=Counter)  # of the sequence, by reason
 
     @property
     def accepted(self) -> int:

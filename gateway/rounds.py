@@ -1,6 +1,7 @@
 """The draft-then-verify loop of one sequence. The loss of a worker is handled here and only here."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.answer_trace import NO_TRACE, NoTrace
 from gateway.drafters import DRAFTERS
 from gateway.drafting import LAST_TOKEN, NO_PROPOSAL, Drafting, Proposal, refused
-from gateway.errors import DeadlineError, WorkerLostError
+from gateway.errors import DeadlineError, SequenceFailedError, SequenceLostError, WorkerLostError
 from gateway.fleet import Fleet, TargetStream
 from gateway.pace import Paces
 from gateway.record import Record
@@ -16,8 +17,11 @@ from gateway.sequence import Origin, Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
 from protos import rounds_pb2
 
+logger = logging.getLogger("ray.serve")
+
 PLAIN_STRETCH = 64  # tokens granted at a time in plain mode; half of them used up asks for more
 FIRST_TOKEN, LOST_TARGET = "first token", "lost target worker"  # reasons in traces
+OF_ENGINE, OF_LOSSES = "engine", "lost targets"  # reasons of failures
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again
 
 
@@ -70,6 +74,7 @@ class Rounds:
         self._fleet = fleet
         self._paces = paces
         self._deadline = deadline
+        self._max_losses = settings.max_losses
         self.record = Record() if record is None else record
         self._trace = trace
         drafter = None
@@ -98,32 +103,48 @@ class Rounds:
         """Each Verdict once its tokens are committed.
 
         Losing the draft only ends drafting until there is another. When the target is lost another goes on
-        from the committed tokens: by the same noise to the same text.
+        from the committed tokens: by the same noise to the same text. Whether it was this sequence that ended
+        the target nobody knows, so it is opened apart from others like it, and not for ever.
 
         Raises:
             DeadlineError: the deadline passed first.
             InvalidRequestError: no target can serve such a sequence.
+            SequenceFailedError: a target's engine cannot go on with it, or max_losses targets were lost.
         """
-        failures = 0  # in a row
+        failures = losses = 0  # in a row: of attempts, and of targets that had the sequence
         self._sequence.round += 1
         try:
             while self._sequence.finish_reason is None:
                 try:
                     async with (
-                        aclosing(self._fleet.open_target(self._sequence)) as target,
+                        aclosing(self._fleet.open_target(self._sequence, apart=losses > 0)) as target,
                         aclosing(self._with(target)) as steps,
                     ):
                         async for step in steps:
-                            failures = 0
+                            failures = losses = 0
+                            self._fleet.passed(target)
                             yield step
                 except WorkerLostError as lost:
                     failures += 1
+                    losses += isinstance(lost, SequenceLostError)
                     self._trace.end(LOST_TARGET)
+                    if losses == self._max_losses:
+                        raise self._failed(losses, lost) from lost
                     self._trace.event("reopening", str(lost))
                     await self._before_retry(failures, lost)
+        except SequenceFailedError as error:
+            self.record.failures[OF_LOSSES if losses else OF_ENGINE] += 1
+            logger.error("a request fails: %s", error)
+            raise
         finally:
             self._trace.end("ended")
             await self._drafting.aclose()
+
+    def _failed(self, losses: int, lost: WorkerLostError) -> SequenceFailedError:
+        return SequenceFailedError(
+            f"{losses} target workers were lost with this request, without a token in between: max_losses="
+            f"{self._max_losses} allows no further; the last one: {lost}"
+        )
 
     async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
         """The first attempt to go on elsewhere follows at once, later ones after growing pauses."""

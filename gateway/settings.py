@@ -25,6 +25,11 @@ class GatewaySettings(BaseModel):
     request_deadline_s: float = Field(
         default=600.0, gt=0.0, description="from arrival to the last token, seconds; lost targets included"
     )
+    max_losses: int = Field(
+        default=3,
+        ge=1,
+        description="targets that may be lost with a request, without a token in between, before it fails",
+    )
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
     max_output_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
     max_choices: int = Field(default=16, ge=1, description="answers to one request")

@@ -8,10 +8,17 @@ from typing import Any, Generic, Literal, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    SequenceFailedError,
+    SequenceLostError,
+    WorkerLostError,
+)
 from gateway.sequence import Sequence
 from protos import rounds_pb2
 from protos.convert import sampling_to_message
+from protos.stream_status import FAILED, LEAVING, TAKEN
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
@@ -69,6 +76,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._request: type[RequestT] = request
         self._sequence = sequence
         self._opened = False
+        self.is_closed = False  # by ourselves
         self._known = 0  # tokens of the sequence that the worker was told
         self._read: asyncio.Task[ReplyT] | None = None
         self._writing = asyncio.Lock()  # a call takes one message after the other
@@ -110,6 +118,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         Raises:
             WorkerLostError: the stream is broken.
             InvalidRequestError: the worker cannot serve such a sequence.
+            SequenceFailedError: its engine cannot go on with it.
         """
         try:
             async with asyncio.timeout(timeout), self._writing:
@@ -157,14 +166,20 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             raise await self._lost(None)
         return reply
 
-    async def _lost(self, error: BaseException | None) -> WorkerLostError | InvalidRequestError:
+    async def _lost(self, error: BaseException | None) -> GatewayError:
         """What to raise, and a note that this worker is not to be trusted for a while."""
         code = await self._call.code() if self._call.done() else None
         if code in _REFUSED:
             return InvalidRequestError(_REFUSED[code], await self._call.details())
-        self._link.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
         worker = self._link.worker
-        return WorkerLostError(f"{worker.role} worker {worker.address}: {_reason(error)}")
+        place = f"{worker.role} worker {worker.address}"
+        if code is FAILED:
+            return SequenceFailedError(f"{place}: {await self._call.details()}")
+        self._link.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
+        self._call.cancel()  # where it is silent, and not over
+        was_taken = TAKEN in tuple(await self._call.initial_metadata() or ())
+        kind = SequenceLostError if was_taken and code is not LEAVING else WorkerLostError
+        return kind(f"{place}: {_reason(error)}")
 
     async def aclose(self) -> None:
         """Ends the stream, saying so where it is a normal end; the worker frees the sequence either way.
@@ -172,6 +187,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         A reader that has what it wants may be cancelled meanwhile: the worker hears of the end all the same.
         """
         self._link.streams -= 1
+        self.is_closed = True
         closing = asyncio.create_task(self._close())
         self._link.closing.add(closing)
         closing.add_done_callback(self._link.closing.discard)

@@ -134,6 +134,12 @@ OF_GATEWAYS = (
         (*DRAFTED, "reason"),
     ),
     _counter("outrider_reopenings", "reopenings", "of a sequence whose target worker was lost", DRAFTED),
+    _counter(
+        "outrider_failed_sequences",
+        "sequences",
+        "that a target's engine could not go on with, or with which max_losses targets were lost",
+        (*DRAFTED, "reason"),
+    ),
     _gauge(
         "outrider_depth",
         "tokens",
@@ -159,6 +165,7 @@ OF_WORKERS = (
     _counter("outrider_sample_seconds", "seconds", "of them in choosing tokens", ("role",)),
     _counter("outrider_step_tokens", "tokens", "fed in steps, prompts included", ("role",)),
     _counter("outrider_works", "pieces of work", "that were answered", ("role",)),
+    _counter("outrider_blamed_sequences", "sequences", "that a step could not go on with", ("role",)),
     _counter("outrider_work_queue_seconds", "seconds", "that they waited for their first step", ("role",)),
     _gauge("outrider_sequences_running", "sequences", "with work that hold cache", ("role",)),
     _gauge("outrider_sequences_waiting", "sequences", "with work that wait for cache", ("role",)),

@@ -15,6 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from decoding.adjustments import leave_an_end
 from decoding.noise import gumbel
 from decoding.perturb import best_perturbed
 from decoding.row import Row
@@ -26,6 +27,9 @@ LOGITS = torch.tensor([0.5, -1.0, 2.0, 1.0, 0.0])
 PROMPT = [0, 1, 1]
 GENERATED = [2, 2, 9]  # 9 is beyond the vocabulary and ignored
 END = frozenset({4})
+
+
+ASKED_FOR = [setting for setting in SETTINGS if setting.apply is not leave_an_end]
 
 
 def row(path: tuple[int, ...] = (), mask: Tensor | None = None, **chosen: Any) -> Row:

@@ -113,7 +113,7 @@ def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> No
 
 def stored(cache: PagedCache, sequence: Sequence) -> list[tuple[float, float]]:
     """Key and value of every written slot, as the next forward pass finds them."""
-    cache.make(cache.take_moves())
+    cache.make(*cache.take_changes())
     places = range(sequence.written)
     slots = [sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK for place in places]
     return [(cache.keys[0][slot].item(), cache.values[0][slot].item()) for slot in slots]

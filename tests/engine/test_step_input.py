@@ -20,7 +20,7 @@ def random_step(rng: random.Random) -> StepInput:
         tree = Draft(tuple(rng.sample(range(256), nodes)), parents) if nodes else None
         tokens = [rng.randrange(128_000) for _ in range(count)]
         feeds.append(Feed(tokens, rng.randrange(count), rng.randrange(99), np.arange(rng.randrange(7)), tree))
-    return StepInput(moves, feeds)
+    return StepInput(moves, np.array(rng.sample(range(999), rng.randrange(5)), np.int64), feeds)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -31,6 +31,7 @@ def test_a_step_is_read_as_it_was_written(seed: int) -> None:
     for ours, theirs in zip(step.moves, read.moves, strict=True):
         assert (ours.source == theirs.source).all()
         assert (ours.target == theirs.target).all()
+    assert read.cleared.tolist() == step.cleared.tolist()
     assert len(read.feeds) == len(step.feeds)
     for feed, other in zip(step.feeds, read.feeds, strict=True):
         assert (feed.tokens, feed.num_logits, feed.start) == (other.tokens, other.num_logits, other.start)

@@ -187,7 +187,8 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(
 def send(group: RankGroup, lengths: list[int]) -> None:
     """Steps of so many tokens."""
     for length in lengths:
-        group.send(StepInput([], [Feed([7] * length, 1, 0, np.zeros(0, np.int64), None)]))
+        nothing = np.zeros(0, np.int64)
+        group.send(StepInput([], nothing, [Feed([7] * length, 1, 0, nothing, None)]))
     group.dismiss()
 
 

@@ -13,6 +13,7 @@ from gateway.fleet import Fleet
 from gateway.streams import Role, Worker
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from protos.convert import sampling_from_message
+from protos.stream_status import TAKEN
 from protos.trust import Trust
 
 TRUST = Trust(token="a token of this test")
@@ -39,6 +40,7 @@ class Script:
             kind = request.WhichOneof("request")
             if kind == "open":
                 opening = request.open
+                await context.send_initial_metadata((TAKEN,))
             elif kind == "close":
                 return
             else:

@@ -102,6 +102,7 @@ async def test_counts_what_speculation_did():
         "late_drafts": 0,
         "lost_drafts": 0,
         "lost_targets": 0,
+        "failures": {},
     }
     assert (record.accepted, record.mean_accepted_length, record.histogram) == (7, 7 / 3, [0, 1, 0, 2])
 

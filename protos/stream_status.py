@@ -1,0 +1,9 @@
+"""What the end of a stream between gateway and worker says beyond its messages."""
+
+import grpc
+
+# Initial metadata, sent as soon as a worker has read Open: what breaks later broke with the sequence.
+TAKEN = ("outrider-taken", "1")
+
+FAILED = grpc.StatusCode.INTERNAL  # the engine cannot go on with this sequence, and is well otherwise
+LEAVING = grpc.StatusCode.ABORTED  # the worker is drained: go on elsewhere
