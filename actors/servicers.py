@@ -3,10 +3,12 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, LeavingError, OpenSequence
 from actors.tracing import StreamTrace
@@ -52,7 +54,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[RequestT], context: "grpc.aio.ServicerContext[RequestT, ReplyT]"
-    ) -> AsyncIterator[ReplyT]:
+    ) -> None:
         try:
             opening = await _opening(requests)
             sequence = self._engine_loop.open(
@@ -66,7 +68,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
         try:
             async for answer in sequence.answers():
                 trace.answered(answer)
-                yield self.reply(answer, opening.epoch)
+                await context.write(self.reply(answer, opening.epoch))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceFailedError as error:
@@ -78,7 +80,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
         except EngineStoppedError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
-            # Cancellation arrives as CancelledError or as GeneratorExit: things are freed here or nowhere.
+            # A coroutine is cancelled at once; a generator would be closed whenever it is collected.
             reading.cancel()
             sequence.close()
             trace.ended()
@@ -100,6 +102,8 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
                     trace.asked(turn)
                     sequence.submit(turn.round, work)
             sequence.put(None)
+        except DecodeError:
+            sequence.put(ValueError("a message of the stream cannot be read"))
         except Exception as error:
             sequence.put(error)
 
@@ -176,11 +180,12 @@ def _generate(message: rounds_pb2.Plain) -> Callable[[Sequence], Work]:
 
 
 async def _opening(requests: AsyncIterator[Any]) -> rounds_pb2.Open:
-    async for request in requests:
-        if request.WhichOneof("request") == "open":
-            opening: rounds_pb2.Open = request.open
-            return opening
-        break
+    with suppress(DecodeError):
+        async for request in requests:
+            if request.WhichOneof("request") == "open":
+                opening: rounds_pb2.Open = request.open
+                return opening
+            break
     raise ValueError("the first message of a stream must be Open")
 
 

@@ -85,7 +85,8 @@ class Runner:
     def _without_doubtful(
         self, selected: Selected, choices: list[Choices], are_finite: list[bool]
     ) -> Outcome:
-        """Those whose numbers are not finite run once more, alone: in company another may have spoilt them.
+        """Those whose numbers are not finite run once more: alone, since another may have spoilt them, and
+        then without their Draft, whose tokens may have.
 
         are_finite: per token that was fed.
         """
@@ -96,6 +97,8 @@ class Runner:
                 outcome.chosen.append((task, item, chosen.limited(fed)))
             elif len(selected) > 1:
                 outcome.add(self.run([(task, item)]))
+            elif task.give_up_draft():
+                outcome.add(self.run([(task, self._committed_part(task, item))]))
             else:
                 outcome.blamed.append((item.sequence, NotFiniteError()))
         return outcome
@@ -130,6 +133,11 @@ class Runner:
             built - begun, passed - built, sampled - passed, sampled - begun, len(selected), batch.num_tokens
         )
         return choices, are_finite.tolist()
+
+    def _committed_part(self, task: Task, item: Item) -> Item:
+        sequence, count = item.sequence, item.num_committed
+        self._forward.cache.clear(sequence, sequence.cached + count)
+        return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
 
     def _size_of(self, items: list[Item]) -> StepSize:
         block_size = self._forward.settings.block_size

@@ -46,6 +46,10 @@ class Task(ABC):
         """That its sequence has to feed: committed ones that are not cached, and the tree's."""
         return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
 
+    def give_up_draft(self) -> bool:
+        """Goes on without the drafted tokens that it would feed; False if there are none."""
+        return False
+
     def restart(self) -> None:
         """The sequence lost its cache: whatever was drafted for it is drafted again."""
         self.sequence.forget_pending()

@@ -4,7 +4,7 @@ from decoding.draft import ROOT, Draft, Verdict
 from decoding.verify import verify_block, verify_coupled, verify_rejection
 from engine.cache import PagedCache
 from engine.choices import Choices
-from engine.sequence import Sequence
+from engine.sequence import NO_DRAFT, Sequence
 from engine.tasks import Task
 from engine.work import Result, Verified
 
@@ -22,6 +22,11 @@ class VerifyTask(Task):
 
     def tree(self) -> Draft:
         return self._draft
+
+    def give_up_draft(self) -> bool:
+        had_draft = bool(self._draft)
+        self._draft = NO_DRAFT
+        return had_draft
 
     def nodes(self) -> list[int]:
         return list(range(ROOT, len(self._draft)))

@@ -78,6 +78,26 @@ async def test_a_lost_worker_comes_last(fleet):
         await stream.aclose()
 
 
+async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
+    first = fleet.open_target(sequence(1), apart=True)
+    second = fleet.open_target(sequence(2), apart=True)
+    assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
+    with pytest.raises(WorkerLostError, match="not on trial"):
+        fleet.open_target(sequence(3), apart=True)
+    others = [fleet.open_target(sequence(4))]  # nothing is known against it
+    fleet.passed(second)
+    others.append(fleet.open_target(sequence(3), apart=True))
+    assert others[-1].address == second.address
+    fleet.passed(second)  # a second token says nothing of the next trial there
+    with pytest.raises(WorkerLostError, match="not on trial"):
+        fleet.open_target(sequence(5), apart=True)
+    await first.aclose()
+    others.append(fleet.open_target(sequence(5), apart=True))
+    assert others[-1].address == first.address
+    for stream in (second, *others):
+        await stream.aclose()
+
+
 async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
     now = asyncio.get_running_loop().time()
     link = fleet.links()[0]

@@ -16,6 +16,7 @@ from gateway.record import Record
 from gateway.rounds import PLAIN_STRETCH, Rounds
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
+from protos.stream_status import LEAVING
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 
 PROMPT = (5, 6, 7)
@@ -234,9 +235,10 @@ async def test_rounds_and_plain_decoding_give_way_to_each_other_at_any_point(tar
 
 
 async def test_a_target_that_does_not_come_back_fails_at_the_deadline():
-    async with fleet_of(ScriptedTarget(ANSWER, lost_at=range(4, 10_000)), ScriptedDraft(ANSWER)) as fleet:
+    drained = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=LEAVING)
+    async with fleet_of(drained, ScriptedDraft(ANSWER)) as fleet:
         _, rounds = rounds_of(fleet, fixed(4), deadline_s=0.5)
-        with pytest.raises(DeadlineError, match="lost by the script"):
+        with pytest.raises(DeadlineError, match="no target before the request's deadline"):
             async for _ in rounds.steps():
                 pass
 

@@ -1,0 +1,312 @@
+"""What goes wrong in a step costs the sequence that caused it: the others go on with the same text."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decoding.draft import Draft, SparseProbs
+from decoding.settings import Sampling
+from engine.batch import pack
+from engine.blame import NO_MEMORY
+from engine.engine import Engine
+from engine.errors import CacheLostError
+from engine.graphs import Graphs
+from engine.sequence import Sequence
+from engine.settings import EngineSettings
+from engine.step_input import Feed
+from engine.work import Failed, Generate, Generated, Propose, Proposed, Result, Verified, Verify
+from tests.engine.checkpoints import write_checkpoint
+
+BLOCK = 8
+COUNT = 8
+POISON = 250  # a token that harms whoever is fed it
+SAMPLING = Sampling(temperature=1.0, max_tokens=COUNT, bad_token_ids=(POISON,))
+PROMPTS = [tuple(range(start, start + 20)) for start in (3, 40, 80, 120, 160)]
+POISONED = (*range(200, 215), POISON, 216, 217)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def engine(folder: Path) -> Engine:
+    return Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**20))
+
+
+def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> Sequence:
+    sequence = engine.open(len(prompt), key, SAMPLING)
+    engine.submit(Generate(sequence, 0, prompt, COUNT))
+    return sequence
+
+
+def run(engine: Engine) -> list[Result]:
+    results = []
+    while engine.has_work:
+        results += engine.step()
+    return results
+
+
+def texts(results: list[Result], sequences: list[Sequence]) -> list[list[int]]:
+    return [
+        [one.token for one in results if isinstance(one, Generated) and one.sequence is sequence]
+        for sequence in sequences
+    ]
+
+
+def text_alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
+    sequence = start(engine, prompt)
+    results = run(engine)
+    engine.close(sequence)
+    return texts(results, [sequence])[0]
+
+
+def raising(error: Callable[[], BaseException], engine: Engine) -> None:
+    """Has every forward pass raise that feeds the poison."""
+    forward = engine._model.forward
+
+    def harmed(*args: Any, **kwargs: Any) -> Any:
+        if (kwargs["input_ids"] == POISON).any():
+            raise error()
+        return forward(*args, **kwargs)
+
+    engine._model.forward = harmed
+
+
+def not_finite(engine: Engine, value: float = torch.nan) -> None:
+    """Has the poison's embedding be no finite number."""
+    with torch.no_grad():
+        engine._model.get_input_embeddings().weight[POISON] = value
+
+
+def stored(engine: Engine) -> list[torch.Tensor]:
+    return [*engine._cache.keys.values(), *engine._cache.values.values()]
+
+
+HARMS: dict[str, Callable[[Engine], None]] = {
+    "raises": lambda engine: raising(lambda: IndexError("tokens 216, 217"), engine),
+    "NaN": not_finite,
+    "infinite": lambda engine: not_finite(engine, torch.inf),
+}
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("harm", HARMS)
+def test_only_the_sequence_that_harms_fails(engine: Engine, harm: str, place: int) -> None:
+    expected = [text_alone(engine, prompt) for prompt in PROMPTS]
+    HARMS[harm](engine)
+    prompts = [*PROMPTS[:place], POISONED, *PROMPTS[place:]]
+    sequences = [start(engine, prompt) for prompt in prompts]
+    results = run(engine)
+    (failed,) = (one for one in results if isinstance(one, Failed))
+    assert failed.sequence is sequences.pop(place)
+    assert not any(number in failed.reason for number in ("216", "217"))  # nothing of the prompt
+    assert texts(results, sequences) == expected
+    for sequence in sequences:
+        engine.close(sequence)
+    assert engine.load().free_blocks == engine.load().total_blocks
+
+
+def test_what_is_not_finite_is_wiped_and_never_shared(engine: Engine) -> None:
+    """Nobody who gets its blocks, or asks the same again, reads it."""
+    expected = text_alone(engine, PROMPTS[0])
+    not_finite(engine, torch.inf)
+    harming = start(engine, POISONED)
+    (failed,) = run(engine)
+    assert isinstance(failed, Failed)
+    assert not any(engine._cache.pool.find(digest) for digest in harming.hashes)
+    sequences = [start(engine, PROMPTS[0]), start(engine, PROMPTS[1] * 4)]
+    assert texts(run(engine), sequences)[0] == expected
+    assert all(tensor.isfinite().all() for tensor in stored(engine))
+
+
+@pytest.mark.parametrize("harmed", [0, 1])
+def test_padding_reads_nothing_of_another_sequence(engine: Engine, harmed: int) -> None:
+    """A shorter sequence's context is padded to a longer one's, in the same pass."""
+    expected = text_alone(engine, PROMPTS[0])
+    sequences = [start(engine, PROMPTS[0]), start(engine, PROMPTS[1] * 4)]
+    while not all(len(one.tokens) > one.prompt_length for one in sequences):
+        engine.step()
+    other = engine.open(8, 1, SAMPLING)
+    engine.submit(Generate(other, 0, tuple(range(8)), COUNT))
+    for tensor in stored(engine):  # as if a neighbour had overflowed just now
+        for block in set(range(engine._cache.pool.num_blocks)) - {*sequences[harmed].blocks}:
+            tensor[block * BLOCK : (block + 1) * BLOCK] = torch.nan
+    results = run(engine)
+    assert [type(one) for one in results if one.sequence is sequences[harmed]].count(Failed) == 0
+    assert sequences[0].tokens[20:] == expected or harmed == 1
+
+
+def test_a_drafted_token_that_harms_is_refused_and_nothing_else(engine: Engine) -> None:
+    """The text is what it is without a Draft."""
+    expected = text_alone(engine, PROMPTS[0])
+    not_finite(engine)
+    sequence = engine.open(20, 1, SAMPLING)
+    text: list[int] = []
+    while len(text) < COUNT:
+        first, second = (*expected[len(text) :], 5, 6)[:2]
+        drafts = (
+            Draft((first, POISON, second), (-1, 0, 0)),
+            Draft.chain((first, second, POISON)),
+            Draft((POISON, first), (-1, -1)),
+        )
+        known = () if text else PROMPTS[0]
+        round = 1 + len(text)
+        engine.submit(Verify(sequence, 20 + len(text) if text else 0, known, drafts[round % 3], round))
+        (result,) = run(engine)
+        assert isinstance(result, Verified)
+        text += result.verdict.tokens
+    assert text == expected
+    assert all(tensor.isfinite().all() for tensor in stored(engine))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_under_a_ratio_rule_too(engine: Engine, rule: str) -> None:
+    not_finite(engine)
+    sampling = SAMPLING.model_copy(update={"verification": rule})
+    sequence = engine.open(20, 1, sampling)
+    certain = [SparseProbs((token,), (1.0,)) for token in (9, POISON)]
+    engine.submit(Verify(sequence, 0, PROMPTS[0], Draft.chain((9, POISON), certain), round=1))
+    (result,) = run(engine)
+    assert isinstance(result, Verified)
+    assert POISON not in result.verdict.tokens
+
+
+def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
+    """Half of the sequences at a time, and half of a prompt."""
+    expected = [text_alone(engine, prompt) for prompt in PROMPTS]
+    forward, sizes = engine._model.forward, []
+
+    def small(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(kwargs["input_ids"].shape[1])
+        if sizes[-1] > 8:
+            raise RuntimeError(f"DefaultCPUAllocator: {NO_MEMORY[0]}")
+        return forward(*args, **kwargs)
+
+    engine._model.forward = small
+    sequences = [start(engine, prompt) for prompt in PROMPTS]
+    assert texts(run(engine), sequences) == expected
+    assert max(sizes) > 8
+    long = engine.open(200, 1, SAMPLING)
+    engine.submit(Generate(long, 0, PROMPTS[0] * 10, COUNT))
+    while long.cached < 100:
+        assert engine.step() == []
+    engine._model.forward = lambda *args, **kwargs: small(input_ids=torch.zeros(1, 99))
+    with pytest.raises(RuntimeError, match=NO_MEMORY[0]):
+        run(engine)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.AcceleratorError("CUDA error: an illegal memory access", 700), CacheLostError("moved")]
+)
+def test_what_says_that_the_device_is_broken_ends_the_engine(engine: Engine, error: BaseException) -> None:
+    raising(lambda: error, engine)
+    start(engine, PROMPTS[0])
+    start(engine, POISONED)
+    with pytest.raises(type(error)):
+        run(engine)
+
+
+def test_what_raises_for_one_piece_of_work_fails_its_sequence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In choosing who takes part, in choosing tokens, and in taking them."""
+    expected = text_alone(engine, PROMPTS[0])
+    for part in ("tree", "nodes", "rows", "take"):
+        fine, harming = start(engine, PROMPTS[0]), start(engine, PROMPTS[1])
+
+        def harm(*args: Any) -> Any:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(engine._tasks[harming.number], part, harm)
+        results = run(engine)
+        assert [one.sequence for one in results if isinstance(one, Failed)] == [harming], part
+        assert texts(results, [fine]) == [expected]
+        engine.close(fine)
+
+
+def test_a_prompt_beyond_the_draft_s_cache_or_context_gets_empty_drafts(folder: Path) -> None:
+    small = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
+    held = small._cache.pool.num_blocks * BLOCK
+    for length in (held + 1, 513):  # the context is 512
+        sequence = small.open(length, 1, SAMPLING)
+        for depth in (0, 4):
+            small.submit(Propose(sequence, 0, (7,) * length, depth, round=depth))
+            (result,) = run(small)
+            assert isinstance(result, Proposed)
+            assert not result.draft
+        small.close(sequence)
+
+
+def test_a_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
+    """max_tokens of a chat is all that the context leaves."""
+    small = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
+    sequence = small.open(20, 1, Sampling(max_tokens=400))
+    assert sequence.limit > small._cache.pool.num_blocks * BLOCK
+    small.submit(Propose(sequence, 0, PROMPTS[0], 4, round=1))
+    (result,) = run(small)
+    assert isinstance(result, Proposed)
+    assert len(result.draft) == 4
+
+
+def test_branches_that_fill_the_cache_give_way(folder: Path) -> None:
+    """Near the end of a sequence that fills the draft's whole cache, rounds go on."""
+    settings = EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16, branches=12)
+    small = Engine(settings)
+    held = small._cache.pool.num_blocks * BLOCK
+    length = held - 40
+    sequence = small.open(length, 1, Sampling(max_tokens=40, ignore_eos=True))
+    tokens: tuple[int, ...] = tuple(3 + place * 37 % 200 for place in range(length))
+    base, number = 0, 0
+    while base + len(tokens) < held - 2:
+        number += 1
+        small.submit(Propose(sequence, base, tokens, 8, round=number))
+        drafts = [one.draft for one in run(small) if isinstance(one, Proposed)]
+        base += len(tokens)
+        tokens = (*drafts[-1].tokens[:1], 5)
+    assert number > 10
+
+
+def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Path) -> None:
+    """It is computed once, by the oldest; the others go on from there."""
+    engine = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22))
+    prompt = tuple(3 + place * 37 % 200 for place in range(201))
+    sequences = [start(engine, prompt, key) for key in range(8)]
+    computed = 0
+    while any(one.cached < len(prompt) for one in sequences):
+        engine.step()
+        assert engine.last_step is not None
+        computed += engine.last_step.tokens
+    own = 1 + COUNT  # the prompt's last token, and what follows
+    assert computed <= len(prompt) + len(sequences) * own
+    assert len({block for one in sequences for block in one.blocks}) <= 200 // BLOCK + 2 * len(sequences)
+    assert not any(isinstance(one, Failed) for one in run(engine))
+    fresh = Engine(engine.settings)
+    for key, one in enumerate(sequences):
+        text = tuple(one.tokens)
+        engine.close(one)
+        alone = start(fresh, prompt, key)
+        run(fresh)
+        assert tuple(alone.tokens) == text
+        fresh.close(alone)
+
+
+def test_a_graph_that_cannot_be_captured_is_gone_without(caplog: pytest.LogCaptureFixture) -> None:
+    def capture(forward: Callable[[], torch.Tensor]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def forward(batch: Any) -> torch.Tensor:
+        return torch.zeros(batch.num_tokens, 4)
+
+    graphs = Graphs(forward, capture, BLOCK, spare_block=4)
+    feed = Feed([3], 1, 0, np.zeros(1, np.int64), None)
+    batch = pack([feed], BLOCK, torch.float32, torch.device("cpu"), is_paged=True)
+    for _ in range(3):
+        assert graphs.run(batch) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "1 sequences with 1 tokens each" in caplog.text
