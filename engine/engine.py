@@ -178,7 +178,7 @@ class Engine:
         else:
             room = sequence.limit - length if self._fits(max(sequence.limit, length + work.depth)) else 0
             task = self._draft_ahead.propose(work, room, arrived, foreseen)
-            if task.nodes() or (work.depth == 0 and sequence.cached < length):
+            if task.nodes() or (work.depth == 0 and sequence.cached < length <= self.max_length):
                 self._tasks[sequence.number] = task
             else:
                 self._ready.append(task.result())
