@@ -74,6 +74,8 @@ class ForwardPass:
             context_length(self.model),
             group,
         )
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # what it took is free for the cache
 
     def pack(self, step: StepInput) -> Batch:
         """The step's tensors."""

@@ -275,7 +275,7 @@ class SelfCheck:
                 again[layer][rows],
                 self._precision,
             )
-            for layer in sorted(whole)
+            for layer in sorted(set(whole).intersection(again, *ours))
         }
 
     def _step(self, feeds: list[Feed]) -> dict[int, Tensor]:
@@ -291,13 +291,13 @@ class SelfCheck:
         whole = self._take()
         again = self._again([ids[:, : script.cut], ids[:, script.cut :]])
         late = slice(None), slice(script.cut, None)
-        if not self.holds(
-            is_rounding(whole[HEAD][late], again[HEAD][late], self._precision)
-        ):  # it goes wrong with their cache
+        suits = is_rounding(whole[HEAD][late], again[HEAD][late], self._precision)
+        if not self.holds(suits):  # not their cache, at least
             again = self._again([ids])
         return whole, again
 
     def _again(self, pieces: Items[Tensor]) -> dict[int, Tensor]:
+        """The same by another attention; several pieces go over transformers' cache."""
         for name in ("sdpa", WIDE):
             try:
                 self._model.set_attn_implementation(name)
@@ -314,7 +314,9 @@ class SelfCheck:
     def _listening(self, layers: Mapping[int, nn.Module]) -> Iterator[None]:
         def hook(layer: int) -> Callable[..., None]:
             def hear(module: nn.Module, arguments: Any, output: Any) -> None:
-                self._hear(layer, output[0] if isinstance(output, tuple) else output)
+                first = output[0] if isinstance(output, tuple) else output
+                if isinstance(first, Tensor) and first.ndim == 3:  # [texts, tokens, size], as of most
+                    self._hear(layer, first)
 
             return hear
 
