@@ -84,7 +84,8 @@ def small(kind: str) -> Any:
                 if size > LARGEST:
                     continue
                 model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-                model(input_ids=torch.arange(3, 8)[None], use_cache=False)
+                with torch.no_grad():
+                    model(input_ids=torch.arange(3, 8)[None], use_cache=False)
             except Exception:  # whatever this model has against these fields
                 continue
             return model
