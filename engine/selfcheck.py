@@ -289,7 +289,7 @@ class SelfCheck:
         self._model.set_attn_implementation("eager")
         self._hear(HEAD, self._model(input_ids=ids, use_cache=False).logits)
         whole = self._take()
-        last = ids[:, -SINGLES:].tensor_split(SINGLES, 1)  # products of few rows round otherwise than those of many
+        last = ids[:, -SINGLES:].tensor_split(SINGLES, 1)  # few rows round otherwise than many
         again = self._again([ids[:, : script.cut], ids[:, script.cut : -SINGLES], *last])
         late = slice(None), slice(script.cut, None)
         suits = is_rounding(whole[HEAD][late], again[HEAD][late], self._precision)
