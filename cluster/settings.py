@@ -66,6 +66,11 @@ class Settings(BaseModel):
         description="the target's logits do not depend on what else is in its step: same seed, same text in"
         " any dtype, for some speed",
     )
+    self_check: bool = Field(
+        default=True,
+        description="at load: compare what a model computes here with what transformers computes, and refuse"
+        " it where they differ",
+    )
     draft_ahead: int = Field(
         default=12, ge=0, description="verdicts that a draft worker prepares for in idle time; 0: none"
     )
@@ -270,7 +275,7 @@ class Settings(BaseModel):
         )
 
     def _engine(self, **fields: str | float | bool | None) -> EngineSettings:
-        shared = {"dtype", "load_timeout_s", "step_timeout_s"}
+        shared = {"dtype", "self_check", "load_timeout_s", "step_timeout_s"}
         return EngineSettings.model_validate(
             {**fields, **self.model_dump(include=shared), "max_running": self.max_sequences}
         )

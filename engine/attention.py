@@ -1,5 +1,6 @@
 """Attention over the paged cache, in the form transformers calls it for every layer of every model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.groups import FEW_QUERIES, Group
 from engine.varlen import Kernel, attend_ragged
 
 ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
+UNDERSTOOD = ("s_aux", "position_ids")  # tensors that attention is given beside query, key and value
 
 
 @dataclass
@@ -21,7 +23,28 @@ class Probe:
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
+    modules: dict[int, torch.nn.Module] = field(default_factory=dict)  # that call our attention
     has_plain_scores: bool = True  # no layer caps its scores or has sinks
+    needs: set[str] = field(default_factory=set)  # of some layer, that our attention does not give
+
+    def see(
+        self, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, given: Mapping[str, Any]
+    ) -> None:
+        """A layer's call. given: the optional arguments."""
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        if layer in self.shapes:
+            self.needs.add("several attentions in one layer")
+        if not getattr(module, "is_causal", True) or given.get("is_causal") is False:
+            self.needs.add("to look ahead, as encoders do")
+        self.needs |= {
+            name
+            for name, value in given.items()
+            if isinstance(value, torch.Tensor) and name not in UNDERSTOOD
+        }
+        self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        self.windows[layer] = given["sliding_window"]
+        self.modules[layer] = module
+        self.has_plain_scores &= given["softcap"] is None and given["s_aux"] is None
 
 
 @dataclass(frozen=True)
@@ -45,16 +68,15 @@ def attend(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,  # [heads] logits of the attention sinks
     outrider: Paged | Probe | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stores the tokens' keys and values, then attends to the cache: [1, num_tokens, heads, value_dim]."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
     if isinstance(outrider, Probe):
-        outrider.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
-        outrider.windows[layer] = sliding_window
-        outrider.has_plain_scores &= softcap is None and s_aux is None
+        given = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
+        outrider.see(module, key, value, {**others, **given, "a mask of its own": attention_mask})
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     assert outrider is not None
+    layer: int = module.layer_idx  # type: ignore[assignment]
     batch, cache = outrider.batch, outrider.cache
     keys, values = cache.keys[layer], cache.values[layer]
     keys[batch.slots] = key[0].transpose(0, 1)
@@ -65,7 +87,7 @@ def attend(
     spaces = cache.key_space, cache.value_space
     layout = Layout(keys, values, *spaces, query.shape[1], scaling, sliding_window, softcap, s_aux)
     if len(batch.groups) == 1 and not batch.is_padded:
-        return layout.attend(batch.groups[0], query[0])[None], None
+        return layout.attend(batch.groups[0], query[0])[None].contiguous(), None  # some models take views
     output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
     for group in batch.groups:
         output[group.output_rows] = layout.attend(group, query[0])

@@ -1,19 +1,23 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
+from collections.abc import Mapping
+
 import torch
 
-from engine.attention import Paged
+from engine.attention import Paged, Probe
 from engine.batch import Batch, pack
-from engine.cache import PagedCache
+from engine.cache import LayerShape, PagedCache
 from engine.errors import CacheLostError
 from engine.graphs import Graphs, capture_cuda
+from engine.linear import optimize_for_cpu
 from engine.memory import blocks_within
 from engine.reproducible import check_rows_are_apart, passes
+from engine.selfcheck import blocks_needed, check_model
 from engine.settings import EngineSettings
 from engine.step_input import StepInput
 from engine.tensor_parallel import RankGroup
 from engine.varlen import Kernel, find_kernel
-from engine.weights import attach, load_model
+from engine.weights import attach, context_length, load_model
 
 
 class ForwardPass:
@@ -40,17 +44,40 @@ class ForwardPass:
             "threads": torch.get_num_threads(),
         }
         self.settings = settings.model_copy(update=found)  # those in force: what was left open is known now
-        num_blocks = blocks_within(settings, layers.shapes, dtype, device)
-        self._group = group
-        if group is not None:
-            num_blocks = group.least(num_blocks)
-        self.cache = PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device)
         self._kernel: Kernel | None = None
         if layers.has_plain_scores:
             self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)
         self._graphs: Graphs | None = None
+        self._group = group
+        if settings.self_check:
+            self._check(layers)
+        if device.type == "cpu":
+            optimize_for_cpu(self.model)
+        num_blocks = blocks_within(settings, layers.shapes, dtype, device)
+        if group is not None:
+            num_blocks = group.least(num_blocks)
+        self.cache = self._cache_of(layers.shapes, num_blocks)
         if self._kernel is not None and settings.graphs and not settings.reproducible and group is None:
             self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
+
+    def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
+        return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)
+
+    def _check(self, layers: Probe) -> None:
+        """With a cache of its own, before there is much else in memory."""
+        block_size = self.settings.block_size
+        self.cache = self._cache_of(layers.shapes, blocks_needed(block_size))
+        check_model(
+            self.model,
+            self.settings.model,
+            layers.modules,
+            lambda step: self.run(self.prepare(step))[0],
+            block_size,
+            context_length(self.model),
+            self._group,
+        )
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # what it took is free for the cache
 
     def prepare(self, step: StepInput) -> Batch:
         """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError."""

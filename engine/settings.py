@@ -45,6 +45,10 @@ class EngineSettings(BaseModel):
         default=False,
         description="a token's logits do not depend on what else is in its step, bit for bit, in any dtype",
     )
+    self_check: bool = Field(
+        default=True,
+        description="at load: compare what the model computes here with what transformers computes",
+    )
     graphs: bool = Field(
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",

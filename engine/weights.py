@@ -14,8 +14,8 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from engine import download
 from engine.attention import ATTENTION, Probe
 from engine.errors import UnsupportedModelError
-from engine.linear import optimize_for_cpu
 from engine.quantized import bitsandbytes_config, quantize_for_cpu
+from engine.reproducible import check_rows_are_apart
 from engine.settings import EngineSettings
 from engine.shares import use_plain_shares
 
@@ -41,7 +41,9 @@ def load_model(settings: EngineSettings) -> Any:
     """
     device = resolve_device(settings.device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(settings.model, **_loading(settings, device))
+        config = AutoConfig.from_pretrained(settings.model)
+        check_config(config, settings)
+        model = AutoModelForCausalLM.from_pretrained(settings.model, **_loading(config, settings, device))
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
@@ -51,10 +53,8 @@ def load_model(settings: EngineSettings) -> Any:
         model = model.to(device)
     if settings.tensor_parallel > 1:
         use_plain_shares(model)
-    if device.type == "cpu":
-        if settings.quantization is not None:
-            quantize_for_cpu(model, settings.quantization)
-        optimize_for_cpu(model)
+    if device.type == "cpu" and settings.quantization is not None:
+        quantize_for_cpu(model, settings.quantization)
     return model
 
 
@@ -81,11 +81,27 @@ def check_shares(settings: EngineSettings) -> None:
                 )
 
 
-def _loading(settings: EngineSettings, device: torch.device) -> dict[str, Any]:
+def check_config(config: Any, settings: EngineSettings) -> None:
+    """Builds the model of tensors without content, before any weight is read.
+
+    Raises:
+        UnsupportedModelError: it cannot run on the paged cache, or not with reproducible numerics.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    try:
+        attach(model, settings.model)
+    except UnsupportedModelError as error:
+        if not isinstance(error.__cause__, RuntimeError):  # which may be for want of content
+            raise
+    if settings.reproducible:
+        check_rows_are_apart(model, settings.model)
+
+
+def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dict[str, Any]:
     """Arguments of from_pretrained."""
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     options: dict[str, Any] = {"dtype": dtype}
-    config = AutoConfig.from_pretrained(settings.model)
     if is_quantized(config):
         if settings.quantization is not None:
             raise UnsupportedModelError(
@@ -131,8 +147,20 @@ def attach(model: Any, name: str) -> Probe:
     config = model.config.get_text_config()
     probe = Probe()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, position_ids=token, use_cache=False, outrider=probe)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, outrider=probe)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model does that does not suit
+        raise UnsupportedModelError(
+            f"model={name!r}: {kind} does not run on the paged cache: {type(error).__name__}: {error}"
+        ) from error
+    if probe.needs:
+        needs = " and ".join(sorted(probe.needs))
+        raise UnsupportedModelError(
+            f"model={name!r}: {kind} needs {needs}, which attention here does not give"
+        )
     missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys())
     if missing:
         raise UnsupportedModelError(

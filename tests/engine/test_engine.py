@@ -281,3 +281,16 @@ def test_sampling_settings_that_do_not_suit_the_vocabulary_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         engine.open(len(PROMPT), 1, Sampling.model_validate(settings))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind: str) -> None:
+    """Some models have no position there, others would compute it in vain."""
+    engine = engine_of(write_checkpoint(tmp_path, kind, n_positions=32, max_position_embeddings=32))
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    for depth in (0, 4):
+        engine.submit(Propose(sequence, 0, PROMPT, 0, depth))
+        (result,) = run(engine)
+        assert isinstance(result, Proposed)
+        assert len(result.draft) == 0
+    assert sequence.cached == 0

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+import torch.distributed as dist
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from decoding.row import Row
 from decoding.sampling import margins, process
 from decoding.settings import Sampling
+from engine.attention import ATTENTION, Paged, attend
 from engine.drafters.base import Drafter
 from engine.drafters.lookup import LookupDrafter
 from engine.drafters.small_model import SmallModelDrafter
@@ -182,6 +184,30 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=f"tensor_parallel={size}.*{named}"):
         Engine(settings_of(tmp_path, tensor_parallel=size))
+
+
+def refuse_to_load(group: RankGroup, settings: EngineSettings, wrong_rank: int) -> str:
+    """What a rank says when one attends with a wrong scale."""
+
+    def broken(module: Any, *tensors: Any, **given: Any) -> Any:
+        wrong = isinstance(given["outrider"], Paged) and dist.get_rank() == wrong_rank
+        return attend(module, *tensors, **{**given, "scaling": given["scaling"] * (1 + wrong)})
+
+    AttentionInterface.register(ATTENTION, broken)
+    try:
+        ForwardPass(settings, group)
+    except UnsupportedModelError as error:
+        return str(error)
+    finally:
+        AttentionInterface.register(ATTENTION, attend)
+    return ""
+
+
+def test_all_ranks_refuse_a_model_that_one_computes_wrongly(ranks: Ranks, tmp_path: Path) -> None:
+    settings = settings_of(write_checkpoint(tmp_path, "llama"), tensor_parallel=2)
+    for message in ranks.run(refuse_to_load, refuse_to_load, settings, 1):
+        assert "first in layer 0: packed prompts" in message
+    assert ranks.run(refuse_to_load, refuse_to_load, settings, -1) == ["", ""]
 
 
 def send(group: RankGroup, lengths: list[int]) -> None:
