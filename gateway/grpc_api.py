@@ -294,5 +294,6 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
             gone_on=record.gone_on,
             saved_ms=1e3 * record.saved_s,
             discarded=record.discarded,
+            empty_drafts=record.empty_drafts,
         ),
     )
