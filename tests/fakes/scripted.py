@@ -19,6 +19,7 @@ from protos.trust import Trust
 TRUST = Trust(token="a token of this test")
 VOCAB_SIZE = 256
 MAX_LENGTH = 2048
+PINGED = (("grpc.http2.min_ping_interval_without_data_ms", 500), ("grpc.keepalive_permit_without_calls", 1))
 
 
 @dataclass
@@ -172,7 +173,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
     for worker in workers:
         if worker is None:
             continue
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=PINGED)
         role: Role = "target" if isinstance(worker, ScriptedTarget) else "draft"
         if isinstance(worker, ScriptedTarget):
             rounds_pb2_grpc.add_TargetWorkerServicer_to_server(worker, server)
