@@ -24,7 +24,7 @@ def api_keys(settings: Settings) -> list[str]:
 
 
 def shared_trust(settings: Settings) -> Trust:
-    """Raises ValueError for a token that cannot be sent, for certificates that cannot be read or lack a part."""
+    """Raises ValueError for a token that cannot be sent, and for certificates that lack a part."""
     files = {
         "certificate": settings.tls_certificate,
         "key": settings.tls_key,
