@@ -11,6 +11,8 @@ GatewayError
     └── SequenceLostError    it broke when the worker had taken the sequence
 """
 
+DEFECT = "a defect of the gateway, whose log tells more"  # what callers hear of any other exception
+
 
 class GatewayError(Exception):
     """Base of what the APIs turn into an answer; anything else is a defect of ours."""

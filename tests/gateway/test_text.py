@@ -146,9 +146,24 @@ def test_answer_and_count_do_not_depend_on_how_many_tokens_come_at_a_time(text, 
             added = out.add(rest[:size], ends=len(rest) <= size)
             kept, rest = kept + len(added), rest[size:]
             pieces += added
-        return kept, "".join(pieces), out.stopped
+        return kept, "".join(piece.text for piece in pieces), [piece.start for piece in pieces], out.stopped
 
     assert answer(iter(sizes)) == answer(iter([1] * 100))
+
+
+def test_text_begins_after_single_bytes_that_were_held_back():
+    ids = WORDS.encode("é😀 the").ids
+    pieces = AnswerText(Vocabulary(WORDS), []).add(ids, ends=True)
+    assert pieces[-1].text.endswith("😀 the")
+    assert "".join(piece.text for piece in pieces)[pieces[-1].start :] == " the"
+
+
+def test_a_tokenizer_that_would_cut_or_fill_prompts_does_neither(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(str(tmp_path)).encode("x" * 6).ids) == 6
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
