@@ -1,6 +1,8 @@
 """The paged cache: keys and values of every layer in blocks, and which sequence holds which."""
 
 import hashlib
+import math
+import mmap
 from collections.abc import Mapping
 
 import numpy as np
@@ -56,13 +58,18 @@ class PagedCache:
         self.spare_block = num_blocks  # beyond the pool: nobody's, for padding to write to
         slots = (num_blocks + 1) * block_size
         self.keys = {
-            layer: torch.zeros(slots, heads, key_dim, dtype=dtype, device=device)
+            layer: _zeros((slots, heads, key_dim), dtype, device)
             for layer, (heads, key_dim, _) in shapes.items()
         }
         self.values = {
-            layer: torch.zeros(slots, heads, value_dim, dtype=dtype, device=device)
+            layer: _zeros((slots, heads, value_dim), dtype, device)
             for layer, (heads, _, value_dim) in shapes.items()
         }
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit, of one sequence or of several."""
+        return self.pool.num_blocks * self.block_size
 
     def blocks_for(self, length: int) -> int:
         """Blocks that ``length`` tokens fill."""
@@ -166,3 +173,12 @@ class PagedCache:
         del sequence.blocks[keep:], sequence.digests[keep:]
         sequence.cached = min(sequence.cached, keep * self.block_size)
         sequence.forget_pending()
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU its pages are mapped as they are written, where torch.zeros would write all of them at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -6,7 +6,9 @@ from engine.attention import Paged
 from engine.batch import Batch, pack
 from engine.cache import PagedCache
 from engine.graphs import Graphs, capture_cuda
-from engine.memory import blocks_within
+from engine.memory import blocks_in, device_memory
+from engine.memory_plan import resolve_cache
+from engine.outline import outline
 from engine.reproducible import check_rows_are_apart, passes
 from engine.settings import EngineSettings
 from engine.step_input import StepInput
@@ -38,8 +40,12 @@ class ForwardPass:
             "device": str(device),
             "threads": torch.get_num_threads(),
         }
-        self.settings = settings.model_copy(update=found)  # those in force: what was left open is known now
-        num_blocks = blocks_within(settings, layers.shapes, dtype, device)
+        settings = settings.model_copy(update=found)
+        memory = device_memory(device)
+        if settings.cache_memory is None:
+            settings = resolve_cache(outline(settings), settings, memory)
+        self.settings = settings  # those in force: nothing is left open
+        num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
         if group is not None:
             num_blocks = group.least(num_blocks)
         self.cache = PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device)
