@@ -1,4 +1,8 @@
-"""Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica."""
+"""Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica.
+
+The process that deploys them imports this module for their names alone. So what takes torch is imported where it
+is used, by the replicas.
+"""
 
 import asyncio
 import gc
@@ -6,24 +10,22 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 import ray
 
-from actors.engine_loop import EngineLoop
 from actors.leaving import leave
-from actors.metrics import EngineMetrics
-from actors.rank import OtherRanks
-from actors.servicers import DraftServicer, TargetServicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from actors.watchdog import loading, watch
-from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
 from protos.trust import Trust
 from telemetry.instruments import Instruments
 from telemetry.metrics import OF_WORKERS
+
+if TYPE_CHECKING:
+    from actors.engine_loop import EngineLoop
+    from engine.engine import Engine
 
 logger = logging.getLogger("ray.serve")
 
@@ -72,6 +74,9 @@ class Worker:
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
         """start_tracing: for this process; returns what ends it."""
+        from actors.engine_loop import EngineLoop
+        from actors.watchdog import loading, watch
+
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         self._trust = trust
@@ -89,11 +94,13 @@ class Worker:
             self._engine.max_length,
         )
 
-    def build(self, settings: EngineSettings) -> Engine:
+    def build(self, settings: EngineSettings) -> "Engine":
         """The engine, in the thread that will drive it."""
+        from engine.engine import Engine
+
         return Engine(settings)
 
-    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
     async def record_replica_metadata(self) -> dict[str, Any]:
@@ -126,6 +133,8 @@ class Worker:
         }
 
     async def _publish(self) -> None:
+        from actors.metrics import EngineMetrics
+
         metrics = EngineMetrics(self._engine, Instruments(OF_WORKERS), self.role)
         self._engine_loop.after_each_step(metrics.stepped)
         while True:
@@ -140,7 +149,9 @@ class Worker:
 class DraftWorker(Worker):
     role = "draft"
 
-    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
+        from actors.servicers import DraftServicer
+
         rounds_pb2_grpc.add_DraftWorkerServicer_to_server(  # type: ignore[no-untyped-call]
             DraftServicer(engine_loop), server
         )
@@ -149,14 +160,19 @@ class DraftWorker(Worker):
 class TargetWorker(Worker):
     role = "target"
 
-    def build(self, settings: EngineSettings) -> Engine:
+    def build(self, settings: EngineSettings) -> "Engine":
         if settings.tensor_parallel == 1:
             return super().build(settings)
+        from actors.rank import OtherRanks
+        from engine.engine import Engine
+
         others = OtherRanks(settings)
         self.ranks = others.pids
         return Engine(settings, others.join())
 
-    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
+        from actors.servicers import TargetServicer
+
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]
             TargetServicer(engine_loop), server
         )
