@@ -49,7 +49,9 @@ class Part:
 
     def largest_cache(self, memory: int) -> int:
         """Bytes of cache with which one replica takes at most ``memory``; 0: not with one block."""
-        return self.plan.block * self._most("cache_memory", self.plan.block, memory // self.plan.block, memory)
+        return self.plan.block * self._most(
+            "cache_memory", self.plan.block, memory // self.plan.block, memory
+        )
 
     def largest_step(self, memory: int) -> int:
         """Sequences in a step, with which one replica takes at most ``memory``; 0: not with one."""

@@ -1,9 +1,10 @@
 """What is found out about the models before Serve and the workers start: that they go together, and fit.
 
-It takes torch and transformers. So it is done by a process of its own, which imports them while Ray starts and
-gives their memory back when it ends.
+It takes torch and transformers. So it is done by a process of its own, which imports them while Ray starts
+and gives their memory back when it ends.
 """
 
+import gc
 import os
 import pickle
 import subprocess
@@ -75,6 +76,7 @@ def find(settings: Settings, *, here: bool) -> Found:
 
 def main() -> None:
     answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print is no part of the answer
+    gc.disable()  # it would take a fifth of the time
     import engine.outline  # noqa: F401 torch and transformers, while nobody asks yet
 
     settings, here = pickle.load(sys.stdin.buffer)

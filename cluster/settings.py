@@ -75,7 +75,7 @@ class Settings(BaseModel):
     cache_memory: int | float | None = Field(
         default=None,
         gt=0.0,
-        description="of each worker and rank: bytes, or a share of the memory below 1; None: on a GPU what else is"
+        description="of each worker and rank: bytes, or a share of the memory below 1; None: on a GPU what is"
         " left of its part, on a CPU what max_sequences of the context need, up to a fifth of the machine",
     )
     draft_cache_memory: int | float | None = Field(

@@ -176,7 +176,7 @@ class PagedCache:
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU its pages are mapped as they are written, where torch.zeros would write all of them at once."""
+    """On a CPU pages are mapped as they are written; torch.zeros would write all of them at once."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -60,6 +60,7 @@ class Engine:
         self._group = group
         self._forward = ForwardPass(settings, group)
         self.settings = self._forward.settings
+        self.load_timings = self._forward.load_timings
         self._model = self._forward.model
         self._cache = self._forward.cache
         self.vocab_size: int = self._model.config.get_text_config().vocab_size

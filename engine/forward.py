@@ -6,6 +6,7 @@ from engine.attention import Paged
 from engine.batch import Batch, pack
 from engine.cache import PagedCache
 from engine.graphs import Graphs, capture_cuda
+from engine.load_timings import LoadTimings
 from engine.memory import blocks_in, device_memory
 from engine.memory_plan import resolve_cache
 from engine.outline import outline
@@ -30,8 +31,10 @@ class ForwardPass:
         """
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.model = load_model(settings)
-        layers = attach(self.model, settings.model)
+        self.load_timings = LoadTimings()
+        with self.load_timings.timed("weights"):
+            self.model = load_model(settings)
+            layers = attach(self.model, settings.model)
         if settings.reproducible:
             check_rows_are_apart(self.model, settings.model)
         dtype, device = self.model.dtype, self.model.device
@@ -42,13 +45,14 @@ class ForwardPass:
         }
         settings = settings.model_copy(update=found)
         memory = device_memory(device)
-        if settings.cache_memory is None:
-            settings = resolve_cache(outline(settings), settings, memory)
+        with self.load_timings.timed("cache"):
+            if settings.cache_memory is None:
+                settings = resolve_cache(outline(settings), settings, memory)
+            num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
+            if group is not None:
+                num_blocks = group.least(num_blocks)
+            self.cache = PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device)
         self.settings = settings  # those in force: nothing is left open
-        num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
-        if group is not None:
-            num_blocks = group.least(num_blocks)
-        self.cache = PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device)
         self._kernel: Kernel | None = None
         if layers.has_plain_scores:
             self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)

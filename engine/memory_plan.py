@@ -19,8 +19,8 @@ from engine.weights import resolve_device
 # Per logit, to choose a token, and to rank several: float32 copies that settings and noise change, the noise.
 CHOICE_BYTES, RANKING_BYTES = 16, 24
 RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
-# By default a cache takes so much of a machine's memory at most, or half of its engine's part of it if that is
-# less; and it leaves so much of a GPU's to what is not planned, such as fragments and NCCL.
+# By default a cache takes so much of a machine's memory at most, or half of its engine's part if that is
+# less; it leaves so much of a GPU's to what is not planned, such as fragments and NCCL.
 MOST_OF_MACHINE, MARGIN_ON_CUDA = 0.2, 0.05
 
 
@@ -52,14 +52,14 @@ class MemoryPlan:
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to ``most`` that fits, 0 if there is none. Below one that fits all have to."""
+    """The largest number from 1 to ``most`` that fits, 0 if there is none. All below one that fits do."""
     return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 def resolve_cache(
     model: ModelOutline, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH
 ) -> EngineSettings:
-    """The settings with bytes in place of a ``cache_memory`` that was left open. Arguments as ``plan_memory``.
+    """The settings with bytes in place of a ``cache_memory`` left open. Arguments as ``plan_memory``.
 
     Raises:
         CacheTooSmallError: the model leaves no room for a cache.
