@@ -78,17 +78,19 @@ def resolve_cache(
 def default_cache(model: ModelOutline, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH) -> int:
     """Bytes in whole blocks; 0 where not one fits. Arguments as ``plan_memory``."""
     block = block_bytes(settings, model.layers_of(settings.tensor_parallel), model.dtype)
-    share = settings.device_share
-    if resolve_device(settings.device).type == "cpu":
-        needed = settings.max_running * -(-model.context_length // settings.block_size)
-        return block * min(needed, int(min(MOST_OF_MACHINE, share / 2) * memory) // block)
-    room = int(share * memory * (1 - MARGIN_ON_CUDA))
+    room = int(settings.device_share * memory)
 
     def fits(blocks: int) -> bool:
         planned = settings.model_copy(update={"cache_memory": blocks * block})
         return plan_memory(model, planned, memory, depth).total <= room
 
-    return block * largest(fits, room // block)
+    if resolve_device(settings.device).type == "cuda":
+        room = int(room * (1 - MARGIN_ON_CUDA))
+        return block * largest(fits, room // block)
+    needed = settings.max_running * -(-model.context_length // settings.block_size)
+    most = min(needed, min(int(MOST_OF_MACHINE * memory), room // 2) // block)
+    # A model that outgrows its part of a machine may still run there, if others leave room.
+    return block * (largest(fits, most) or most)
 
 
 def plan_memory(

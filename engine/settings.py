@@ -33,8 +33,8 @@ class EngineSettings(BaseModel):
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
     cache_memory: Bytes | Share | None = Field(
         default=None,
-        description="memory for the cache, on each device: bytes, or a share of its memory below 1; None: what"
-        " the memory plan leaves of a GPU, or max_running sequences of the context take, up to a share",
+        description="memory for the cache, on each device: bytes, or a share of its memory below 1; None:"
+        " what the memory plan leaves of a GPU, or max_running sequences of the context take, up to a share",
     )
     device_share: float = Field(
         default=1.0, gt=0.0, le=1.0, description="of each device's memory: the rest is for others on it"
