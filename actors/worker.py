@@ -1,29 +1,32 @@
-"""Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica."""
+"""Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica.
+
+The process that deploys them imports this module for their names alone. So what takes torch is imported where
+it is used, by the replicas.
+"""
 
 import asyncio
 import gc
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import Any, ClassVar
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 import ray
 
-from actors.engine_loop import EngineLoop
 from actors.leaving import leave
-from actors.metrics import EngineMetrics
-from actors.rank import OtherRanks
-from actors.servicers import DraftServicer, TargetServicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from actors.watchdog import loading, watch
-from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
 from protos.trust import Trust
 from telemetry.instruments import Instruments
 from telemetry.metrics import OF_WORKERS
+
+if TYPE_CHECKING:
+    from actors.engine_loop import EngineLoop
+    from engine.engine import Engine
 
 logger = logging.getLogger("ray.serve")
 
@@ -53,6 +56,17 @@ async def start_server(
     return server, f"{host}:{port}"
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """For imports of thousands of modules: the garbage collector would take a fifth of their time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def settle() -> None:
     """To be called when all is loaded, which is to stay.
 
@@ -72,6 +86,11 @@ class Worker:
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
         """start_tracing: for this process; returns what ends it."""
+        begun = time.perf_counter()
+        with importing():
+            from actors.engine_loop import EngineLoop
+            from actors.watchdog import loading, watch
+        imported = time.perf_counter()
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         self._trust = trust
@@ -82,18 +101,22 @@ class Worker:
         self._engine = self._engine_loop.engine
         settle()
         logger.info(
-            "%s worker: %s with %d threads, context %d tokens",
+            "%s worker: %s with %d threads, %d tokens in a sequence; imports %.2f s, %s",
             self.role,
             settings.model,
             self._engine.settings.threads,
             self._engine.max_length,
+            imported - begun,
+            self._engine.load_timings,
         )
 
-    def build(self, settings: EngineSettings) -> Engine:
+    def build(self, settings: EngineSettings) -> "Engine":
         """The engine, in the thread that will drive it."""
+        from engine.engine import Engine
+
         return Engine(settings)
 
-    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
     async def record_replica_metadata(self) -> dict[str, Any]:
@@ -127,6 +150,8 @@ class Worker:
         }
 
     async def _publish(self) -> None:
+        from actors.metrics import EngineMetrics
+
         metrics = EngineMetrics(self._engine, Instruments(OF_WORKERS), self.role)
         self._engine_loop.after_each_step(metrics.stepped)
         while True:
@@ -141,7 +166,9 @@ class Worker:
 class DraftWorker(Worker):
     role = "draft"
 
-    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
+        from actors.servicers import DraftServicer
+
         rounds_pb2_grpc.add_DraftWorkerServicer_to_server(  # type: ignore[no-untyped-call]
             DraftServicer(engine_loop), server
         )
@@ -150,14 +177,19 @@ class DraftWorker(Worker):
 class TargetWorker(Worker):
     role = "target"
 
-    def build(self, settings: EngineSettings) -> Engine:
+    def build(self, settings: EngineSettings) -> "Engine":
         if settings.tensor_parallel == 1:
             return super().build(settings)
+        from actors.rank import OtherRanks
+        from engine.engine import Engine
+
         others = OtherRanks(settings)
         self.ranks = others.pids
         return Engine(settings, others.join())
 
-    def add_servicer(self, engine_loop: EngineLoop, server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
+        from actors.servicers import TargetServicer
+
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]
             TargetServicer(engine_loop), server
         )

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 BENCHMARKS = {
+    "start": "from the command to the first answer, and the memory of every process",
     "sampling": "noise and sampling per step",
     "linear": "the linear layers beside reading their weights",
     "step": "one forward pass: cost by tokens, overhead",

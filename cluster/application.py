@@ -12,9 +12,10 @@ from ray.serve.config import RequestRouterConfig
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.autoscaling import autoscaling
 from cluster.doors import api_keys, check_doors, shared_trust
+from cluster.preflight import Preflight
 from cluster.settings import Settings
 from cluster.start import (
-    check_memory,
+    check_models,
     check_placement,
     check_resources,
     rank_resources,
@@ -23,8 +24,6 @@ from cluster.start import (
 )
 from cluster.tracing import start_tracing, tracing_environment
 from engine.settings import EngineSettings
-from engine.vocabulary import check_vocabulary
-from engine.weights import check_shares
 from gateway.auth import digest
 from gateway.deployment import Gateway
 from protos.trust import Trust
@@ -44,14 +43,12 @@ def app(settings: Settings) -> Application:
     settings = settings.resolved()
     keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
     check_doors(settings, keys)
-    if settings.target is not None and settings.draft is not None:
-        check_vocabulary(settings.target, settings.draft)
-    check_shares(settings.target_engine())
-    start_ray(settings)
-    settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
-    check_resources(settings)
-    check_placement(settings)
-    check_memory(settings)
+    with Preflight() as preflight:
+        start_ray(settings)
+        settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
+        check_resources(settings)
+        check_placement(settings)
+        settings = check_models(settings, preflight)
     start_serve(settings, keys[0] if keys else None)
     workers = [_target(settings, trust, tracing)]
     if settings.draft is not None:

@@ -1,7 +1,6 @@
 """Whether draft and target fit into their devices, told before either is started."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +9,8 @@ from transformers import LlamaConfig
 
 from cluster.settings import Settings
 from decoding.pace.settings import MAX_DEPTH
-from engine.memory_plan import MemoryPlan, plan_memory
+from engine.memory import block_bytes
+from engine.memory_plan import MemoryPlan, default_cache, largest, plan_memory
 from engine.outline import ModelOutline, outline
 from engine.settings import EngineSettings, Quantization
 
@@ -38,7 +38,8 @@ class Part:
     role: Role
     plan: MemoryPlan  # of each device of one replica
     per_device: int  # replicas, or their ranks, that have a part on the same device
-    engine: EngineSettings
+    engine: EngineSettings  # its cache in bytes where that was left open
+    allowed: int  # bytes of one device that one replica may take
     replan: Callable[[EngineSettings], MemoryPlan]  # under other settings
 
     @property
@@ -48,19 +49,21 @@ class Part:
 
     def largest_cache(self, memory: int) -> int:
         """Bytes of cache with which one replica takes at most ``memory``; 0: not with one block."""
-        return self.plan.block * self._most("cache_memory", self.plan.block, self.plan.num_blocks, memory)
+        return self.plan.block * self._most(
+            "cache_memory", self.plan.block, memory // self.plan.block, memory
+        )
 
     def largest_step(self, memory: int) -> int:
         """Sequences in a step, with which one replica takes at most ``memory``; 0: not with one."""
         return self._most("max_running", 1, self.engine.max_running, memory)
 
     def _most(self, field: str, unit: int, most: int, memory: int) -> int:
-        """Units of a setting, found by bisection: what is taken never falls when a setting grows."""
+        """Units of a setting: what is taken never falls when it grows."""
 
         def fits(count: int) -> bool:
             return self.replan(self.engine.model_copy(update={field: count * unit})).total <= memory
 
-        return bisect_left(range(1, most + 1), True, key=lambda count: not fits(count))
+        return largest(fits, most)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Device:
         """Raises ValueError if something does not fit, naming what would."""
         before = 0
         for part in self.parts:
-            if before + part.taken > self.memory:
+            if before + part.taken > self.memory or part.plan.total > part.allowed:
                 raise ValueError(_refusal(part, self.memory, before))
             before += part.taken
 
@@ -110,6 +113,14 @@ class DeploymentPlan:
         if settings.draft is not None:
             drafting = self.drafting(outline(settings.draft_engine()), settings.draft_quantization)
             self.devices = [drafting] if is_shared else [alone, drafting]
+
+    @property
+    def settings(self) -> Settings:
+        """With the bytes of the caches that were left open."""
+        caches = {"cache_memory": self.target.engine.cache_memory}
+        if self._settings.draft is not None:
+            caches["draft_cache_memory"] = self.devices[-1].parts[-1].engine.cache_memory
+        return self._settings.model_copy(update=caches)
 
     def drafting(self, model: ModelOutline, quantization: Quantization | None = None) -> Device:
         """The draft's device with any model in its place."""
@@ -148,11 +159,18 @@ def _part(
     depth: int = MAX_DEPTH,
 ) -> Part:
     engine = engine.model_copy(update={"device": "cuda" if gpus else "cpu"})  # without GPUs it sees none
+    allowed = memory
+    if engine.cache_memory is None:
+        # Where there is no room for a cache, one block is planned, and refused by its total.
+        block = block_bytes(engine, model.layers_of(engine.tensor_parallel), model.dtype)
+        cache = max(default_cache(model, engine, memory, depth), block)
+        engine = engine.model_copy(update={"cache_memory": cache})
+        allowed = int(engine.device_share * memory) if gpus else memory
 
     def plan(changed: EngineSettings) -> MemoryPlan:
         return plan_memory(model, changed, memory, depth)
 
-    return Part(role, plan(engine), per_device, engine, plan)
+    return Part(role, plan(engine), per_device, engine, allowed, plan)
 
 
 def _refusal(part: Part, memory: int, before: int) -> str:

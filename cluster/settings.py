@@ -77,10 +77,11 @@ class Settings(BaseModel):
     shortest_draft_step_ms: float = Field(
         default=0.0, ge=0.0, description="that a step of the draft is held to take; for benchmarks"
     )
-    cache_memory: int | float = Field(
-        default=0.2,
+    cache_memory: int | float | None = Field(
+        default=None,
         gt=0.0,
-        description="of each worker and rank: bytes, or a share of the memory below 1",
+        description="of each worker and rank: bytes, or a share of the memory below 1; None: on a GPU what is"
+        " left of its part, on a CPU what max_sequences of the context need, up to a fifth of the machine",
     )
     draft_cache_memory: int | float | None = Field(
         default=None, gt=0.0, description="the same of each draft worker; None: as cache_memory"
@@ -262,6 +263,7 @@ class Settings(BaseModel):
             tensor_parallel=self.tensor_parallel,
             quantization=self.target_quantization,
             reproducible=self.reproducible,
+            device_share=self._device_share(self.target_gpus),
         )
 
     def draft_engine(self) -> EngineSettings:
@@ -271,8 +273,18 @@ class Settings(BaseModel):
             cache_memory=self.draft_cache_memory or self.cache_memory,
             quantization=self.draft_quantization,
             branches=self.draft_ahead,
+            device_share=self._device_share(self.draft_gpus),
             shortest_step_s=self.shortest_draft_step_ms / 1e3,
         )
+
+    def _device_share(self, gpus: float | None) -> float:
+        """A worker's part of a GPU; without one, of a machine on which all such workers may be."""
+        if gpus:
+            return min(gpus, 1.0)
+        on_cpus = 0 if self.target_gpus else self.most_targets * self.tensor_parallel
+        if self.draft is not None and not self.draft_gpus:
+            on_cpus += self.most_drafts
+        return 1.0 / max(on_cpus, 1)
 
     def _engine(self, **fields: str | float | bool | None) -> EngineSettings:
         shared = {"dtype", "self_check", "load_timeout_s", "step_timeout_s"}

@@ -10,9 +10,7 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 from cluster.announce import announce_when_ready
-from cluster.devices import memories
-from cluster.plan import DeploymentPlan
-from cluster.plan_table import plan_table
+from cluster.preflight import Preflight
 from cluster.settings import Settings
 
 logger = logging.getLogger("ray.serve")
@@ -112,23 +110,24 @@ def rank_resources(settings: Settings) -> dict[str, float]:
     return {name: count for name, count in needed.items() if count} or {"CPU": SLIVER}
 
 
-def check_memory(settings: Settings) -> None:
-    """Prints what each device will hold.
+def check_models(settings: Settings, preflight: Preflight) -> Settings:
+    """Prints what each device will hold; returns the settings with the caches that were left open.
 
     Raises:
         ValueError: something does not fit; the message names what would.
         EngineError: a model cannot be served.
     """
-    found = memories(settings, here=sum(node["Alive"] for node in ray.nodes()) == 1)
-    if found is None:
+    found = preflight.find(settings, here=sum(node["Alive"] for node in ray.nodes()) == 1)
+    if found.table is not None:
+        print(f"\n{found.table}\n", flush=True)
+    if found.refusal is not None:
+        raise found.refusal
+    if found.table is None:
         logger.warning(
             "Nothing here tells how much memory the devices have, so it is not planned: "
             "name target_accelerator and draft_accelerator, or see `outrider plan --memory`"
         )
-        return
-    deployment = DeploymentPlan(settings, *found)
-    print(f"\n{plan_table(deployment)}\n", flush=True)
-    deployment.check()
+    return found.settings
 
 
 def _resources(gpus: float | None, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:

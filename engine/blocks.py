@@ -11,7 +11,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+        # Taken from the end: what was used before comes again, and memory that nobody has touched stays so.
+        self._free: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))
         self._users = [0] * num_blocks
         self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}
@@ -41,8 +42,7 @@ class BlockPool:
             del self._free[wanted]
             block = wanted
         elif self._free:
-            block = next(iter(self._free))
-            del self._free[block]
+            block, _ = self._free.popitem()
         else:
             block, _ = self._kept.popitem(last=False)
             del self._block_of[self._digest_of.pop(block)]

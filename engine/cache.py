@@ -1,6 +1,8 @@
 """The paged cache: keys and values of every layer in blocks, and which sequence holds which."""
 
 import hashlib
+import math
+import mmap
 from collections.abc import Mapping
 
 import numpy as np
@@ -63,9 +65,14 @@ class PagedCache:
             heads, *dims = shape
             layers = [layer for layer, one in shapes.items() if one == shape]
             for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
-                stored = torch.zeros(len(layers), slots, heads, dim, dtype=dtype, device=device)
+                stored = _zeros((len(layers), slots, heads, dim), dtype, device)
                 self._stored.append(stored)
                 of_layer |= zip(layers, stored, strict=True)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit, of one sequence or of several."""
+        return self.pool.num_blocks * self.block_size
 
     def blocks_for(self, length: int) -> int:
         """Blocks that ``length`` tokens fill."""
@@ -211,3 +218,12 @@ class PagedCache:
         del sequence.blocks[keep:], sequence.digests[keep:]
         sequence.cached = min(sequence.cached, keep * self.block_size)
         sequence.forget_pending()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU pages are mapped as they are written; torch.zeros would write all of them at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

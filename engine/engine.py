@@ -51,10 +51,12 @@ class Engine:
         self._group = group
         self._forward = ForwardPass(settings, group)
         self.settings = self._forward.settings
+        self.load_timings = self._forward.load_timings
         self._model = self._forward.model
         self._cache = self._forward.cache
         self.vocab_size: int = self._model.config.get_text_config().vocab_size
-        self.max_length = context_length(self._model)  # tokens of one sequence
+        self._context_length = context_length(self._model)
+        self.max_length = min(self._context_length, self._cache.capacity)  # tokens of the longest sequence
         self.eos_token_ids = end_of_sequence(self._model)
         self._scheduler = Scheduler(settings, self._cache)
         self._gathering = Gathering()
@@ -74,7 +76,7 @@ class Engine:
         eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
         ends = eos.union(sampling.stop_token_ids)
         check_sampling(sampling, self.vocab_size, ends)
-        limit = min(prompt_length + sampling.max_tokens, self.max_length)
+        limit = min(prompt_length + sampling.max_tokens, self._context_length)
         sequence = Sequence(self._opened, prompt_length, noise_key, sampling, ends, limit)
         sequence.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened += 1
@@ -151,7 +153,7 @@ class Engine:
         if not isinstance(work, Propose) and not self._fits(sequence.limit):
             raise CacheTooSmallError(
                 f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
-                f"{self._cache.pool.num_blocks * self.settings.block_size}"
+                f"{self._cache.capacity}"
             )
         arrived = time.perf_counter() if arrived is None else arrived
         if isinstance(work, Generate) and sequence.is_free and _holds(work):
@@ -178,9 +180,9 @@ class Engine:
         elif isinstance(work, Generate):
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
-            fits = length <= self.max_length and self._fits(length + work.depth)
-            task = self._draft_ahead.propose(work, sequence.limit - length if fits else 0, arrived, foreseen)
-            if task.nodes() or (work.depth == 0 and sequence.cached < length and fits):
+            room = min(sequence.limit, self.max_length) - length
+            task = self._draft_ahead.propose(work, room, arrived, foreseen)
+            if task.nodes() or (work.depth == 0 and sequence.cached < length <= self.max_length):
                 self._tasks[sequence.number] = task
             else:
                 self._ready.append(task.result())

@@ -10,7 +10,10 @@ from engine.cache import LayerShape, PagedCache
 from engine.errors import CacheLostError
 from engine.graphs import Graphs, capture_cuda
 from engine.linear import optimize_for_cpu
-from engine.memory import blocks_within
+from engine.load_timings import LoadTimings
+from engine.memory import blocks_in, device_memory
+from engine.memory_plan import resolve_cache
+from engine.outline import outline
 from engine.reproducible import check_rows_are_apart, passes
 from engine.selfcheck import blocks_needed, check_model
 from engine.settings import EngineSettings
@@ -33,8 +36,10 @@ class ForwardPass:
         """
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.model = load_model(settings)
-        layers = attach(self.model, settings.model)
+        self.load_timings = LoadTimings()
+        with self.load_timings.timed("weights"):
+            self.model = load_model(settings)
+            layers = attach(self.model, settings.model)
         if settings.reproducible:
             check_rows_are_apart(self.model, settings.model)
         dtype, device = self.model.dtype, self.model.device
@@ -43,20 +48,27 @@ class ForwardPass:
             "device": str(device),
             "threads": torch.get_num_threads(),
         }
-        self.settings = settings.model_copy(update=found)  # those in force: what was left open is known now
+        self.settings = settings = settings.model_copy(update=found)
+        self._group = group
+        self._graphs: Graphs | None = None
         self._kernel: Kernel | None = None
         if layers.has_plain_scores:
             self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)
-        self._graphs: Graphs | None = None
-        self._group = group
         if settings.self_check:
-            self._check(layers)
+            with self.load_timings.timed("self_check"):
+                self._check(layers)
         if device.type == "cpu":
-            optimize_for_cpu(self.model)
-        num_blocks = blocks_within(settings, layers.shapes, dtype, device)
-        if group is not None:
-            num_blocks = group.least(num_blocks)
-        self.cache = self._cache_of(layers.shapes, num_blocks)
+            with self.load_timings.timed("weights"):
+                optimize_for_cpu(self.model)
+        with self.load_timings.timed("cache"):
+            memory = device_memory(device)
+            if settings.cache_memory is None:
+                settings = resolve_cache(outline(settings), settings, memory)
+            num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
+            if group is not None:
+                num_blocks = group.least(num_blocks)
+            self.cache = self._cache_of(layers.shapes, num_blocks)
+        self.settings = settings  # those in force: nothing is left open
         if self._kernel is not None and settings.graphs and not settings.reproducible and group is None:
             self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
 

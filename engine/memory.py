@@ -16,22 +16,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_LIMIT = _CGROUP / "memory.max"  # of a container; "max" where there is none
 
 
-def blocks_within(
-    settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype, device: torch.device
-) -> int:
-    """Blocks that fit into ``settings.cache_memory`` of the device. Raises CacheTooSmallError as below."""
-    return blocks_in(device_memory(device), settings, shapes, dtype)
-
-
 def blocks_in(
     memory: int, settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype
 ) -> int:
-    """Blocks that fit into ``settings.cache_memory`` of a device with ``memory`` bytes.
+    """Blocks that fit into ``settings.cache_memory``, which is not None, of a device with ``memory`` bytes.
 
     Raises:
         CacheTooSmallError: not one block fits.
     """
     budget = settings.cache_memory
+    assert budget is not None
     if isinstance(budget, float):
         budget = int(budget * memory)
     block = block_bytes(settings, shapes, dtype)

@@ -31,9 +31,13 @@ class EngineSettings(BaseModel):
         default=1, ge=1, description="devices that share the model, each with a process of its own"
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
-    cache_memory: Bytes | Share = Field(
-        default=0.2,
-        description="memory for the cache, on each device: bytes, or a share of its memory below 1",
+    cache_memory: Bytes | Share | None = Field(
+        default=None,
+        description="memory for the cache, on each device: bytes, or a share of its memory below 1; None:"
+        " what the memory plan leaves of a GPU, or max_running sequences of the context take, up to a share",
+    )
+    device_share: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="of each device's memory: the rest is for others on it"
     )
     max_running: int = Field(default=256, ge=1, description="sequences in one step")
     prefill_chunk: int = Field(

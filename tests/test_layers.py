@@ -66,3 +66,24 @@ def test_the_gateway_loads_no_torch() -> None:
 
 def test_the_command_line_loads_only_what_a_command_needs() -> None:
     assert loaded_by("cluster.command_line", {"torch", "ray", "transformers"}) == ""
+
+
+HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
+
+
+@pytest.mark.parametrize(
+    ("module", "watched"),
+    [
+        ("cluster.application", HEAVY),  # the process of `serve run`
+        ("actors.worker", HEAVY),  # which names the workers' classes
+        ("cluster.start", HEAVY),
+        ("cluster.autoscaling", HEAVY),  # in Serve's controller
+        ("gateway.proxy", HEAVY | {"tokenizers", "engine"}),  # in Serve's proxies
+        ("gateway.deployment", HEAVY | {"engine", "actors", "cluster"}),
+        ("cluster.preflight", HEAVY | {"ray", "fastapi"}),
+        ("engine.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
+        ("client.generation", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
+    ],
+)
+def test_a_process_loads_only_what_it_uses(module: str, watched: set[str]) -> None:
+    assert loaded_by(module, watched) == ""

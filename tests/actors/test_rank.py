@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import actors.rank
 import actors.worker
 from actors.rank import OtherRanks
 from engine.settings import EngineSettings
@@ -50,7 +51,7 @@ class Replica:
                 os.kill(pids[stopped], signal.SIGSTOP)
                 return group or super().join()
 
-        actors.worker.OtherRanks = Stopping
+        actors.rank.OtherRanks = Stopping
         actors.worker.TargetWorker(settings, TRUST, lambda: lambda: None)
 
 

@@ -9,6 +9,7 @@ from cluster import application
 from cluster.command_line import main
 from cluster.devices import memories, parse_bytes
 from cluster.plan import DeploymentPlan
+from cluster.preflight import Preflight, find
 from cluster.settings import Settings
 
 GB = 10**9
@@ -48,6 +49,48 @@ def test_the_target_gives_nothing_to_the_draft_beside_it():
     beside = plan()
     assert beside.target.plan == alone.target.plan
     assert beside.devices[0].left == alone.devices[0].left - beside.devices[0].parts[1].taken
+
+
+def test_caches_that_were_left_open_are_by_need_and_part_of_the_settings():
+    found = plan(max_sequences=4).settings
+    target, draft = plan(max_sequences=4).devices[0].parts
+    blocks = 4 * 2048 // 16
+    assert found.cache_memory == blocks * target.plan.block
+    assert found.draft_cache_memory == blocks * draft.plan.block
+    assert found.target_engine().cache_memory == found.cache_memory
+    assert found.draft_engine().cache_memory == found.draft_cache_memory
+    assert plan(cache_memory=10**8).settings.draft_cache_memory == 10**8
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"targets": 4, "drafts": 4, "memory": 20 * GB},
+        {"targets": 2, "max_targets": 3, "memory": 10 * GB},
+        {"target_gpus": 0.25, "draft_gpus": 0.25, "targets": 3, "memory": 40 * GB},
+        {"target_gpus": 0.75, "draft_gpus": 0.25, "memory": 40 * GB},
+    ],
+    ids=str,
+)
+def test_who_shares_a_device_shares_its_memory(fields):
+    deployment = plan(**fields)
+    deployment.check()
+    for device in deployment.devices:
+        caches = sum(part.per_device * part.plan.cache for part in device.parts)
+        assert device.left >= 0
+        assert caches > 0.1 * device.memory
+
+
+def test_a_default_cache_takes_what_is_left_of_a_gpu_but_a_margin():
+    (target, draft) = plan(memory=80 * GB, draft_memory=24 * GB, **ON_GPUS).devices
+    for device in (target, draft):
+        (part,) = device.parts
+        assert 0.05 * device.memory <= device.left < 0.05 * device.memory + 2 * part.plan.block
+
+
+def test_a_default_cache_that_has_no_room_in_its_part_of_a_gpu_is_refused():
+    with pytest.raises(ValueError, match=r"target=.*cache_memory=.*would fit"):
+        plan(memory=4 * GB, target_gpus=0.5, draft_gpus=0.5, max_sequences=1536).check()
 
 
 @pytest.mark.parametrize(
@@ -159,6 +202,7 @@ def test_ranks_that_cannot_share_the_target_are_refused(tmp_path, capsys):
 
 def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setattr(application, "start_ray", lambda _: None)
+    monkeypatch.setattr(Preflight, "find", lambda _, settings, here: find(settings, here=here))
     monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {})
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}])

@@ -1,6 +1,8 @@
 """The paged cache as the engine uses it: shared prefixes, eviction, and no trace of refused drafts."""
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -206,3 +208,37 @@ def test_a_block_in_use_is_never_evicted() -> None:
     assert pool.available == 0
     with pytest.raises(ValueError, match="exceeds the 0 blocks"):
         pool.allocate(1)
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_taken_as_the_cache_is_written(dtype: torch.dtype) -> None:
+    before = resident()
+    cache = PagedCache({0: (4, 64, 64), 1: (2, 32, 16)}, 2**15, 16, dtype, torch.device("cpu"))
+    size = sum(stored.nbytes for stored in (*cache.keys.values(), *cache.values.values()))
+    assert size > 2**29
+    assert resident() - before < size // 50
+    cache.keys[0][: 2**15].fill_(1.0)
+    written = cache.keys[0][: 2**15].nbytes
+    assert 0.9 * written < resident() - before < written + size // 50
+
+
+def test_what_nobody_has_written_is_zero() -> None:
+    cache = PagedCache({0: (4, 64, 32)}, 2**10, 16, torch.float32, torch.device("cpu"))
+    for stored in (cache.keys[0], cache.values[0]):
+        assert not stored.any()
+        stored[cache.spare_block * 16 :] = 1.0  # also the last block is there
+        assert stored.sum() == 16 * 4 * stored.shape[2]
+
+
+def test_blocks_that_were_used_are_used_again_before_fresh_ones() -> None:
+    pool = BlockPool(100)
+    for _ in range(3):
+        blocks = pool.allocate(8)
+        assert blocks == list(range(8))
+        for block in reversed(blocks):
+            pool.release(block)

@@ -11,8 +11,9 @@ from decoding.draft import Draft
 from decoding.pace.settings import MAX_DEPTH
 from decoding.settings import Sampling
 from engine.engine import Engine
+from engine.errors import CacheTooSmallError
 from engine.memory import block_bytes
-from engine.memory_plan import MemoryPlan, plan_memory
+from engine.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
 from engine.outline import AliveBytes, ModelOutline, outline
 from engine.settings import EngineSettings, Quantization
 from engine.work import Verify
@@ -149,3 +150,59 @@ def test_a_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path
     (folder / "config.json").write_text(json.dumps(quantized))
     (size,) = (file.stat().st_size for file in folder.glob("*.safetensors"))
     assert outline(EngineSettings(model=str(folder))).weight_bytes() == size
+
+
+LARGE_ON_CUDA = EngineSettings(model="70B", device="cuda", tensor_parallel=4, max_running=64)
+
+
+def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(large: ModelOutline) -> None:
+    settings = resolve_cache(large, LARGE_ON_CUDA, 80 * 10**9)
+    plan = plan_memory(large, settings, 80 * 10**9)
+    assert plan == plan_memory(large, LARGE_ON_CUDA, 80 * 10**9)
+    assert 0 <= 0.95 * 80e9 - plan.total < 2 * plan.block
+    assert plan.cache > 35e9  # 16 in a fifth of the device
+
+
+def test_a_part_of_a_gpu_holds_all_that_its_engine_takes(large: ModelOutline) -> None:
+    settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.6})
+    plan = plan_memory(large, settings, 80 * 10**9)
+    assert 0 <= 0.95 * 0.6 * 80e9 - plan.total < 2 * plan.block
+
+
+def test_a_model_that_leaves_no_room_for_a_cache_is_refused(large: ModelOutline) -> None:
+    settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.4})
+    with pytest.raises(
+        CacheTooSmallError, match=r"model='70B' leaves no room for a cache in 0.4 of a device"
+    ):
+        resolve_cache(large, settings, 80 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("memory", "share", "expected"),
+    [(10**12, 1.0, None), (10**8, 1.0, 0.2), (10**8, 0.5, 0.2), (10**8, 0.2, 0.1), (10**8, 0.1, 0.05)],
+)
+def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share(
+    memory: int, share: float, expected: float | None
+) -> None:
+    settings = EngineSettings(
+        model=str(DEMO / "target"),
+        device="cpu",
+        dtype="float32",
+        max_running=3,
+        block_size=24,
+        device_share=share,
+    )
+    model = outline(settings)
+    block = block_bytes(settings, model.layers, model.dtype)
+    blocks = (
+        3 * 86 if expected is None else int(expected * memory) // block
+    )  # 86 blocks of 24 for 2,048 tokens
+    assert default_cache(model, settings, memory) == blocks * block
+
+
+def test_an_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
+    settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_running=2, threads=1)
+    engine = Engine(settings)
+    assert settings.cache_memory is None
+    assert engine.settings.cache_memory == default_cache(outline(settings), settings, 10**12)
+    assert engine._cache.capacity == 2 * engine.max_length

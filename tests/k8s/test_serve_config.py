@@ -13,6 +13,8 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.preflight import Preflight
+from cluster.preflight import find as find_models
 from cluster.start import ADD_SERVICERS
 from decoding.pace.settings import PaceSettings
 from tests.k8s.conftest import built
@@ -44,6 +46,8 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Does with manifests what Serve does with a configuration, up to starting replicas."""
     for step in ("start_ray", "start_serve"):
         monkeypatch.setattr(f"cluster.application.{step}", lambda *_: None)
+    # In this process, which has torch already.
+    monkeypatch.setattr(Preflight, "find", lambda _, settings, here: find_models(settings, here=here))
 
     def deployed(manifests: list[Manifest]) -> tuple[ServeDeploySchema, BuiltApplication]:
         nodes = nodes_of(manifests)

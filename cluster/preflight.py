@@ -1,0 +1,83 @@
+"""What is found out about the models before Serve and the workers start: that they go together, and fit.
+
+It takes torch and transformers. So it is done by a process of its own, which imports them while Ray starts
+and gives their memory back when it ends.
+"""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from cluster.settings import Settings
+from engine.errors import EngineError
+
+
+@dataclass(frozen=True)
+class Found:
+    settings: Settings  # with the bytes of the caches that were left open, where there is a plan
+    table: str | None = None  # the memory plan; None: nothing tells how much memory the devices have
+    refusal: Exception | None = None  # why the models may not be served so
+
+
+class Preflight:
+    """The process, from entering the context until it has answered or the context is left."""
+
+    def __enter__(self) -> "Preflight":
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def find(self, settings: Settings, *, here: bool) -> Found:
+        """As the function of that name. Raises RuntimeError if the process ends without an answer."""
+        answer, _ = self._process.communicate(pickle.dumps((settings, here)))
+        if self._process.returncode:
+            raise RuntimeError(f"the models could not be looked at: exit status {self._process.returncode}")
+        found: Found = pickle.loads(answer)
+        return found
+
+
+def find(settings: Settings, *, here: bool) -> Found:
+    """
+    settings: resolved, their GPUs too.
+    here: whether the devices are this machine's.
+    """
+    from cluster.devices import memories
+    from cluster.plan import DeploymentPlan
+    from cluster.plan_table import plan_table
+    from engine.vocabulary import check_vocabulary
+    from engine.weights import check_shares
+
+    found = Found(settings)
+    try:
+        if settings.target is not None and settings.draft is not None:
+            check_vocabulary(settings.target, settings.draft)
+        check_shares(settings.target_engine())
+        if sizes := memories(settings, here=here):
+            deployment = DeploymentPlan(settings, *sizes)
+            found = Found(deployment.settings, plan_table(deployment))
+            deployment.check()
+    except EngineError as error:
+        return Found(found.settings, found.table, error)
+    except (ValueError, OSError) as error:  # of libraries too, whose errors may not pass between processes
+        return Found(found.settings, found.table, ValueError(str(error)))
+    return found
+
+
+def main() -> None:
+    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print is no part of the answer
+    gc.disable()  # it would take a fifth of the time
+    import engine.outline  # noqa: F401 torch and transformers, while nobody asks yet
+
+    settings, here = pickle.load(sys.stdin.buffer)
+    pickle.dump(find(settings, here=here), answer)

@@ -1,0 +1,27 @@
+"""Where the time of a load goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Phase = Literal["weights", "self_check", "cache"]
+
+
+@dataclass
+class LoadTimings:
+    """Seconds by phase, in their order; 0 for what was not done."""
+
+    weights: float = 0.0
+    self_check: float = 0.0
+    cache: float = 0.0
+
+    @contextmanager
+    def timed(self, phase: Phase) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        setattr(self, phase, getattr(self, phase) + time.perf_counter() - begun)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in asdict(self).items())

@@ -1,0 +1,80 @@
+"""Caches smaller than the context: a worker publishes what fits, and everything follows from that."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from gateway import http_api
+from gateway.auth import Authentication
+from gateway.chat_template import load_chat_template
+from gateway.fleet import Fleet
+from gateway.generation import Generation
+from gateway.settings import GatewaySettings
+from models.prompts import DEMO
+from tests.actors.conftest import TRUST
+from tests.actors.test_draft_ahead import worker_of
+
+TARGET_CACHE = 2**21  # bytes: 336 tokens
+DRAFT_CACHE = 2**17  # bytes: 240 tokens
+CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+
+
+@asynccontextmanager
+async def served(**caches: int) -> AsyncIterator[httpx.AsyncClient]:
+    """The demo pair behind HTTP, with so much cache by role."""
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(worker_of(role, 0.0, cache_memory=cache))
+            for role, cache in caches.items()
+        ]
+        fleet = Fleet(lambda: workers, TRUST)
+        stack.push_async_callback(fleet.close)
+        settings = GatewaySettings(model="m", tokenizer="unused")
+        generation = Generation(settings, Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json")), fleet)
+        template = load_chat_template(str(DEMO / "target"))
+        app = http_api.build(generation, template, Authentication((), anonymous=True))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60)
+        yield await stack.enter_async_context(client)
+
+
+async def asked(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def test_an_engine_tells_what_fits_into_its_cache() -> None:
+    engine = Engine(EngineSettings(model=str(DEMO / "target"), threads=1, cache_memory=TARGET_CACHE))
+    assert engine.max_length == engine._cache.capacity < 2048
+    whole = Engine(EngineSettings(model=str(DEMO / "draft"), threads=1, cache_memory=2**26))
+    assert whole.max_length == 2048 < whole._cache.capacity
+
+
+async def test_a_chat_without_max_tokens_may_grow_as_long_as_fits() -> None:
+    """It used to be refused, whatever its length: the gateway asked for the whole context."""
+    async with served(target=TARGET_CACHE) as client:
+        told = await asked(client, ignore_eos=True, stop=["never said"])
+        usage = told["usage"]
+        assert told["choices"][0]["finish_reason"] == "length"
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == 336
+        refused = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1000})
+        assert refused.status_code == 400
+        assert "at most" in refused.json()["error"]["message"]
+
+
+async def test_a_draft_drafts_as_long_as_its_own_cache_holds_the_sequence() -> None:
+    """It used to send empty Drafts from the start for what might outgrow its cache in the end."""
+    async with served(target=2**26, draft=DRAFT_CACHE) as client:
+        fixed = {"speculation": {"mode": "fixed", "depth": 4}, "ignore_eos": True}
+        short = await asked(client, max_tokens=100, **fixed)
+        long = await asked(client, max_tokens=600, **fixed)
+    assert short["usage"]["speculation"]["accepted"] > 0
+    assert long["usage"]["speculation"]["accepted"] >= short["usage"]["speculation"]["accepted"]
+    assert long["usage"]["completion_tokens"] == 600
+    assert long["choices"][0]["message"]["content"].startswith(short["choices"][0]["message"]["content"])
