@@ -11,6 +11,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, get_tracer
 from actors.engine_loop import EngineLoop
 from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import start_server
+from bench.patience import LIMIT_S, eventually
 from bench.relay import relay
 from decoding.noise_key import noise_key
 from decoding.pace.settings import PaceSettings
@@ -98,7 +99,7 @@ async def answer(
         speculation.resolved("model", PaceSettings()),
         paces,
         GatewaySettings(model="m", tokenizer="t"),
-        asyncio.get_running_loop().time() + 60,
+        asyncio.get_running_loop().time() + LIMIT_S,
         record=record,
         trace=trace,
     )
@@ -164,9 +165,7 @@ async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_we
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
     async with pair(12, delay_s, shortest_step_s=step_s) as fleet:
         _, record = await answer(fleet, "json", 0.7, generation=generation)
-        async with asyncio.timeout(5):
-            while len(spans.named("verify")) < record.target_passes:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(spans.named("verify")) >= record.target_passes)
     generation.end()
     ids = {span.context.span_id for span in spans}
     assert {span.name for span in spans if span.parent.span_id not in ids} == {"a generation"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.patience import START_S
 from tests.k8s.conftest import built
 from tests.k8s.kustomize import find
 from tests.k8s.pods_view import KEY, lay_out
@@ -77,7 +78,7 @@ def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) 
     }
     # A mount, network and process namespace of its own: nothing of it outlives this command.
     command = ["unshare", "-mnpf", "--kill-child", "--mount-proc", "bash", "-c", POD]
-    pod = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    pod = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * START_S)
     told: dict[str, object] = {}
     for line in pod.stdout.splitlines():
         told |= json.loads(line)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bench.patience import LIMIT_S
 from decoding.settings import Sampling
 from gateway import drafters
 from gateway.drafters import SMALL_LAG, ModelDrafter, NgramDrafter
@@ -13,7 +14,6 @@ from tests.fakes.scripted import ScriptedDraft, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
-PATIENCE_S = 5.0
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ async def test_a_draft_follows_the_committed_tokens():
         sequence, drafter = drafter_of(fleet)
         await drafter.start()
         commit(sequence, 2)
-        reply = await drafter.propose(3, PATIENCE_S)
+        reply = await drafter.propose(3, LIMIT_S)
         await drafter.aclose()
     assert reply is not None
     assert list(reply.draft.tokens) == ANSWER[2:5]
@@ -62,7 +62,7 @@ async def test_a_late_draft_is_none_and_recovery_waits_for_it():
         silent.set()
         await recovery
         commit(sequence, 1)
-        reply = await drafter.propose(3, PATIENCE_S)
+        reply = await drafter.propose(3, LIMIT_S)
         await drafter.aclose()
     assert reply is not None
     assert list(reply.draft.tokens) == ANSWER[2:5]
@@ -91,7 +91,7 @@ async def test_recovery_catches_up_with_what_was_decoded_meanwhile():
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError, match="lost by the script"):
-            await drafter.propose(3, PATIENCE_S)
+            await drafter.propose(3, LIMIT_S)
         commit(sequence, 2 * SMALL_LAG)
         await drafter.recover()
         opened = [request for request in draft.requests if request.HasField("open")]
@@ -107,10 +107,10 @@ async def test_recovery_outlasts_a_worker_that_is_lost_again():
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError):
-            await drafter.propose(3, PATIENCE_S)
+            await drafter.propose(3, LIMIT_S)
         await drafter.recover()
         commit(sequence, 1)
-        assert (await drafter.propose(2, PATIENCE_S)).draft.tokens == ANSWER[2:4]
+        assert (await drafter.propose(2, LIMIT_S)).draft.tokens == ANSWER[2:4]
         await drafter.aclose()
 
 
@@ -120,6 +120,6 @@ async def test_ngrams_are_looked_up_in_prompt_and_output():
         drafter = NgramDrafter(fleet, sequence)
         await drafter.start()
         sequence.generated += [9, 1]
-        assert list((await drafter.propose(3, PATIENCE_S)).draft.tokens) == [2, 3, 9]
+        assert list((await drafter.propose(3, LIMIT_S)).draft.tokens) == [2, 3, 9]
         sequence.generated += [7, 9]
-        assert list((await drafter.propose(2, PATIENCE_S)).draft.tokens) == [1, 7]
+        assert list((await drafter.propose(2, LIMIT_S)).draft.tokens) == [1, 7]
