@@ -60,6 +60,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
             yield machines
 
 
+@pytest.mark.slow  # a rank that is killed takes its target along too: tests/cluster/test_tensor_parallel.py
 def test_a_target_killed_under_a_stream(machines: Machines) -> None:
     request = body(1)
     expected = plain(machines, request)

@@ -167,6 +167,7 @@ def draft_pid(client: httpx.Client) -> Iterator[int]:
     wait_until(lambda: workers(client, "draft"), START_S)
 
 
+@pytest.mark.slow  # another is started, for those that come after
 def test_a_lost_draft_worker_is_told_with_its_reason(
     client: httpx.Client, collector: Collector, draft_pid: int, tmp_path: Path
 ) -> None:

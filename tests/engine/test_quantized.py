@@ -28,7 +28,7 @@ LARGEST_ERROR = {"int8": 0.02, "int4": 0.12}  # of a product's length, for weigh
 @cache
 def engine(role: str, quantization: Quantization | None = None) -> Engine:
     settings = EngineSettings(
-        model=str(DEMO / role), dtype="float32", threads=2, cache_memory=2**27, quantization=quantization
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**27, quantization=quantization
     )
     return Engine(settings)
 
