@@ -5,6 +5,7 @@ penalties, min_tokens, logprobs and a stop string on.
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -307,17 +308,31 @@ def application(pace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def redeploy(machines: Machines, pace: dict[str, Any]) -> None:
-    """As `serve deploy` with a config file that differs in the pace alone."""
-    script = f"""
-import ray
+@contextlib.contextmanager
+def redeploying(machines: Machines) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that deploys as `serve deploy` does, with a config file that differs in the pace alone."""
+    script = """
+import json, ray, sys
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 ray.init(namespace="serve")
-_get_global_client().deploy_apps(ServeDeploySchema(applications=[{application(pace)!r}]), _blocking=True)
+client = _get_global_client()
+print("connected", flush=True)
+for line in sys.stdin:
+    client.deploy_apps(ServeDeploySchema(applications=[json.loads(line)]), _blocking=True)
+    print("deployed", flush=True)
 """
     environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=START_S)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        said = iter(process.stdout)
+        assert "connected\n" in said
+
+        def deploy(pace: dict[str, Any]) -> None:
+            print(json.dumps(application(pace)), file=process.stdin, flush=True)
+            assert "deployed\n" in said
+
+        yield deploy
 
 
 @contextlib.contextmanager
@@ -357,26 +372,23 @@ def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: 
 def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
     """Serve's user_config in a config file that is deployed again: the stream under way takes it up."""
     always = {"policy": "thresholds", "off_below": 0.0, "on_above": 0.0}
-    redeploy(machines, always)
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
     fields = {**body(12), "speculation": {"mode": "auto"}}
     processes = {role: machines.pids(role) for role in ("target", "draft")}
     gateways = gateway_pids(machines)
-
-    def turn_off() -> None:
-        redeploy(machines, {**always, "off_from": 0})
-
-    before = stream(machines, fields)
-    during = stream(machines, fields, after=3, then=turn_off)
-    after = stream(machines, fields)
+    with redeploying(machines) as redeploy:
+        redeploy(always)
+        before = stream(machines, fields)
+        with slowed(processes["target"]):  # it is not at its end when the change comes
+            during = stream(machines, fields, after=3, then=lambda: redeploy({**always, "off_from": 0}))
+        after = stream(machines, fields)
+        redeploy({})
     assert before.usage["speculation"]["rounds"] > during.usage["speculation"]["rounds"] > 0
     assert after.usage["speculation"]["rounds"] == 0
     assert before.text == during.text == after.text
     assert gateway_pids(machines) == gateways
     assert {role: machines.pids(role) for role in processes} == processes
-    redeploy(machines, {})
-    assert gateway_pids(machines) == gateways
 
 
 def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
