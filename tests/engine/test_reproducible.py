@@ -126,6 +126,7 @@ class Extent:
     depths: Items[int]  # of the Drafts that verify it
 
 
+MADE_UP = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
 FEW, MANY = Extent(2, (1, 6)), Extent(4, range(1, 9))
 
 
@@ -201,15 +202,23 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
         Engine(EngineSettings.model_validate({**settings, **sizes}))
         for sizes in ({"block_size": 16}, {"block_size": 3, "prefill_chunk": 5})
     ]
-    asked = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
-    every_way(engines[0], engines[1:], asked, extent)
+    every_way(engines[0], engines[1:], MADE_UP, extent)
     assert recorder.compared > (100 if extent is FEW else 200)
     assert not recorder.differing
 
 
-def test_a_quantized_target_too(recorder: Recorder) -> None:
-    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(6), FEW)
+def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
+    target = Engine(EngineSettings.model_validate({**fields, "quantization": "int8", "reproducible": True}))
+    every_way(target, [], MADE_UP, FEW)
     assert recorder.compared > 50
+
+
+@pytest.mark.slow
+def test_a_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
+    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(8), MANY)
+    assert recorder.compared > 200
     assert not recorder.differing
 
 
