@@ -33,6 +33,8 @@ def start_ray(settings: Settings) -> None:
     # Ray's own 15 leaves a worker a thirtieth of what any other process gets: on a busy machine it would take
     # minutes to start.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # A proxy that has not started after three times this many seconds is ended, and started once more.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     if not ray.is_initialized():
         _check_metrics_port(settings)
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.metrics_port)

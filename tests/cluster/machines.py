@@ -32,7 +32,9 @@ TOKENS = 400
 def raylets(**head: Any) -> Iterator[Cluster]:
     """A cluster of one raylet, with these arguments; more can be added while it runs."""
     environment = {
-        "RAY_worker_niceness": "0",  # as our own start of Ray has it
+        # As our own start of Ray has them.
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         # Proxies share the port of one machine, and those of machines without replicas close theirs.
         "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(free_port()),
