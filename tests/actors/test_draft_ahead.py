@@ -12,7 +12,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, get_tracer
 from actors.engine_loop import EngineLoop
 from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import start_server
-from bench.patience import LIMIT_S, eventually
+from bench.patience import LIMIT_S, PATIENCE, eventually
 from bench.relay import relay
 from decoding.noise_key import noise_key
 from decoding.pace.settings import PaceSettings
@@ -35,7 +35,7 @@ from tests.engine.test_drafters import prompt_of, text_of
 from tests.fakes.spans import TRACEPARENT
 
 TOKENS = 40
-HELD_S = 0.1  # in which a Draft is prepared, also on a busy machine
+HELD_S = 0.1 * PATIENCE  # in which a Draft is prepared, also on a busy machine
 FIXED = Speculation(mode="fixed", depth=4)
 OFF = Speculation(mode="off")
 ADDERS = {
