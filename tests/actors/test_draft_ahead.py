@@ -101,7 +101,7 @@ async def answer(
         fleet,
         speculation.resolved("model", PaceSettings()),
         paces,
-        GatewaySettings(model="m", tokenizer="t"),
+        GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e3 * LIMIT_S),
         asyncio.get_running_loop().time() + LIMIT_S,
         record=record,
         trace=trace,

@@ -408,7 +408,8 @@ def test_the_draft_s_machine_lost_under_a_stream(machines: TwoMachines) -> None:
     request = body(10)
     expected = plain(machines, request)
     lose = lambda: machines.cluster.remove_node(machines.draft_node, allow_graceful=False)  # noqa: E731
-    answer = stream(machines, request, after=3, then=lose)
+    with slowed(machines.pids("target")):  # it is not at its end before the machine is gone
+        answer = stream(machines, request, after=3, then=lose)
     agree(answer, expected)
     assert answer.usage["speculation"]["lost_drafts"] >= 1
     wait_until(lambda: not machines.workers("draft"), START_S)
