@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := decoding protos telemetry engine actors gateway cluster client models bench tests
 
-.PHONY: install serve test test-all test-services test-others lint protos bench
+.PHONY: install serve test test-all test-services test-others lint style types protos bench
 
 install: .venv/installed
 
@@ -15,24 +15,28 @@ install: .venv/installed
 serve: install
 	$(BIN)/serve run cluster.app
 
-lint: install
+lint: style types
+
+style: install
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+
+types: install
 	$(BIN)/mypy
 
-# Tests that start a service wait more than they compute: they run beside the others. Their models are so small
-# that threads would only wait for each other.
-test: lint
-	$(MAKE) -j2 test-services test-others SELECT="-m 'not slow'"
+# Two at a time, for two cores: the types are checked once the first of the others is through. Tests that start
+# a service wait a good part of their time, so they begin first.
+test: style
+	$(MAKE) -j2 test-services test-others types SELECT="-m 'not slow'"
 
-test-all: lint
-	$(MAKE) -j2 test-services test-others
+test-all: style
+	$(MAKE) -j2 test-services test-others types
 
-test-services:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SELECT) tests/cluster
+test-services: install
+	$(BIN)/python -m pytest $(SELECT) tests/cluster
 
-test-others:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SELECT) --ignore tests/cluster
+test-others: install
+	$(BIN)/python -m pytest $(SELECT) --ignore tests/cluster
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

@@ -6,17 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import psutil  # type: ignore[import-untyped]
 
-START_S = 180
-STOP_S = 60
-KILL_S = 15
+from bench.patience import LIMIT_S, START_S, wait_until
 
 
 class StartError(Exception):
@@ -55,16 +52,31 @@ def serving(
     """
     http_port, grpc_port, metrics_port = free_port(), free_port(), free_port()
     ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
-    arguments = {**ports, **settings}
+    arguments = ["cluster.app", *(f"{name}={value}" for name, value in {**ports, **settings}.items())]
+    with serve_run(
+        folder, arguments, ray_address, environment, lambda log: "A first request" in log
+    ) as process:
+        yield Service(
+            f"http://127.0.0.1:{http_port}",
+            f"127.0.0.1:{grpc_port}",
+            f"http://127.0.0.1:{metrics_port}/metrics",
+            process,
+        )
+
+
+@contextlib.contextmanager
+def serve_run(
+    folder: Path,
+    arguments: Sequence[str],
+    ray_address: str,
+    environment: Mapping[str, str],
+    is_ready: Callable[[str], bool],
+) -> Iterator[psutil.Process]:
+    """``serve run`` with these arguments, once ``is_ready`` of what it has printed; as ``serving``."""
     log = folder / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [
-                str(Path(sys.executable).parent / "serve"),
-                "run",
-                "cluster.app",
-                *(f"{name}={value}" for name, value in arguments.items()),
-            ],
+            [str(Path(sys.executable).parent / "serve"), "run", *arguments],
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -73,16 +85,15 @@ def serving(
             preexec_fn=_heed_interrupts,
         )
     try:
-        parent = psutil.Process(process.pid)
-        _wait_until_announced(process, log)
-        yield Service(
-            f"http://127.0.0.1:{http_port}",
-            f"127.0.0.1:{grpc_port}",
-            f"http://127.0.0.1:{metrics_port}/metrics",
-            parent,
-        )
+        try:
+            wait_until(lambda: process.poll() is not None or is_ready(log.read_text()), START_S)
+        except TimeoutError as late:
+            raise StartError(log.read_text()) from late
+        if process.poll() is not None:
+            raise StartError(log.read_text())
+        yield psutil.Process(process.pid)
     finally:
-        left = end(process)
+        left = _end(process)
     if left:
         raise LeftBehindError(", ".join(left))
 
@@ -99,20 +110,12 @@ def free_port() -> int:
         return port
 
 
-def _wait_until_announced(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while "A first request" not in log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise StartError(log.read_text())
-        time.sleep(0.2)
-
-
-def end(process: subprocess.Popen[bytes]) -> list[str]:
+def _end(process: subprocess.Popen[bytes]) -> list[str]:
     """As Ctrl-C would; what is left of its session after that is named and killed."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    _, alive = psutil.wait_procs(_in_session(process.pid), timeout=KILL_S)
+        process.wait(LIMIT_S)
+    _, alive = psutil.wait_procs(_in_session(process.pid), timeout=LIMIT_S)
     left = [str(member) for member in alive]
     for member in alive:
         with contextlib.suppress(psutil.NoSuchProcess):

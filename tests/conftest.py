@@ -1,8 +1,12 @@
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fakes.spans import Spans
+
+# Read by torch when it is imported. Models are so small here that threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

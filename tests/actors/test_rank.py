@@ -16,12 +16,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import actors.rank
 import actors.worker
 from actors.rank import OtherRanks
+from bench.patience import START_S
 from engine.settings import EngineSettings
 from engine.tensor_parallel import RankGroup
 from tests.actors.conftest import TRUST
 from tests.engine.checkpoints import write_checkpoint
-
-ANSWER_S = 60.0  # two processes start, one after the other, on a slow machine
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +67,10 @@ def test_a_rank_that_hangs_takes_its_group_with_it(
     replica = ray.remote(Replica).options(num_cpus=1, scheduling_strategy=first)
     started = replica.remote(settings, tmp_path, stopped, moment)
     with pytest.raises(RayActorError):
-        ray.get(started.__ray_ready__.remote(), timeout=ANSWER_S)
+        ray.get(started.__ray_ready__.remote(), timeout=START_S)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
-    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], ANSWER_S)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], START_S)
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert "load_timeout_s=15" in said(pids)
 

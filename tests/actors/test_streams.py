@@ -1,10 +1,9 @@
 """What a worker answers on one sequence's stream: rounds, plain stretches, fences; nothing is left behind."""
 
-import asyncio
-
 import grpc
 import pytest
 
+from bench.patience import eventually
 from engine.engine import Engine
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from tests.actors.conftest import TRUST
@@ -55,9 +54,7 @@ async def end(call) -> None:
 
 
 async def all_closed(engine: Engine) -> None:
-    async with asyncio.timeout(10):
-        while engine._sequences:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not engine._sequences)
 
 
 async def test_a_verdict_accepts_what_plain_decoding_says_and_adds_a_token(channel) -> None:

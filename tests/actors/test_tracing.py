@@ -1,11 +1,10 @@
 """The spans of a worker: below the gateway's that wait for its answers, and none where nobody records."""
 
-import asyncio
-
 import pytest
 
 from actors.engine_loop import Answer
 from actors.tracing import StreamTrace
+from bench.patience import eventually
 from decoding.draft import Verdict
 from decoding.pace.cost import Step, StepSize
 from engine.work import Generated, Load, Timings, Verified
@@ -23,9 +22,7 @@ def turn(round: int, base: int, tokens: list[int], traceparent: str = TRACEPAREN
 
 async def made(spans, name: str):
     """It is made after the answer."""
-    async with asyncio.timeout(5):
-        while not spans.named(name):
-            await asyncio.sleep(0.001)
+    await eventually(lambda: spans.named(name))
     return spans.one(name)
 
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import actors.watchdog
-
-ANSWER_S = 10.0
+from bench.patience import LIMIT_S
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ class Loop(SimpleNamespace):
 
 def test_a_step_that_does_not_end_ends_the_process(reasons: queue.Queue[str]) -> None:
     actors.watchdog.watch(Loop(step=lambda _: 7), 0.3)
-    assert "step_timeout_s=0.3" in reasons.get(timeout=ANSWER_S)
+    assert "step_timeout_s=0.3" in reasons.get(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("step", [lambda look: look // 3, lambda _: None], ids=["busy", "idle"])
@@ -53,16 +52,16 @@ def test_steps_that_end_and_none_at_all_do_not(reasons: queue.Queue[str], step) 
 
     loop.step = seen
     actors.watchdog.watch(loop, 0.4)
-    assert enough.wait(ANSWER_S)
+    assert enough.wait(LIMIT_S)
     assert reasons.empty()
     loop.failure = RuntimeError("out of memory")
-    assert "out of memory" in reasons.get(timeout=ANSWER_S)
+    assert "out of memory" in reasons.get(timeout=LIMIT_S)
 
 
 def test_a_load_that_does_not_end_ends_the_process() -> None:
     reasons = queue.Queue[str]()
     with actors.watchdog.loading(0.2, reasons.put):
-        assert "load_timeout_s=0.2" in reasons.get(timeout=ANSWER_S)
+        assert "load_timeout_s=0.2" in reasons.get(timeout=LIMIT_S)
 
 
 def test_a_load_that_ends_or_fails_does_not() -> None:
@@ -71,6 +70,6 @@ def test_a_load_that_ends_or_fails_does_not() -> None:
     with contextlib.suppress(OSError), actors.watchdog.loading(60.0, reasons.put):
         [watchdog] = {*threading.enumerate()} - before
         raise OSError("no such checkpoint")
-    watchdog.join(ANSWER_S)
+    watchdog.join(LIMIT_S)
     assert not watchdog.is_alive()
     assert reasons.empty()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench import simulate, virtual
+from bench.patience import LIMIT_S
 from bench.simulate import (
     ACCEPTANCE,
     FAR_AHEAD_S,
@@ -69,7 +70,7 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Record:
 def test_an_hour_takes_no_time():
     begun = time.monotonic()
     virtual.run(asyncio.sleep(3600))
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < LIMIT_S
 
 
 def test_who_waits_for_ever_is_told_so():

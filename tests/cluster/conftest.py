@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.patience import LIMIT_S
 from bench.running import Service, serving
 from tests.fakes.collector import Collector, collecting
 
@@ -39,5 +40,5 @@ def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> I
 
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.http, timeout=60) as client:
+    with httpx.Client(base_url=service.http, timeout=LIMIT_S) as client:
         yield client

@@ -9,19 +9,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from ray.cluster_utils import Cluster
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
+from bench.patience import LIMIT_S, START_S, wait_until
 from bench.running import Service, serving
 from cluster.autoscaling import LoadPolicy, autoscaling
 from cluster.settings import Settings
 from tests.cluster.conftest import SERVED
-from tests.cluster.test_failures import wait_until
+from tests.cluster.machines import raylets
 from tests.cluster.test_tensor_parallel import left_in_ray
 
-SCALED_S = 90.0  # in which reports, averages, delays and a start add up, on a slow machine
 # Tokens. Long answers take much longer than the last seconds of a replica, and end at different times.
 LONG, SHORT = (1200, 1050, 900, 750, 600, 450), 100
 AT_ONCE = {"scale_up_delay_s": 0, "scale_down_delay_s": 0}
@@ -114,7 +113,7 @@ class Stream(threading.Thread):
             self.error = error
 
     def _ask(self) -> None:
-        body: dict[str, Any] = httpx.post(self._url, json=self._body, timeout=180).json()
+        body: dict[str, Any] = httpx.post(self._url, json=self._body, timeout=START_S).json()
         self.texts.append(body["choices"][0]["text"])
         self.lost += body["usage"]["speculation"][self._counter]
 
@@ -139,7 +138,7 @@ def stop(streams: list[Stream]) -> None:
 
 def processes(service: Service, role: str) -> list[set[int]]:
     """Of each worker that the gateway knows and whose processes live."""
-    workers = httpx.get(f"{service.http}/health", timeout=30).json()["workers"]
+    workers = httpx.get(f"{service.http}/health", timeout=LIMIT_S).json()["workers"]
     pids = [{worker["pid"], *worker["ranks"]} for worker in workers if worker["role"] == role]
     return [own for own in pids if all(map(psutil.pid_exists, own))]
 
@@ -155,26 +154,23 @@ def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_b
 ) -> None:
     """Many streams bring a second worker; six, on both of them, are the work of one."""
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    try:
-        with serving(tmp_path, ray_address=cluster.address, **{**SERVED, **AT_ONCE, **settings}) as service:
-            wait_until(lambda: len(processes(service, role)) == 1, SCALED_S)
-            [stays] = processes(service, role)
-            before = left_in_ray(cluster.address)
-            streams = [Stream(service, role, seed, "once", tokens) for seed, tokens in enumerate(LONG)]
-            others = [Stream(service, role, seed, "x", SHORT) for seed in range(9)]
-            with running(others):
-                wait_until(lambda: len(processes(service, role)) == 2, SCALED_S)
-                [leaves] = [own for own in processes(service, role) if own != stays]
-                with running(streams):
-                    stop(others)
-                    wait_until(lambda: len(processes(service, role)) == 1, SCALED_S)
-                    wait_until(lambda: all(len(stream.texts) > 1 for stream in streams), SCALED_S)
-            assert [stream.error for stream in [*streams, *others]] == [None] * 15
-            assert all(len(set(stream.texts)) == 1 for stream in streams)
-            assert sum(stream.lost for stream in streams) > 0
-            wait_until(lambda: not any(map(psutil.pid_exists, leaves)), SCALED_S)
-            assert processes(service, role) == [stays]
-            assert left_in_ray(cluster.address) == before
-    finally:
-        cluster.shutdown()
+    fields = {**SERVED, **AT_ONCE, **settings}
+    with raylets(num_cpus=4) as cluster, serving(tmp_path, ray_address=cluster.address, **fields) as service:
+        wait_until(lambda: len(processes(service, role)) == 1, START_S)
+        [stays] = processes(service, role)
+        before = left_in_ray(cluster.address)
+        streams = [Stream(service, role, seed, "once", tokens) for seed, tokens in enumerate(LONG)]
+        others = [Stream(service, role, seed, "x", SHORT) for seed in range(9)]
+        with running(others):
+            wait_until(lambda: len(processes(service, role)) == 2, START_S)
+            [leaves] = [own for own in processes(service, role) if own != stays]
+            with running(streams):
+                stop(others)
+                wait_until(lambda: len(processes(service, role)) == 1, START_S)
+                wait_until(lambda: all(len(stream.texts) > 1 for stream in streams), START_S)
+        assert [stream.error for stream in [*streams, *others]] == [None] * 15
+        assert all(len(set(stream.texts)) == 1 for stream in streams)
+        assert sum(stream.lost for stream in streams) > 0
+        wait_until(lambda: not any(map(psutil.pid_exists, leaves)), START_S)
+        assert processes(service, role) == [stays]
+        assert left_in_ray(cluster.address) == before

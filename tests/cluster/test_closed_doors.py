@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from bench.patience import LIMIT_S
 from bench.running import Service, serving
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc, rounds_pb2, rounds_pb2_grpc
@@ -72,10 +73,10 @@ def test_without_a_key_nobody_is_answered(closed: Service) -> None:
     with grpc.insecure_channel(closed.grpc) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.GetModel(generation_pb2.GetModelRequest(), timeout=10)
+            stub.GetModel(generation_pb2.GetModelRequest(), timeout=LIMIT_S)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         model = stub.GetModel(
-            generation_pb2.GetModelRequest(), timeout=10, metadata=(("authorization", f"Bearer {KEY}"),)
+            generation_pb2.GetModelRequest(), timeout=LIMIT_S, metadata=(("authorization", f"Bearer {KEY}"),)
         )
     assert model.id == "outrider-demo"
 
@@ -92,7 +93,7 @@ def test_a_worker_answers_no_stranger(closed: Service, authority: Authority) -> 
     ):
         with channel:
             call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(
-                iter([rounds_pb2.TargetRequest()]), metadata=trust.metadata, timeout=10
+                iter([rounds_pb2.TargetRequest()]), metadata=trust.metadata, timeout=LIMIT_S
             )
             with pytest.raises(grpc.RpcError) as refused:
                 next(call)

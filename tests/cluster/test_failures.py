@@ -6,7 +6,6 @@ penalties, min_tokens, logprobs and a stop string on.
 
 import contextlib
 import json
-import math
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,165 +24,44 @@ import httpx
 import openai
 import psutil
 import pytest
-import yaml
-from ray.cluster_utils import Cluster
 
-from bench.running import Service, serving
+from bench.patience import LIMIT_S, START_S, wait_until
 from client.generation import Client
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.cluster.conftest import SERVED
+from tests.cluster.machines import TOKENS, Machines, agree, body, deployed, plain, raylets, send, stream
 
 KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
-REPLACED_S = 60.0  # in which Serve starts another replica, on a slow machine
-TOKENS = 400
 MAX_REQUESTS, MAX_WAITING = 12, 4
 TOKEN = "of the workers in these tests"
-SETTINGS = f"""
-targets: 2
-target_resources: {{target_side: 1}}
-draft_resources: {{draft_side: 1}}
-max_requests: {MAX_REQUESTS}
-max_waiting: {MAX_WAITING}
-"""
-
-
-@dataclass
-class Answer:
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
-    longest_pause_s: float = 0.0
+SETTINGS = {
+    "targets": 2,
+    "target_resources": {"target_side": 1},
+    "draft_resources": {"draft_side": 1},
+    "max_requests": MAX_REQUESTS,
+    "max_waiting": MAX_WAITING,
+}
 
 
 @dataclass(frozen=True)
-class Machines:
-    service: Service
-    cluster: Cluster
+class TwoMachines(Machines):
     draft_node: Any
 
-    def workers(self, role: str) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.service.http}/health", timeout=30).json()
-        return [worker for worker in answer["workers"] if worker["role"] == role]
-
-    def pids(self, role: str) -> set[int]:
-        return {worker["pid"] for worker in self.workers(role) if psutil.pid_exists(worker["pid"])}
-
-    def wait_for(self, role: str, count: int) -> None:
-        """Until so many live workers of the role have joined."""
-        wait_until(lambda: len(self.pids(role)) == count, REPLACED_S)
-
-    def busy_pids(self, role: str) -> list[int]:
-        """Of the workers at which the gateway has streams open."""
-        with grpc.insecure_channel(self.service.grpc) as channel:
-            stub = generation_pb2_grpc.GenerationStub(channel)
-            loads = stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=10).workers
-        busy = {load.address for load in loads if load.streams}
-        return [worker["pid"] for worker in self.workers(role) if worker["address"] in busy]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.05)
-
 
 @pytest.fixture(scope="module")
-def patched() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory, patched: pytest.MonkeyPatch) -> Iterator[Machines]:
-    patched.setenv("OUTRIDER_TOKEN", TOKEN)  # workers and gateways of later deployments share it
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "resources": {"target_side": 8}})
-    try:
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
+    with pytest.MonkeyPatch.context() as patch, raylets(num_cpus=4, resources={"target_side": 8}) as cluster:
+        patch.setenv("OUTRIDER_TOKEN", TOKEN)  # workers and gateways of later deployments share it
         draft_node = cluster.add_node(num_cpus=1, resources={"draft_side": 8})
-        folder = tmp_path_factory.mktemp("machines")
-        (folder / "outrider.yaml").write_text(SETTINGS)
-        with serving(folder, ray_address=cluster.address, config="outrider.yaml", **SERVED) as service:
-            machines = Machines(service, cluster, draft_node)
+        with deployed(tmp_path_factory.mktemp("machines"), cluster, application({})) as found:
+            machines = TwoMachines(found.http, found.grpc, cluster, draft_node)
             machines.wait_for("target", 2)
             machines.wait_for("draft", 1)
             yield machines
-    finally:
-        cluster.shutdown()
 
 
-def body(seed: int, **fields: Any) -> dict[str, Any]:
-    return {
-        "prompt": prompts(KINDS[seed % len(KINDS)], 2)[0],
-        "max_tokens": TOKENS,
-        "min_tokens": TOKENS,
-        "temperature": 0.8,
-        "frequency_penalty": 0.2,
-        "repetition_penalty": 1.05,
-        "logprobs": 2,
-        "stop": ["\x00never said"],
-        "seed": seed,
-        "speculation": {"mode": "fixed", "depth": 4},  # also where the pace would not draft
-        **fields,
-    }
-
-
-def stream(
-    machines: Machines, request: dict[str, Any], after: int = 0, then: Callable[[], None] = lambda: None
-) -> Answer:
-    """Reads a stream; ``then`` is called once ``after`` chunks have come."""
-    answer = Answer()
-    fields = {**request, "stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream(
-        "POST", f"{machines.service.http}/v1/completions", json=fields, timeout=120
-    ) as response:
-        assert response.status_code == 200
-        chunks = 0
-        last = time.monotonic()
-        for line in response.iter_lines():
-            if not line or line == "data: [DONE]":
-                continue
-            now = time.monotonic()
-            answer.longest_pause_s, last = max(answer.longest_pause_s, now - last), now
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            answer.usage = event.get("usage") or answer.usage
-            for choice in event["choices"]:
-                answer.text += choice["text"]
-                answer.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
-                answer.finish_reason = choice["finish_reason"] or answer.finish_reason
-            chunks += 1
-            if chunks == after:
-                then()
-                last = time.monotonic()
-    return answer
-
-
-def agree(answer: Answer, expected: Answer) -> None:
-    assert answer.text == expected.text
-    assert answer.finish_reason == expected.finish_reason
-    assert answer.usage["completion_tokens"] == expected.usage["completion_tokens"]
-    assert len(answer.logprobs) == len(expected.logprobs) == expected.usage["completion_tokens"]
-    assert all(
-        math.isclose(a, b, abs_tol=1e-4) for a, b in zip(answer.logprobs, expected.logprobs, strict=True)
-    )
-
-
-def plain(machines: Machines, request: dict[str, Any]) -> Answer:
-    return stream(machines, {**request, "speculation": {"mode": "off"}})
-
-
-def send(signal_number: int, pids: Callable[[], Any]) -> Callable[[], None]:
-    def to_all() -> None:
-        found = list(pids())
-        assert found
-        for pid in found:
-            os.kill(pid, signal_number)
-
-    return to_all
-
-
+@pytest.mark.slow  # a rank that is killed takes its target along too: tests/cluster/test_tensor_parallel.py
 def test_a_target_killed_under_a_stream(machines: Machines) -> None:
     request = body(1)
     expected = plain(machines, request)
@@ -240,7 +118,7 @@ def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str) -> No
     with resumed(stopped):
         answer = stream(machines, request, after=3, then=stop)
     agree(answer, expected)
-    assert answer.longest_pause_s < 3 * KEEPALIVE_S
+    assert answer.longest_pause_s < 3 * KEEPALIVE_S + expected.took_s
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
 
@@ -277,21 +155,21 @@ def test_a_worker_that_is_ten_times_slower(machines: Machines, role: str) -> Non
 
 
 def test_what_a_client_leaves_behind_is_freed(machines: Machines) -> None:
-    fields = {**body(6, prompt="x", max_tokens=1500, min_tokens=1500), "stream": True}
-    url = f"{machines.service.http}/v1/completions"
-    with httpx.stream("POST", url, json=fields, timeout=60) as response:
+    fields = {**body(6, prompt="x", max_tokens=1500, min_tokens=1500), "stream": True, "task": "left"}
+    with httpx.stream("POST", f"{machines.http}/v1/completions", json=fields, timeout=LIMIT_S) as response:
         assert response.status_code == 200
         lines = response.iter_lines()  # dropping it would close the stream
         next(lines)
         assert machines.busy_pids("target")
-    wait_until(lambda: not machines.busy_pids("target") and not machines.busy_pids("draft"), 2.0)
+    wait_until(lambda: not machines.busy_pids("target") and not machines.busy_pids("draft"))
+    assert machines.tokens("left") < 1000  # of 1500: it was not at its end anyway
 
 
 def test_too_many_requests_are_told_to_come_again_and_no_accepted_one_is_lost(machines: Machines) -> None:
-    url = f"{machines.service.http}/v1/completions"
+    url = f"{machines.http}/v1/completions"
 
     def ask(seed: int) -> httpx.Response:
-        return httpx.post(url, json=body(seed, max_tokens=80, min_tokens=80), timeout=120)
+        return httpx.post(url, json=body(seed, max_tokens=80, min_tokens=80), timeout=START_S)
 
     count = 3 * (MAX_REQUESTS + MAX_WAITING)
     with ThreadPoolExecutor(count) as pool:
@@ -309,20 +187,21 @@ CANCELLED_AFTER = [1, 1, 2, 3, 10] * 6
 
 def test_a_deadline_and_every_cancellation_reach_the_workers(machines: Machines) -> None:
     request = generation_pb2.GenerateRequest(
-        text="x", sampling=generation_pb2.Sampling(max_tokens=1500, min_tokens=1500)
+        text="x", task="cancelled", sampling=generation_pb2.Sampling(max_tokens=1500, min_tokens=1500)
     )
-    with grpc.insecure_channel(machines.service.grpc) as channel:
+    with grpc.insecure_channel(machines.grpc) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
         with pytest.raises(grpc.RpcError) as late:
             list(stub.Generate(request, timeout=0.5))
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         for tokens in CANCELLED_AFTER:
-            call = stub.Generate(request, timeout=60)
+            call = stub.Generate(request, timeout=LIMIT_S)
             for _ in range(tokens):
                 next(call)
             assert machines.busy_pids("target")
             call.cancel()
-            wait_until(lambda: not machines.busy_pids("target"), 2.0)
+            wait_until(lambda: not machines.busy_pids("target"))
+    assert machines.tokens("cancelled") < 1000 * len(CANCELLED_AFTER)  # none was at its end anyway
 
 
 def gateways(machines: Machines) -> list[psutil.Process]:
@@ -335,7 +214,7 @@ def gateways(machines: Machines) -> list[psutil.Process]:
 
 
 def test_a_gateway_killed_under_a_stream_of_our_client(machines: Machines) -> None:
-    with Client(machines.service.grpc, patience_s=REPLACED_S) as client:
+    with Client(machines.grpc, patience_s=START_S) as client:
         settings = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.8, "seed": 8}
         expected = "".join(piece.text for piece in client.generate("def add(", **settings))
         answer = client.generate("def add(", **settings)
@@ -359,7 +238,7 @@ def until_a_gateway_knows_its_workers(machines: Machines) -> None:
         except (httpx.TransportError, KeyError, ValueError):
             return False
 
-    wait_until(knows, REPLACED_S)
+    wait_until(knows, START_S)
 
 
 def test_a_gateway_killed_under_the_readme_s_example(machines: Machines) -> None:
@@ -370,7 +249,7 @@ def test_a_gateway_killed_under_the_readme_s_example(machines: Machines) -> None
     namespace: dict[str, Any] = {}
     exec(example, namespace)
     settings = {"max_tokens": TOKENS, "temperature": 0.8, "extra_body": {"min_tokens": TOKENS}, "seed": 9}
-    with openai.OpenAI(base_url=f"{machines.service.http}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{machines.http}/v1", api_key="none", max_retries=0) as client:
         expected = "".join(namespace["pieces"](client, "def add(", **settings))
         text = ""
         for number, piece in enumerate(namespace["pieces"](client, "def add(", **settings)):
@@ -402,7 +281,7 @@ def texts(machines: Machines, speculation: dict[str, Any], count: int) -> list[s
             "seed": number,
             "speculation": speculation,
         }
-        response = httpx.post(f"{machines.service.http}/v1/completions", json=request, timeout=120)
+        response = httpx.post(f"{machines.http}/v1/completions", json=request, timeout=START_S)
         assert response.status_code == 200, response.text
         text: str = response.json()["choices"][0]["text"]
         return text
@@ -419,23 +298,41 @@ def gateway_pids(machines: Machines) -> set[int]:
     }
 
 
-def redeploy(machines: Machines, pace: dict[str, Any]) -> None:
-    """As `serve deploy` with a config file whose user_config of the gateway is ``pace``."""
-    application = {
+def application(pace: dict[str, Any]) -> dict[str, Any]:
+    """Of a config file, where the gateway's user_config is ``pace``."""
+    return {
         "name": "default",
         "import_path": "cluster:app",
-        "args": {**yaml.safe_load(SETTINGS), **SERVED},
+        "args": {**SETTINGS, **SERVED},
         "deployments": [{"name": "Gateway", "user_config": pace}],
     }
-    script = f"""
-import ray
+
+
+@contextlib.contextmanager
+def redeploying(machines: Machines) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that deploys as `serve deploy` does, with a config file that differs in the pace alone."""
+    script = """
+import json, ray, sys
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 ray.init(namespace="serve")
-_get_global_client().deploy_apps(ServeDeploySchema(applications=[{application!r}]), _blocking=True)
+client = _get_global_client()
+print("connected", flush=True)
+for line in sys.stdin:
+    client.deploy_apps(ServeDeploySchema(applications=[json.loads(line)]), _blocking=True)
+    print("deployed", flush=True)
 """
     environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        said = iter(process.stdout)
+        assert "connected\n" in said
+
+        def deploy(pace: dict[str, Any]) -> None:
+            print(json.dumps(application(pace)), file=process.stdin, flush=True)
+            assert "deployed\n" in said
+
+        yield deploy
 
 
 @contextlib.contextmanager
@@ -475,27 +372,23 @@ def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: 
 def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
     """Serve's user_config in a config file that is deployed again: the stream under way takes it up."""
     always = {"policy": "thresholds", "off_below": 0.0, "on_above": 0.0}
-    redeploy(machines, always)  # from now on as a config file
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
-    wait_until(lambda: len(gateway_pids(machines)) == 1, REPLACED_S)  # the one before has gone
     fields = {**body(12), "speculation": {"mode": "auto"}}
     processes = {role: machines.pids(role) for role in ("target", "draft")}
     gateways = gateway_pids(machines)
-
-    def turn_off() -> None:
-        redeploy(machines, {**always, "off_from": 0})
-
-    before = stream(machines, fields)
-    during = stream(machines, fields, after=3, then=turn_off)
-    after = stream(machines, fields)
+    with redeploying(machines) as redeploy:
+        redeploy(always)
+        before = stream(machines, fields)
+        with slowed(processes["target"]):  # it is not at its end when the change comes
+            during = stream(machines, fields, after=3, then=lambda: redeploy({**always, "off_from": 0}))
+        after = stream(machines, fields)
+        redeploy({})
     assert before.usage["speculation"]["rounds"] > during.usage["speculation"]["rounds"] > 0
     assert after.usage["speculation"]["rounds"] == 0
     assert before.text == during.text == after.text
     assert gateway_pids(machines) == gateways
     assert {role: machines.pids(role) for role in processes} == processes
-    redeploy(machines, {})
-    assert gateway_pids(machines) == gateways
 
 
 def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
@@ -510,19 +403,14 @@ def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
     agree(answer, expected)
 
 
-def test_the_draft_s_machine_lost_under_a_stream(machines: Machines) -> None:
-    """The last test here: nothing brings that machine back.
-
-    Both machines' proxies share a port here, so the client may have to repeat its request too.
-    """
-    settings = {"max_tokens": TOKENS, "min_tokens": TOKENS, "frequency_penalty": 0.2, "seed": 10}
-    with Client(machines.service.grpc, patience_s=REPLACED_S) as client:
-        expected = [piece.token_id for piece in client.generate("def add(", **settings)]
-        tokens = []
-        for number, piece in enumerate(client.generate("def add(", **settings)):
-            tokens.append(piece.token_id)
-            if number == 20:
-                machines.cluster.remove_node(machines.draft_node, allow_graceful=False)
-    assert tokens == expected
-    wait_until(lambda: not machines.workers("draft"), REPLACED_S)
+def test_the_draft_s_machine_lost_under_a_stream(machines: TwoMachines) -> None:
+    """The last test here: nothing brings that machine back."""
+    request = body(10)
+    expected = plain(machines, request)
+    lose = lambda: machines.cluster.remove_node(machines.draft_node, allow_graceful=False)  # noqa: E731
+    with slowed(machines.pids("target")):  # it is not at its end before the machine is gone
+        answer = stream(machines, request, after=3, then=lose)
+    agree(answer, expected)
+    assert answer.usage["speculation"]["lost_drafts"] >= 1
+    wait_until(lambda: not machines.workers("draft"), START_S)
     assert stream(machines, body(11)).usage["speculation"]["lost_drafts"] == 1

@@ -11,18 +11,17 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from ray.cluster_utils import Cluster
 
-from bench.running import end, free_port
+from bench.patience import LIMIT_S, START_S, wait_until
+from bench.running import free_port, serve_run
 from client.generation import Client
-from tests.cluster.test_failures import wait_until
+from tests.cluster.machines import raylets
 from tests.k8s.conftest import built
 from tests.k8s.pods_view import KEY, lay_out
 
 pytestmark = pytest.mark.slow
 
-START_S = 120.0
-LEAVE_S = 120
+LEAVE_S = int(START_S)
 PODS = ("gateway", "target", "draft", "target")  # each is a node with the resource of its group
 TOKENS = 300
 
@@ -37,7 +36,9 @@ class Deployed:
     def workers(self) -> list[dict[str, Any]]:
         """Those that exist; none as long as nobody answers."""
         try:
-            answer = httpx.get(f"{self.http}/health", headers={"Authorization": f"Bearer {KEY}"}, timeout=10)
+            answer = httpx.get(
+                f"{self.http}/health", headers={"Authorization": f"Bearer {KEY}"}, timeout=LIMIT_S
+            )
         except httpx.TransportError:
             return []
         return answer.json()["workers"] if answer.status_code in (200, 503) else []
@@ -57,43 +58,27 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     config = lay_out(built("cpu"), folder)
     config = config.replace("port: 8000", f"port: {http}").replace("port: 9000", f"port: {grpc_port}")
     (folder / "serve.yaml").write_text(config)
-    environment = {
+    variables = {
         "OUTRIDER_TOKEN": "of the workers in these tests",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",  # a proxy stays half a minute otherwise
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        pods = [(pod, cluster.add_node(num_cpus=1, resources={pod: 1}).node_id) for pod in PODS]
-        environment = {**os.environ, "RAY_ADDRESS": cluster.address}
-    log = folder / "serve.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "serve"), "run", "serve.yaml"],
-            cwd=folder,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        deployed = Deployed(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", pods, environment)
-        wait_until(lambda: {w["role"] for w in deployed.workers()} == {"target", "draft"}, START_S)
-        yield deployed
-    except AssertionError:
-        print(log.read_text())
-        raise
-    finally:
-        end(process)
-        cluster.shutdown()
+        with raylets(num_cpus=0) as cluster:
+            pods = [(pod, cluster.add_node(num_cpus=1, resources={pod: 1}).node_id) for pod in PODS]
+            environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+            deployed = Deployed(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", pods, environment)
+            have_joined = lambda _: {w["role"] for w in deployed.workers()} == {"target", "draft"}  # noqa: E731
+            with serve_run(folder, ["serve.yaml"], cluster.address, {}, have_joined):
+                yield deployed
 
 
 def test_both_doors_answer_to_the_key(deployed: Deployed) -> None:
     body = {"prompt": '{"name": "', "max_tokens": 24, "temperature": 0.7, "seed": 7}
     url = f"{deployed.http}/v1/completions"
-    assert httpx.post(url, json=body, timeout=30).status_code == 401
-    answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=60).json()
+    assert httpx.post(url, json=body, timeout=LIMIT_S).status_code == 401
+    answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=LIMIT_S).json()
     with deployed.client() as client:
         pieces = client.generate(body["prompt"], max_tokens=24, temperature=0.7, seed=7)
         assert "".join(piece.text for piece in pieces) == answer["choices"][0]["text"]

@@ -1,19 +1,18 @@
 """What Prometheus reads from the exporter of a node, beside what requests were told."""
 
-import time
 from collections import defaultdict
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.patience import wait_until
 from bench.running import Service
 from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 
 # They have no series before the first time.
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_foreseen_verdicts"}
 RARE |= {"outrider_rounds_gone_on", "outrider_discarded_tokens", "outrider_draft_saved_seconds"}
-REPORTED_S = 30  # within which Ray has passed on what was recorded
 
 
 def scraped(service: Service) -> dict[str, dict[str, float]]:
@@ -47,13 +46,13 @@ def test_the_exporter_has_every_metric_and_the_sums_of_the_usage(
     names = {
         name for metric in (*OF_GATEWAYS, *OF_WORKERS) if metric.name not in RARE for name in metric.exported
     }
-    deadline = time.monotonic() + REPORTED_S
-    while True:
+    found: dict[str, Any] = {}
+
+    def reported() -> bool:
+        """Ray has passed on what was recorded."""
         series = scraped(service)
         counted = {name: series[name]["counted"] for name in expected}
-        missing = names - series.keys()
-        if (not missing and counted == expected) or time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    assert not missing
-    assert counted == expected
+        found.update(missing=names - series.keys(), counted=counted)
+        return found == {"missing": set(), "counted": expected}
+
+    wait_until(reported, what=lambda: f"{found}, not {expected}")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
+from bench.patience import LIMIT_S
 from bench.running import Service
 
 CHROMIUM = shutil.which("chromium")
@@ -16,13 +17,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: Debian's package chromium is missing"),
 ]
-ANSWERED_MS = 30_000
 TOKENS = 60
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
+        expect.set_options(timeout=1e3 * LIMIT_S)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -32,6 +33,7 @@ def browser() -> Iterator[Browser]:
 def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> Iterator[Page]:
     """Fails where the page, once left, had said anything on the console or asked elsewhere for anything."""
     context = browser.new_context(color_scheme=request.param, viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(1e3 * LIMIT_S)
     page = context.new_page()
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))
@@ -52,7 +54,7 @@ def ask(page: Page, prompt: str = '{"name": "') -> None:
     page.locator("#seed").fill("7")
     page.locator("#task").fill("json")
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#summary")).to_contain_text("passes of the target", timeout=ANSWERED_MS)
+    expect(page.locator("#summary")).to_contain_text("passes of the target")
 
 
 def style(node: Locator, name: str) -> str:
@@ -142,10 +144,8 @@ def test_what_several_gateways_tell_is_added_up(page: Page, client: httpx.Client
         )
 
     page.route("**/loads", answer)
-    expect(page.locator("figure .names").get_by_text("running 3")).to_be_visible(timeout=ANSWERED_MS)
-    expect(page.locator("figure .names").get_by_text("with speculation 30")).to_be_visible(
-        timeout=ANSWERED_MS
-    )
+    expect(page.locator("figure .names").get_by_text("running 3")).to_be_visible()
+    expect(page.locator("figure .names").get_by_text("with speculation 30")).to_be_visible()
     expect(page.locator("#workers tr").first.locator("td").nth(3)).to_have_text("3")
 
 
@@ -170,7 +170,7 @@ def test_escape_stops_an_answer(page: Page) -> None:
     page.locator("#tokens").fill("1500")
     page.locator("#prompt").focus()
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#answer .token").nth(5)).to_be_attached(timeout=ANSWERED_MS)
+    expect(page.locator("#answer .token").nth(5)).to_be_attached()
     page.keyboard.press("Escape")
     expect(page.locator("#summary")).to_contain_text("stopped after")
     assert page.locator("#answer .token").count() < 1500

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.patience import START_S
 from tests.k8s.conftest import built
 from tests.k8s.kustomize import find
 from tests.k8s.pods_view import KEY, lay_out
@@ -34,7 +35,7 @@ ray() { "$PYTHON" -m ray.scripts.scripts "$@"; }
 ray start --head --num-cpus=0 --port=6379 --metrics-export-port=8080 --resources="$RESOURCES" >&2
 "$PYTHON" -m ray.serve.scripts deploy /mnt/serve.yaml >&2  # through the dashboard, as KubeRay does
 ask() { curl -s -H "Authorization: Bearer $KEY" "http://127.0.0.1:8000$@"; }
-for _ in $(seq 100); do
+for _ in $(seq "$START_S"); do
     ask /health | grep -q '"draft"' && break
     sleep 1
 done
@@ -74,10 +75,11 @@ def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) 
         "FILES": str(tmp_path),
         "RESOURCES": json.dumps(resources),
         "KEY": KEY,
+        "START_S": str(int(START_S)),
     }
     # A mount, network and process namespace of its own: nothing of it outlives this command.
     command = ["unshare", "-mnpf", "--kill-child", "--mount-proc", "bash", "-c", POD]
-    pod = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    pod = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * START_S)
     told: dict[str, object] = {}
     for line in pod.stdout.splitlines():
         told |= json.loads(line)

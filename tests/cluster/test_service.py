@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from bench.patience import LIMIT_S
 from bench.running import Service
 from models.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
@@ -49,6 +50,12 @@ def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, servi
     assert "DraftWorker" in names[workers["draft"]]
     gateways = [pid for pid, name in names.items() if "Gateway" in name]
     assert len({*gateways, *workers.values()}) == 3
+
+
+def test_processes_of_ray_get_their_share_of_a_busy_machine(service: Service) -> None:
+    of_ray = [child for child in service.process.children(recursive=True) if "ray::" in child.name()]
+    assert len(of_ray) > 3
+    assert {child.nice() for child in of_ray} == {service.process.nice()}
 
 
 def test_workers_tell_what_they_run_with(client: httpx.Client) -> None:
@@ -142,7 +149,7 @@ def test_bad_input_is_refused_by_name(client: httpx.Client, fields: dict[str, An
 
 def generate(service: Service, request: generation_pb2.GenerateRequest) -> list[generation_pb2.GenerateChunk]:
     with grpc.insecure_channel(service.grpc) as channel:
-        return list(generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60))
+        return list(generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=LIMIT_S))
 
 
 def test_grpc_streams_what_http_answers(client: httpx.Client, service: Service) -> None:
@@ -181,13 +188,13 @@ def test_the_rest_of_the_grpc_api_answers_through_the_proxy(client: httpx.Client
             generation_pb2.GenerateRequest(
                 text=JSON_PROMPT, sampling=generation_pb2.Sampling(max_tokens=24, temperature=0)
             ),
-            timeout=60,
+            timeout=LIMIT_S,
         )
-        tokens = stub.Tokenize(generation_pb2.TokenizeRequest(text=JSON_PROMPT), timeout=10)
-        text = stub.Detokenize(generation_pb2.DetokenizeRequest(ids=tokens.ids), timeout=10)
-        model = stub.GetModel(generation_pb2.GetModelRequest(), timeout=10)
-        loads = stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=10)
-        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        tokens = stub.Tokenize(generation_pb2.TokenizeRequest(text=JSON_PROMPT), timeout=LIMIT_S)
+        text = stub.Detokenize(generation_pb2.DetokenizeRequest(ids=tokens.ids), timeout=LIMIT_S)
+        model = stub.GetModel(generation_pb2.GetModelRequest(), timeout=LIMIT_S)
+        loads = stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=LIMIT_S)
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
     assert whole.choices[0].text == http["choices"][0]["text"]
     assert text.text == JSON_PROMPT
     assert (
@@ -208,7 +215,9 @@ def test_a_trace_context_is_accepted(service: Service) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with grpc.insecure_channel(service.grpc) as channel:
         metadata = (("traceparent", traceparent),)
-        model = stub_of(channel).GetModel(generation_pb2.GetModelRequest(), timeout=10, metadata=metadata)
+        model = stub_of(channel).GetModel(
+            generation_pb2.GetModelRequest(), timeout=LIMIT_S, metadata=metadata
+        )
     assert model.id == "outrider-demo"
 
 
@@ -234,10 +243,10 @@ def test_the_command_line_streams_an_answer(service: Service) -> None:
         service.grpc,
     ]
     arguments = ["--max-tokens", "24", "--temperature", "0", "--color"]
-    run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert "\033[32m" in run.stdout
     assert "24 tokens in" in run.stderr
-    wrong = subprocess.run([*command, "--temperature", "-1"], capture_output=True, text=True, timeout=60)
+    wrong = subprocess.run([*command, "--temperature", "-1"], capture_output=True, text=True, timeout=LIMIT_S)
     assert wrong.returncode == 1
     assert "temperature" in wrong.stderr
 

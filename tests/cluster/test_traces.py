@@ -1,7 +1,6 @@
 """A real collector beside the real service: one whole trace for every request that is sampled."""
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from bench.patience import LIMIT_S, START_S, wait_until
 from bench.running import Service
 from models.prompts import prompts
 from protos import generation_pb2, generation_pb2_grpc
@@ -19,8 +19,6 @@ from tests.fakes.collector import Collector, Span
 PROMPT = prompts("json", 1)[0]
 FIXED = {"mode": "fixed", "depth": 4}
 CLIENT_SPAN = "b7ad6b7169203331"
-COMPLETE_S = 20.0  # in which everything is exported
-REPLACED_S = 60.0
 OF_WORKERS = {"verify", "generate", "draft"}
 PARTS = {"queue", "forward", "sample"}
 SUMMED = ("drafted", "verified", "accepted", "target_passes", "prepared_for", "gone_on", "discarded")
@@ -82,7 +80,7 @@ def waited(span: Span) -> bool:
 def traced(client: httpx.Client, collector: Collector, **fields: Any) -> tuple[list[Span], dict[str, Any]]:
     trace_id, usage = ask(client, **fields)
     complete = is_complete(usage)
-    spans = collector.trace(trace_id, complete, COMPLETE_S)
+    spans = collector.trace(trace_id, complete, LIMIT_S)
     assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
     return spans, usage
 
@@ -139,10 +137,12 @@ def test_over_grpc(service: Service, collector: Collector) -> None:
     request = generation_pb2.GenerateRequest(text=PROMPT, sampling=generation_pb2.Sampling(max_tokens=16))
     metadata = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN}-01"),)
     with grpc.insecure_channel(service.grpc) as channel:
-        list(generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=60, metadata=metadata))
+        list(
+            generation_pb2_grpc.GenerationStub(channel).Generate(request, timeout=LIMIT_S, metadata=metadata)
+        )
     names = lambda spans: {span.name for span in spans}  # noqa: E731
     method = "outrider.v1.Generation/Generate"
-    spans = collector.trace(trace_id, lambda spans: method in names(spans), COMPLETE_S)
+    spans = collector.trace(trace_id, lambda spans: method in names(spans), LIMIT_S)
     assert method in names(spans)
 
 
@@ -164,12 +164,10 @@ def draft_pid(client: httpx.Client) -> Iterator[int]:
     """May be killed: the test ends when there is another."""
     (pid,) = workers(client, "draft")
     yield pid
-    deadline = time.monotonic() + REPLACED_S
-    while not workers(client, "draft"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: workers(client, "draft"), START_S)
 
 
+@pytest.mark.slow  # another is started, for those that come after
 def test_a_lost_draft_worker_is_told_with_its_reason(
     client: httpx.Client, collector: Collector, draft_pid: int, tmp_path: Path
 ) -> None:
@@ -189,7 +187,7 @@ def test_a_lost_draft_worker_is_told_with_its_reason(
     usage = httpx.Response(200, text=last).json()["usage"]
     assert usage["speculation"]["lost_drafts"] == 1
     complete = is_complete(usage, also_drafts=False)
-    spans = collector.trace(trace_id, complete, COMPLETE_S)
+    spans = collector.trace(trace_id, complete, LIMIT_S)
     assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
     assert_nested(spans)
     assert_sums(spans, usage)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from bench.patience import LIMIT_S, START_S
 from cluster.trace_file import read_spans
 from cluster.tracing import start_tracing, tracing_environment
 
@@ -65,7 +66,9 @@ with tracer.start_as_current_span("outer", attributes={{"count": 2**40, "outride
         span.add_event("fallback", {{"outrider.reason": "late"}})
 end()
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=START_S
+    )
     return run.stdout
 
 
@@ -115,7 +118,7 @@ def test_otlp_over_http():
             }
         )
         server.shutdown()
-    path, body = Collector.sent.get(timeout=10)
+    path, body = Collector.sent.get(timeout=LIMIT_S)
     assert path == "/v1/traces"
     (resource_spans,) = ExportTraceServiceRequest.FromString(body).resource_spans
     assert [span.name for span in resource_spans.scope_spans[0].spans] == ["inner", "outer"]

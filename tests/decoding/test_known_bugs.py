@@ -82,6 +82,7 @@ def test_residual_without_the_draft() -> None:
     assert p_value_of(wrong) < DETECTED
 
 
+@pytest.mark.slow
 def test_ratio_to_raw_probabilities_of_a_draft_that_sampled_from_truncated_ones() -> None:
     raw = DRAFT.softmax(dim=1)
 
@@ -101,6 +102,7 @@ def test_ratio_to_raw_probabilities_of_a_draft_that_sampled_from_truncated_ones(
     assert p_value_of(verify_block, draw=wrong, sampling=top_k) < DETECTED
 
 
+@pytest.mark.slow
 def test_draft_noise_shared_with_acceptance_and_residual(keyed_by) -> None:  # type: ignore[no-untyped-def]
     keyed_by(lambda key, position, round, purpose: uniform(key, position, round, Purpose.DRAFT))
     assert p_value_of(verify_rejection) < DETECTED
@@ -115,6 +117,7 @@ def test_draft_noise_shared_with_the_residual_alone(keyed_by) -> None:  # type: 
     assert p_value_of(verify_rejection) < DETECTED
 
 
+@pytest.mark.slow
 def test_block_verification_keyed_by_position_alone(keyed_by) -> None:  # type: ignore[no-untyped-def]
     # It looks at positions that the next round drafts again, and then meets the numbers it has already used.
     target, draft = random_model(2, 1, spread=2.0), random_model(2, 51, spread=2.0)

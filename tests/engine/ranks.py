@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from bench.patience import START_S
 from engine.tensor_parallel import RankGroup
 
-TIMEOUT_S = 180.0
 CPU = torch.device("cpu")
 
 Part = Callable[..., Any]  # takes the group first; importable by name
@@ -38,7 +38,7 @@ class Ranks:
         for rank, end in enumerate(self._ends):
             end.send((follow if rank else lead, arguments))
         for end in self._ends:
-            assert end.poll(TIMEOUT_S), "a rank does not answer"
+            assert end.poll(START_S), "a rank does not answer"
         return [end.recv() for end in self._ends]
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.patience import START_S
 from engine import download
 from engine.download import INDEX, SINGLE, check_complete, fetch
 from engine.errors import IncompleteCheckpointError
@@ -96,5 +97,5 @@ def test_the_command_says_what_is_wrong_and_fails(
 
 def test_it_runs_as_the_module_that_the_manifests_name(checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "engine.weights", str(checkpoint), "--into", str(tmp_path / "volume")]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=START_S)
     check_complete(tmp_path / "volume" / "draft")

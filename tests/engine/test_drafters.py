@@ -24,7 +24,7 @@ CACHE = 2**27
 
 @cache
 def engine(role: str) -> Engine:
-    return Engine(EngineSettings(model=str(DEMO / role), dtype="float32", threads=2, cache_memory=CACHE))
+    return Engine(EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=CACHE))
 
 
 def prompt_of(kind: str, index: int = 0) -> tuple[int, ...]:

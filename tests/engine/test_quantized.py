@@ -17,7 +17,7 @@ from engine.errors import UnsupportedModelError
 from engine.quantized import Int4Linear, Int8Linear, quantize_for_cpu
 from engine.settings import EngineSettings, Quantization
 from engine.speculate import Request, generate
-from models.prompts import DEMO, KINDS, prompts
+from models.prompts import DEMO, prompts
 from tests.engine.checkpoints import write_checkpoint
 
 BITS: list[Quantization] = ["int8", "int4"]
@@ -28,7 +28,7 @@ LARGEST_ERROR = {"int8": 0.02, "int4": 0.12}  # of a product's length, for weigh
 @cache
 def engine(role: str, quantization: Quantization | None = None) -> Engine:
     settings = EngineSettings(
-        model=str(DEMO / role), dtype="float32", threads=2, cache_memory=2**27, quantization=quantization
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**27, quantization=quantization
     )
     return Engine(settings)
 
@@ -82,9 +82,9 @@ def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> 
 def test_a_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None:
     """The small draft, and the target's own copy; greedy and seeded."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
-    encoded = [tuple(tokenizer.encode(prompts(kind, 1)[0]).ids) for kind in KINDS]
+    encoded = [tuple(tokenizer.encode(prompts(kind, 1)[0]).ids) for kind in ("json", "code", "prose")]
     asked = [
-        Request(prompt, Sampling(temperature=number % 2, max_tokens=24), number)
+        Request(prompt, Sampling(temperature=number % 2, max_tokens=16), number)
         for number, prompt in enumerate(encoded)
     ]
     plain = generate(engine("target"), None, asked, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def encoded(count: int) -> list[tuple[int, ...]]:
 
 @cache
 def demo(role: str, **settings: object) -> Engine:
-    fields = {"model": str(DEMO / role), "dtype": "bfloat16", "threads": 2, "cache_memory": 2**27, **settings}
+    fields = {"model": str(DEMO / role), "dtype": "bfloat16", "threads": 1, "cache_memory": 2**27, **settings}
     return Engine(EngineSettings.model_validate(fields))
 
 
@@ -117,23 +118,44 @@ def off_the_chain(tokens: list[int]) -> Draft:
     return Draft(tuple(nodes), tuple(parents))
 
 
-def every_way(target: Engine, other_chunks: Items[Engine], asked: list[tuple[int, ...]]) -> None:
-    """The same text alone, in company, under Drafts of every depth and shape, from other prompt chunks."""
-    texts = [plain(target, [prompt])[0] for prompt in asked[:4]]
-    assert plain(target, asked)[:4] == texts
-    for prompt, text in zip(asked[:4], texts, strict=True):
-        for depth in range(1, 9):
+@dataclass(frozen=True)
+class Extent:
+    """How much is compared."""
+
+    watched: int  # prompts whose text is verified
+    depths: Items[int]  # of the Drafts that verify it
+
+
+MADE_UP = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
+FEW, MANY = Extent(2, (1, 6)), Extent(4, range(1, 9))
+
+
+def every_way(
+    target: Engine, other_chunks: Items[Engine], asked: list[tuple[int, ...]], extent: Extent
+) -> None:
+    """The same text alone, in company, under Drafts of any depth and shape, from other prompt chunks."""
+    count = extent.watched
+    texts = [plain(target, [prompt])[0] for prompt in asked[:count]]
+    assert plain(target, asked)[:count] == texts
+    for prompt, text in zip(asked[:count], texts, strict=True):
+        for depth in extent.depths:
             verified(target, prompt, [Draft(), Draft.chain(text[1 : depth + 1])])
         verified(target, prompt, [Draft(), off_the_chain(text[1:7]), Draft.chain(text[8:10])])
     for other in other_chunks:
-        assert plain(other, asked)[:4] == texts
+        assert plain(other, asked)[:count] == texts
 
 
-def test_one_context_has_one_row_of_logits_in_bfloat16(recorder: Recorder) -> None:
-    target = demo("target", reproducible=True)
-    chunks = [demo("target", reproducible=True, prefill_chunk=chunk) for chunk in (7, 33)]
-    every_way(target, chunks, encoded(32))
-    assert recorder.compared > 1000
+@pytest.mark.parametrize(
+    ("count", "chunks", "extent", "least"),
+    [(8, (7,), FEW, 150), pytest.param(32, (7, 33), MANY, 1000, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_one_context_has_one_row_of_logits_in_bfloat16(
+    recorder: Recorder, count: int, chunks: tuple[int, ...], extent: Extent, least: int
+) -> None:
+    others = [demo("target", reproducible=True, prefill_chunk=chunk) for chunk in chunks]
+    every_way(demo("target", reproducible=True), others, encoded(count), extent)
+    assert recorder.compared > least
     assert not recorder.differing
 
 
@@ -153,7 +175,7 @@ def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytes
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spied)
     hook = target._model.register_forward_pre_hook(seen, with_kwargs=True)
-    every_way(target, [], encoded(8))
+    every_way(target, [], encoded(4), FEW)
     hook.remove()
     assert passes <= {((1, ROWS), ROWS), ((1, ROWS), 0)}  # with logits and without
     assert len(queries) == 1
@@ -161,9 +183,18 @@ def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytes
     assert not any(length % QUERIES for length in lengths)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma2", "phi3", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("kind", "extent"),
+    [
+        ("gemma2", FEW),
+        *(
+            pytest.param(kind, MANY, marks=pytest.mark.slow)
+            for kind in ("mistral", "gemma2", "phi3", "gpt_neox")
+        ),
+    ],
+)
 def test_with_windows_capped_scores_and_few_slots_a_block_too(
-    kind: str, recorder: Recorder, tmp_path: Path
+    kind: str, extent: Extent, recorder: Recorder, tmp_path: Path
 ) -> None:
     folder = write_checkpoint(tmp_path, kind)
     settings = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "reproducible": True}
@@ -171,14 +202,22 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
         Engine(EngineSettings.model_validate({**settings, **sizes}))
         for sizes in ({"block_size": 16}, {"block_size": 3, "prefill_chunk": 5})
     ]
-    asked = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
-    every_way(engines[0], engines[1:], asked)
-    assert recorder.compared > 200
+    every_way(engines[0], engines[1:], MADE_UP, extent)
+    assert recorder.compared > (100 if extent is FEW else 200)
     assert not recorder.differing
 
 
-def test_a_quantized_target_too(recorder: Recorder) -> None:
-    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(8))
+def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
+    target = Engine(EngineSettings.model_validate({**fields, "quantization": "int8", "reproducible": True}))
+    every_way(target, [], MADE_UP, FEW)
+    assert recorder.compared > 50
+
+
+@pytest.mark.slow
+def test_a_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
+    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(8), MANY)
     assert recorder.compared > 200
     assert not recorder.differing
 

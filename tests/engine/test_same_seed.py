@@ -36,7 +36,7 @@ SETTINGS = (
 @cache
 def engine(role: str, branches: int = 0) -> Engine:
     settings = EngineSettings(
-        model=str(DEMO / role), dtype="float32", threads=2, cache_memory=2**28, branches=branches
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**28, branches=branches
     )
     return Engine(settings)
 
@@ -87,6 +87,9 @@ MODES: dict[str, tuple[Company, Callable[[], Drafter | None], int, int]] = {
 }
 
 
+MANY_DEPTHS = {f"chain of {depth}" for depth in (2, 3, 5, 6, 7)}  # left to the test of many requests
+
+
 def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
     """How far apart the two largest perturbed logits were, by a plain forward pass of transformers."""
     model = load_model(DEMO / "target").float().eval()
@@ -99,9 +102,14 @@ def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
     return float(margins(process(logits, [row]), [row])[0])
 
 
+@cache
+def undrafted(count: int) -> list[Output]:
+    """Each of the requests alone."""
+    return alone(None, requests(count), 0, 0)
+
+
 def check(count: int, modes: list[str]) -> None:
-    asked = requests(count)
-    reference = alone(None, asked, 0, 0)
+    asked, reference = requests(count), undrafted(count)
     assert len({output.tokens for output in reference}) > count // 2  # the texts are not all alike
     compared, near_ties = 0, 0
     for name in modes:
@@ -121,7 +129,7 @@ def check(count: int, modes: list[str]) -> None:
     print(f"{compared} requests compared, {near_ties} near-ties")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in MANY_DEPTHS])
 def test_a_mode_changes_no_token(mode: str) -> None:
     check(6, [mode])
 

@@ -5,12 +5,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from bench.patience import LIMIT_S, eventually
 from gateway.admission import LONGEST_RETRY_S, SHORTEST_RETRY_S, Admission
 from gateway.errors import DeadlineError, OverloadedError
 
 
 def later():
-    return asyncio.get_running_loop().time() + 60
+    return asyncio.get_running_loop().time() + LIMIT_S
 
 
 async def queued(admission, count, waiting):
@@ -19,8 +20,7 @@ async def queued(admission, count, waiting):
             pass
 
     tasks = [asyncio.create_task(request()) for _ in range(count)]
-    while admission.waiting < waiting:
-        await asyncio.sleep(0)
+    await eventually(lambda: admission.waiting >= waiting)
     return tasks
 
 

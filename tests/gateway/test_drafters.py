@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bench.patience import LIMIT_S
 from decoding.settings import Sampling
 from gateway import drafters
 from gateway.drafters import SMALL_LAG, ModelDrafter, NgramDrafter
@@ -14,7 +15,6 @@ from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
-PATIENCE_S = 5.0
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ async def test_a_draft_follows_the_committed_tokens():
         sequence, drafter = drafter_of(fleet)
         await drafter.start()
         commit(sequence, 2)
-        reply = await drafter.propose(3, PATIENCE_S)
+        reply = await drafter.propose(3, LIMIT_S)
         await drafter.aclose()
     assert reply is not None
     assert list(reply.draft.tokens) == ANSWER[2:5]
@@ -63,7 +63,7 @@ async def test_a_late_draft_is_none_and_recovery_waits_for_it():
         silent.set()
         await recovery
         commit(sequence, 1)
-        reply = await drafter.propose(3, PATIENCE_S)
+        reply = await drafter.propose(3, LIMIT_S)
         await drafter.aclose()
     assert reply is not None
     assert list(reply.draft.tokens) == ANSWER[2:5]
@@ -92,7 +92,7 @@ async def test_recovery_catches_up_with_what_was_decoded_meanwhile():
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError, match="lost by the script"):
-            await drafter.propose(3, PATIENCE_S)
+            await drafter.propose(3, LIMIT_S)
         commit(sequence, 2 * SMALL_LAG)
         await drafter.recover()
         opened = [request for request in draft.requests if request.HasField("open")]
@@ -108,10 +108,10 @@ async def test_recovery_outlasts_a_worker_that_is_lost_again():
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError):
-            await drafter.propose(3, PATIENCE_S)
+            await drafter.propose(3, LIMIT_S)
         await drafter.recover()
         commit(sequence, 1)
-        assert (await drafter.propose(2, PATIENCE_S)).draft.tokens == ANSWER[2:4]
+        assert (await drafter.propose(2, LIMIT_S)).draft.tokens == ANSWER[2:4]
         await drafter.aclose()
 
 
@@ -134,7 +134,7 @@ async def test_a_draft_that_makes_no_sense_is_a_lost_worker(monkeypatch, draft, 
         await drafter.start()
         commit(sequence, 1)
         with pytest.raises(WorkerLostError, match=wrong):
-            await drafter.propose(2, PATIENCE_S)
+            await drafter.propose(2, LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch,
         drafter = ModelDrafter(fleet, Sequence(PROMPT, sampling, noise_key=0, round=1))
         await drafter.start()
         with pytest.raises(WorkerLostError, match="draft_probs"):
-            await drafter.propose(2, PATIENCE_S)
+            await drafter.propose(2, LIMIT_S)
 
 
 def _for(reply, propose):
@@ -165,7 +165,7 @@ def _for(reply, propose):
 async def test_ngrams_are_sure_of_themselves_where_a_ratio_rule_asks(rule):
     async with fleet_of() as fleet:
         sequence = Sequence((1, 2, 3, 1, 2), Sampling(verification=rule), noise_key=0)
-        draft = (await NgramDrafter(fleet, sequence).propose(2, PATIENCE_S)).draft
+        draft = (await NgramDrafter(fleet, sequence).propose(2, LIMIT_S)).draft
     assert list(draft.tokens) == [3, 1]
     assert [(list(probs.token_ids), list(probs.probs)) for probs in draft.draft_probs] == [
         ([3], [1.0]),
@@ -189,6 +189,6 @@ async def test_ngrams_are_looked_up_in_prompt_and_output():
         drafter = NgramDrafter(fleet, sequence)
         await drafter.start()
         sequence.generated += [9, 1]
-        assert list((await drafter.propose(3, PATIENCE_S)).draft.tokens) == [2, 3, 9]
+        assert list((await drafter.propose(3, LIMIT_S)).draft.tokens) == [2, 3, 9]
         sequence.generated += [7, 9]
-        assert list((await drafter.propose(2, PATIENCE_S)).draft.tokens) == [1, 7]
+        assert list((await drafter.propose(2, LIMIT_S)).draft.tokens) == [1, 7]

@@ -1,11 +1,11 @@
 """A request in, its answer out in pieces: the same in every mode, and refused before a worker sees it."""
 
-import asyncio
 from contextlib import aclosing
 
 import anyio
 import pytest
 
+from bench.patience import eventually
 from decoding.settings import Sampling
 from gateway.errors import InvalidRequestError, OverloadedError, UnknownModelError, WorkerLostError
 from gateway.fleet import Fleet
@@ -225,7 +225,5 @@ async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(toke
         await target.ended.wait()
         if mode in ("auto", "deep"):
             await draft.ended.wait()
-        async with asyncio.timeout(5):
-            while any(link.streams for link in fleet.links()):
-                await asyncio.sleep(0)
+        await eventually(lambda: not any(link.streams for link in fleet.links()))
         assert generation.admission.running == 0

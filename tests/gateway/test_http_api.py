@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.patience import LIMIT_S, eventually
 from gateway import http_api
 from gateway.auth import Authentication, digest
 from gateway.chat import ChatRequest
@@ -454,8 +455,7 @@ async def test_a_full_queue_says_when_to_come_again(tokenizer):
     silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000))
     async with client_of(tokenizer, silent, max_running=1, max_waiting=0, request_deadline_s=1.0) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", json=ASK))
-        while not silent.requests:
-            await asyncio.sleep(0)
+        await eventually(lambda: silent.requests)
         response = await client.post("/v1/completions", json=ASK)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
@@ -544,7 +544,7 @@ EXTREMES = [
 @pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
 async def test_no_extreme_of_any_field_is_an_error_of_ours(tokenizer, path, base):
     target, headers = ScriptedTarget(ANSWER), {"content-type": "application/json"}
-    async with client_of(tokenizer, target, request_deadline_s=5.0) as client:
+    async with client_of(tokenizer, target, request_deadline_s=LIMIT_S) as client:
         for field in [*FIELDS, "\ud800", ""]:
             for value in EXTREMES:
                 target.requests.clear()

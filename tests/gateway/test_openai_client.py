@@ -8,6 +8,7 @@ import openai
 import pytest
 import uvicorn
 
+from bench.patience import eventually
 from gateway import http_api
 from gateway.auth import Authentication, digest
 from gateway.chat_template import ChatTemplate
@@ -30,8 +31,7 @@ async def client_of(tokenizer, *workers, key="secret", **limits) -> AsyncIterato
         app = http_api.build(Generation(settings, tokenizer, fleet), TEMPLATE, authentication)
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
         serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         base_url = f"http://127.0.0.1:{port}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
@@ -125,8 +125,7 @@ async def test_a_full_queue_is_a_rate_limit(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000))
     async with client_of(tokenizer, target, max_running=1, max_waiting=0, request_deadline_s=1.0) as client:
         waiting = asyncio.create_task(client.completions.create(model="m", prompt="x"))
-        while not target.requests:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: target.requests)
         with pytest.raises(openai.RateLimitError) as full:
             await client.completions.create(model="m", prompt="x")
         assert int(full.value.response.headers["retry-after"]) >= 1
@@ -136,7 +135,7 @@ async def test_a_full_queue_is_a_rate_limit(tokenizer):
 
 async def test_a_stream_that_fails_on_the_way_raises(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000))
-    async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=0.3) as client:
+    async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
         stream = await client.completions.create(model="m", prompt="x", max_tokens=COUNT, stream=True)
         with pytest.raises(openai.APIError, match="lost by the script"):
             async for _ in stream:

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from bench.patience import LIMIT_S
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own use of pydantic is deprecated
     from ray.serve._private.grpc_util import gRPCGenericServer
@@ -62,7 +64,7 @@ async def served(stream):
 @pytest.mark.parametrize("replies", [[], [SMALL], [LARGE] * 8], ids=["none", "one", "more than is read"])
 async def test_a_cancellation_reaches_whoever_answers_wherever_the_proxy_is(replies):
     source = Source(replies)
-    async with served(source.stream) as stub, asyncio.timeout(10):
+    async with served(source.stream) as stub, asyncio.timeout(LIMIT_S):
         call = stub.Generate(generation_pb2.GenerateRequest())
         await source.started.wait()
         if replies:
@@ -79,7 +81,7 @@ async def test_replies_pass_in_order_and_what_ends_them_too():
         context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)  # as Serve ends a stream
         context.set_details("enough")
 
-    async with served(stream) as stub, asyncio.timeout(10):
+    async with served(stream) as stub, asyncio.timeout(LIMIT_S):
         call = stub.Generate(generation_pb2.GenerateRequest())
         texts = [(await call.read()).text for _ in range(3)]
         with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -89,6 +91,6 @@ async def test_replies_pass_in_order_and_what_ends_them_too():
 
 
 async def test_other_methods_are_served_as_they_are():
-    async with served(Source([]).stream) as stub, asyncio.timeout(10):
+    async with served(Source([]).stream) as stub, asyncio.timeout(LIMIT_S):
         tokens = await stub.Tokenize(generation_pb2.TokenizeRequest(text="x"))
     assert tokens.ids == [7]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from bench.patience import LIMIT_S, eventually
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway import drafters
@@ -42,7 +43,7 @@ def later(seconds: float) -> float:
 
 
 def rounds_of(
-    fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=5000.0, deadline_s=60.0
+    fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=1e3 * LIMIT_S, deadline_s=LIMIT_S
 ):
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
@@ -184,12 +185,6 @@ async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
     assert verifying.is_set()
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("fault", ["late", "lost"])
 async def test_drafting_goes_on_once_the_draft_is_back(fault):
     silent = asyncio.Event()
@@ -197,12 +192,12 @@ async def test_drafting_goes_on_once_the_draft_is_back(fault):
         LONG, silent=silent if fault == "late" else None, lost_at=(3,) if fault == "lost" else ()
     )
     async with fleet_of(ScriptedTarget(LONG), draft) as fleet:
-        sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(LONG), deadline_ms=20.0)
+        sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(LONG), deadline_ms=300.0)
         async for step in rounds.steps():
             if len(sequence.generated) > 5 and not rounds.record.rounds:
                 assert step.tokens[0].origin is Origin.PLAIN
                 silent.set()
-                await until(lambda: draft.kinds().count("propose") >= (2 if fault == "late" else 3))
+                await eventually(lambda: draft.kinds().count("propose") >= (2 if fault == "late" else 3))
     assert sequence.generated == LONG
     assert rounds.record.late_drafts + rounds.record.lost_drafts == 1
     assert rounds.record.accepted > 0

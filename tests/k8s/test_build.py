@@ -9,6 +9,7 @@ import jsonpatch
 import pytest
 import yaml
 
+from bench.patience import LIMIT_S
 from tests.k8s.conftest import K8S
 from tests.k8s.kustomize import Manifest, build
 
@@ -19,7 +20,7 @@ def kubectl(folder: Path) -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("NO kubectl HERE: what Kustomize itself builds is not compared")
     return subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True, timeout=60
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True, timeout=LIMIT_S
     ).stdout
 
 

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
+from bench.patience import LIMIT_S
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
 from tests.fakes.authority import TOKEN, Authority, pem
@@ -26,7 +27,7 @@ async def ask(server_trust: Trust, client_trust: Trust) -> int:
     try:
         async with client_trust.connect(f"127.0.0.1:{port}", ()) as channel:
             call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(
-                iter([rounds_pb2.TargetRequest()]), metadata=client_trust.metadata, timeout=10
+                iter([rounds_pb2.TargetRequest()]), metadata=client_trust.metadata, timeout=LIMIT_S
             )
             return (await call.read()).round
     finally:

@@ -1,0 +1,186 @@
+"""Several machines, each a raylet on this one, the service on them, and streams that are read from it."""
+
+import contextlib
+import gc
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import pytest
+import yaml
+from ray.cluster_utils import Cluster
+
+from bench.patience import LIMIT_S, START_S, wait_until
+from bench.running import free_port, serve_run
+from cluster.start import ADD_SERVICERS
+from models.prompts import KINDS, prompts
+from protos import generation_pb2, generation_pb2_grpc
+
+TOKENS = 400
+
+
+@contextmanager
+def raylets(**head: Any) -> Iterator[Cluster]:
+    """A cluster of one raylet, with these arguments; more can be added while it runs."""
+    environment = {
+        # As our own start of Ray has them.
+        "RAY_worker_niceness": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        # Proxies share the port of one machine, and those of machines without replicas close theirs.
+        "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(free_port()),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
+            gc.collect()  # its sockets, of which pytest would warn in some later test
+
+
+@dataclass
+class Answer:
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    took_s: float = 0.0
+    longest_pause_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Machines:
+    http: str  # base URL
+    grpc: str  # host:port
+    cluster: Cluster
+
+    def is_ready(self) -> bool:
+        """Whether a target has joined."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.http}/health", timeout=LIMIT_S).status_code == 200
+        return False
+
+    def workers(self, role: str) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{self.http}/health", timeout=LIMIT_S).json()
+        return [worker for worker in answer["workers"] if worker["role"] == role]
+
+    def pids(self, role: str) -> set[int]:
+        return {worker["pid"] for worker in self.workers(role) if psutil.pid_exists(worker["pid"])}
+
+    def wait_for(self, role: str, count: int) -> None:
+        """Until so many live workers of the role have joined."""
+        wait_until(lambda: len(self.pids(role)) == count, START_S)
+
+    def loads(self) -> generation_pb2.Loads:
+        with grpc.insecure_channel(self.grpc) as channel:
+            stub = generation_pb2_grpc.GenerationStub(channel)
+            return stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=LIMIT_S)
+
+    def busy_pids(self, role: str) -> list[int]:
+        """Of the workers at which the gateway has streams open."""
+        busy = {load.address for load in self.loads().workers if load.streams}
+        return [worker["pid"] for worker in self.workers(role) if worker["address"] in busy]
+
+    def tokens(self, task: str) -> int:
+        """That requests of this task have had so far."""
+        return sum(totals.tokens for totals in self.loads().tasks if totals.task == task)
+
+
+def body(seed: int, **fields: Any) -> dict[str, Any]:
+    """A request with penalties, min_tokens, logprobs and a stop string on."""
+    return {
+        "prompt": prompts(KINDS[seed % len(KINDS)], 2)[0],
+        "max_tokens": TOKENS,
+        "min_tokens": TOKENS,
+        "temperature": 0.8,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.05,
+        "logprobs": 2,
+        "stop": ["\x00never said"],
+        "seed": seed,
+        "speculation": {"mode": "fixed", "depth": 4},  # also where the pace would not draft
+        **fields,
+    }
+
+
+def stream(
+    machines: Machines, request: dict[str, Any], after: int = 0, then: Callable[[], None] = lambda: None
+) -> Answer:
+    """Reads a stream; ``then`` is called once ``after`` chunks have come."""
+    answer = Answer()
+    fields = {**request, "stream": True, "stream_options": {"include_usage": True}}
+    url = f"{machines.http}/v1/completions"
+    with httpx.stream("POST", url, json=fields, timeout=START_S) as response:
+        assert response.status_code == 200
+        chunks = 0
+        begun = last = time.monotonic()
+        for line in response.iter_lines():
+            if not line or line == "data: [DONE]":
+                continue
+            now = time.monotonic()
+            answer.longest_pause_s, last = max(answer.longest_pause_s, now - last), now
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            answer.usage = event.get("usage") or answer.usage
+            for choice in event["choices"]:
+                answer.text += choice["text"]
+                answer.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
+                answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+            chunks += 1
+            if chunks == after:
+                then()
+                last = time.monotonic()
+    answer.took_s = time.monotonic() - begun
+    return answer
+
+
+def plain(machines: Machines, request: dict[str, Any]) -> Answer:
+    return stream(machines, {**request, "speculation": {"mode": "off"}})
+
+
+def agree(answer: Answer, expected: Answer) -> None:
+    assert answer.text == expected.text
+    assert answer.finish_reason == expected.finish_reason
+    assert answer.usage["completion_tokens"] == expected.usage["completion_tokens"]
+    assert len(answer.logprobs) == len(expected.logprobs) == expected.usage["completion_tokens"]
+    assert all(
+        math.isclose(a, b, abs_tol=1e-4) for a, b in zip(answer.logprobs, expected.logprobs, strict=True)
+    )
+
+
+def send(signal_number: int, pids: Callable[[], Any]) -> Callable[[], None]:
+    def to_all() -> None:
+        found = list(pids())
+        assert found
+        for pid in found:
+            os.kill(pid, signal_number)
+
+    return to_all
+
+
+@contextmanager
+def deployed(folder: Path, cluster: Cluster, application: Mapping[str, Any]) -> Iterator[Machines]:
+    """The service of a Serve config file with this application, once a worker of each role has joined."""
+    http, grpc_port = free_port(), free_port()
+    config = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "127.0.0.1", "port": http},
+        "grpc_options": {"port": grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
+        "applications": [dict(application)],
+    }
+    (folder / "serve.yaml").write_text(yaml.safe_dump(config))
+    machines = Machines(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", cluster)
+    with serve_run(folder, ["serve.yaml"], cluster.address, {}, lambda _: machines.is_ready()):
+        yield machines
