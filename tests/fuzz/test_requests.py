@@ -1,0 +1,20 @@
+"""No request can hurt another, whatever its fields say."""
+
+import pytest
+
+from tests.fuzz.calls import ANSWERED, LEFT
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.harness import Harness
+from tests.fuzz.requests import requests
+
+LEAST_ANSWERED = 0.5  # share of the calls that have to get as far as an answer: refusals alone prove little
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_no_request_is_an_error_of_ours_or_changes_the_text_of_another(
+    harness: Harness, count: int, seed: int
+) -> None:
+    fuzz(harness, requests(), count, seed)
+    ended, total = harness.ended, harness.ended.total()
+    assert total >= count
+    assert ended[ANSWERED] + ended[LEFT] >= LEAST_ANSWERED * total, ended
