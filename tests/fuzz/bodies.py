@@ -1,4 +1,4 @@
-"""HTTP bodies, derived from the JSON schema of what an endpoint accepts: a new field is among them at once."""
+"""HTTP bodies, derived from the JSON schema of what an endpoint accepts: a new field is there at once."""
 
 import json
 import math
@@ -60,7 +60,9 @@ BIASES = st.floats(-4.0, 4.0)
 # Where a schema says less than a client knows, what an ordinary client says.
 HINTS: dict[str, Levels] = {
     "prompt": Levels(
-        st.sampled_from(PROMPTS) | st.text(min_size=1, max_size=20) | st.lists(TOKEN_IDS, min_size=1, max_size=20),
+        st.sampled_from(PROMPTS)
+        | st.text(min_size=1, max_size=20)
+        | st.lists(TOKEN_IDS, min_size=1, max_size=20),
         st.sampled_from(TEXTS) | IDS.extreme,
         ANYTHING | IDS.malformed,
     ),
@@ -72,7 +74,9 @@ HINTS: dict[str, Levels] = {
         st.dictionaries(TOKEN_IDS.map(str), st.sampled_from(REAL), min_size=1, max_size=2)
         | st.sampled_from(REAL).map(lambda bias: dict.fromkeys(map(str, range(VOCAB_SIZE)), bias)),
         ANYTHING
-        | st.dictionaries(st.sampled_from([*map(str, WHOLE), "", "a", "1.5"]), ANYTHING, min_size=1, max_size=2),
+        | st.dictionaries(
+            st.sampled_from([*map(str, WHOLE), "", "a", "1.5"]), ANYTHING, min_size=1, max_size=2
+        ),
     ),
     "allowed_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
     "bad_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
@@ -89,7 +93,7 @@ def body_of(model: type[BaseModel]) -> Levels:
 
 
 def levels_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Levels:
-    """Of one part of a JSON schema, as pydantic writes it. Raises NotImplementedError on what it never wrote."""
+    """Of one part of a JSON schema. Raises NotImplementedError on what pydantic did not write so far."""
     if "$ref" in schema:
         return levels_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""Calls of the public APIs as data: what is sent, and when the caller loses interest. Each says how it ended."""
+"""Calls of the public APIs as data: what is sent, when the caller loses interest, and how it ended."""
 
 import asyncio
 import json
@@ -179,8 +179,10 @@ class GrpcCall:
         except TimeoutError:
             return LEFT
         except grpc.aio.AioRpcError as error:
-            assert error.code() not in OUR_FAULT, f"{error.code().name}: {error.details()}"
-            assert error.details(), error.code()
-            return str(error.code().name)
+            refusal = error
         finally:
             call.cancel()
+        code, details = refusal.code(), refusal.details()
+        assert code not in OUR_FAULT, f"{code.name}: {details}"
+        assert details, code
+        return str(code.name)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, strategies as st
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.harness import Call, Harness

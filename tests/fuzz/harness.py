@@ -1,6 +1,7 @@
-"""A service under fire: batches of calls beside eight reference streams, and a look at its health after each."""
+"""A service under fire: batches of calls beside eight reference streams, and its health after each."""
 
 import asyncio
+import gc
 import json
 import logging
 import traceback
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, Self
 
-from tests.fuzz.calls import Exchange, STAYS, HttpCall
+from tests.fuzz.calls import STAYS, Exchange, HttpCall
 from tests.support.service import Service, service_of
 
 BATCH_S = 60.0  # in which a batch ends on a slow machine too
@@ -35,9 +36,13 @@ REFERENCES = [
     _reference(prompt="def main(", temperature=0.0, speculation={"mode": "off"}),
     _reference(prompt="class History:\n", speculation={"mode": "off"}, n=2),
     _reference(prompt="class History:\n", speculation={"mode": "fixed", "depth": 4}, stream=True),
-    _reference(prompt="The cat sat on", temperature=0.7, top_p=0.9, speculation={"mode": "fixed", "depth": 9}),
+    _reference(
+        prompt="The cat sat on", temperature=0.7, top_p=0.9, speculation={"mode": "fixed", "depth": 9}
+    ),
     _reference(prompt="a b a b a b a b", speculation={"mode": "fixed", "drafter": "ngram", "depth": 3}),
-    _reference(prompt='{"name": "', repetition_penalty=1.2, speculation={"drafter": "ngram"}, priority="batch"),
+    _reference(
+        prompt='{"name": "', repetition_penalty=1.2, speculation={"drafter": "ngram"}, priority="batch"
+    ),
     _reference(prompt=[7, 8, 9, 10, 11, 12], frequency_penalty=0.5, logprobs=3, n=2, stream=True),
     _reference(CHAT, messages=[{"role": "user", "content": "Tell me."}], min_tokens=9, top_k=40),
 ]
@@ -105,7 +110,12 @@ class Harness:
                 (worker.role, worker.engine_loop.open_sequences, await worker.engine_loop.load())
                 for worker in service.workers
             ]
-            raise AssertionError(f"something is held for ever: {held}") from error
+            gc.collect()
+            await asyncio.sleep(0.1)
+            until = (
+                "the garbage collector runs" if all([await w.is_idle() for w in service.workers]) else "ever"
+            )
+            raise AssertionError(f"held until {until} (role, open sequences, load): {held}") from error
         left = _tasks() - self._tasks
         if left:
             left = (await asyncio.wait(left, timeout=LAST_S))[1]

@@ -1,4 +1,4 @@
-"""Protobuf messages as plain dictionaries, derived from their descriptors: a new field is among them at once."""
+"""Protobuf messages as dictionaries, derived from their descriptors: a new field is there at once."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ STRINGS = st.sampled_from(TEXTS) | st.text(max_size=4)
 
 
 def _told_by_http() -> dict[str, Levels]:
-    """Fields that the HTTP API has by the same name: their schema says what is ordinary and how far it goes."""
+    """Fields that the HTTP API has by the same name: their schema says what is ordinary there."""
     told: dict[str, Levels] = {}
     for model in (CompletionRequest, Speculation):
         schema = model.model_json_schema()
@@ -50,7 +50,9 @@ HINTS: dict[str, Levels] = {
     "model": Levels(st.just(MODEL), st.just(MODEL), STRINGS),
     "max_tokens": Levels(st.integers(1, 16), st.sampled_from([1, 48, 49]), st.nothing()),
     "n": Levels(st.integers(1, 3), st.sampled_from([1, 16, 17]), st.nothing()),
-    "outrider.v1.TokenIds.ids": Levels(st.lists(TOKEN_IDS, min_size=1, max_size=20), _ids().extreme, st.nothing()),
+    "outrider.v1.TokenIds.ids": Levels(
+        st.lists(TOKEN_IDS, min_size=1, max_size=20), _ids().extreme, st.nothing()
+    ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "bad_token_ids"), _ids()),
 }
 UNSAID = Levels(st.none(), st.none(), st.none())

@@ -16,14 +16,26 @@ from tests.fuzz.values import graded
 from tests.support.service import MODEL
 
 LEAVING = st.one_of(
-    st.builds(Leaving, pieces=st.integers(1, 4)), st.builds(Leaving, seconds=st.sampled_from([0.0, 0.02, 0.1]))
+    st.builds(Leaving, pieces=st.integers(1, 4)),
+    st.builds(Leaving, seconds=st.sampled_from([0.0, 0.02, 0.1])),
 )
 STAYING = st.sampled_from([True] * 7 + [False]).flatmap(lambda stays: st.just(STAYS) if stays else LEAVING)
 DAMAGE = st.sampled_from([None] * 40 + sorted(DAMAGES))
 BODIES = {COMPLETIONS: body_of(CompletionRequest), CHAT: body_of(ChatRequest)}
-PAGES = ["/health", "/loads", "/v1/models", f"/v1/models/{MODEL}", "/v1/models/\ud800", "/", "/page", "/nowhere"]
+PAGES = [
+    "/health",
+    "/loads",
+    "/v1/models",
+    f"/v1/models/{MODEL}",
+    "/v1/models/\ud800",
+    "/",
+    "/page",
+    "/nowhere",
+]
 MESSAGES = {
-    name: message_of(request.DESCRIPTOR, PUBLIC_HINTS, ("text",) if request is generation_pb2.GenerateRequest else ())
+    name: message_of(
+        request.DESCRIPTOR, PUBLIC_HINTS, ("text",) if request is generation_pb2.GenerateRequest else ()
+    )
     for name, request in REQUESTS.items()
 }
 
@@ -37,7 +49,13 @@ def _calls(method: str) -> SearchStrategy[GrpcCall]:
 
 
 def requests() -> SearchStrategy[Any]:
-    generating = [_posts(COMPLETIONS), _posts(COMPLETIONS), _posts(CHAT), _calls("Generate"), _calls("Complete")]
+    generating = [
+        _posts(COMPLETIONS),
+        _posts(COMPLETIONS),
+        _posts(CHAT),
+        _calls("Generate"),
+        _calls("Complete"),
+    ]
     asking = [_calls(method) for method in sorted(REQUESTS.keys() - {"Generate", "Complete"})]
     looking = st.builds(HttpCall, st.sampled_from(PAGES), st.none())
     several = [*generating * 3, st.one_of(asking), looking]

@@ -1,4 +1,4 @@
-"""Streams to a worker by someone who has the deployment's token: what a gateway sends, and what none would."""
+"""Streams to a worker by someone who has the deployment's token: what a gateway sends, and worse."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ ENDS = (  # the only ways in which a worker ends a stream
     grpc.StatusCode.UNAUTHENTICATED,
 )
 LEFT = "left"  # the sender did, before the worker had said its last word
+CROSSED = "Internal error from Core"  # what gRPC's own client says where a refusal crosses a message
 PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
 ENDINGS = ["half-close", "half-close", "half-close", "cancel", "abandon"]
 Fields = dict[str, Any]
@@ -64,6 +65,8 @@ class Session:
                 await channel.close(None)
             await reading
             code, details = await call.code(), await call.details()
+        if details == CROSSED:
+            return LEFT
         if code is grpc.StatusCode.CANCELLED and self.ending in ("cancel", "abandon"):
             return LEFT
         assert code in ENDS, f"{code.name}: {details}"
@@ -72,7 +75,9 @@ class Session:
 
     async def _write(self, call: Any, replies: "asyncio.Queue[Any]") -> None:
         for index, message in enumerate(self.messages):
-            raw = message if isinstance(message, bytes) else REQUESTS[self.role](**message).SerializeToString()
+            raw = (
+                message if isinstance(message, bytes) else REQUESTS[self.role](**message).SerializeToString()
+            )
             try:
                 await call.write(raw)
             except (grpc.RpcError, asyncio.InvalidStateError):
@@ -111,7 +116,9 @@ def sessions(draw: DrawFn) -> Session:
 def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
     """What a gateway might send."""
     prompt = draw(st.lists(TOKEN_IDS, min_size=1, max_size=20))
-    sampling = draw(graded(message_of(generation_pb2.Sampling.DESCRIPTOR), ordinary=8, extreme=1, malformed=1))
+    sampling = draw(
+        graded(message_of(generation_pb2.Sampling.DESCRIPTOR), ordinary=8, extreme=1, malformed=1)
+    )
     epoch = draw(st.integers(1, 3))
     opening = {"epoch": epoch, "prompt_length": len(prompt), "noise_key": draw(st.integers(0, 2**64 - 1))}
     messages: list[Fields] = [{"open": {**opening, "sampling": sampling}}]
@@ -119,7 +126,9 @@ def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
     for _ in range(draw(st.integers(0, 4))):
         turn = {"epoch": epoch, "round": round_number, "base": known, "tokens": tokens}
         length = known + len(tokens)
-        messages.append(draw(_propose(turn) if role == "draft" else _verify(turn, sampling) | _plain(turn, length)))
+        messages.append(
+            draw(_propose(turn) if role == "draft" else _verify(turn, sampling) | _plain(turn, length))
+        )
         known = draw(st.integers(max(len(prompt), length - 3), length))
         tokens = draw(st.lists(TOKEN_IDS, max_size=3))
         round_number += draw(st.sampled_from([1, 1, 1, 0]))
@@ -140,19 +149,19 @@ def _plain(turn: Fields, length: int) -> SearchStrategy[Fields]:
 
 def _verify(turn: Fields, sampling: Mapping[str, Any]) -> SearchStrategy[Fields]:
     is_coupled = (sampling.get("verification") or "coupled") == "coupled"
-    return (_trees() if is_coupled else _sampled_chains()).map(
+    return (trees() if is_coupled else sampled_chains()).map(
         lambda draft: {"verify": {"turn": turn, "draft": draft}}
     )
 
 
 @st.composite
-def _trees(draw: DrawFn) -> Fields:
+def trees(draw: DrawFn) -> Fields:
     tokens = draw(st.lists(TOKEN_IDS, max_size=6, unique=True))
     return {"tokens": tokens, "parents": [draw(st.integers(-1, node - 1)) for node in range(len(tokens))]}
 
 
 @st.composite
-def _sampled_chains(draw: DrawFn) -> Fields:
+def sampled_chains(draw: DrawFn) -> Fields:
     tokens = draw(st.lists(TOKEN_IDS, max_size=4))
     likely = draw(st.sampled_from([1.0, 0.5, 1e-30, 0.0, -1.0, 7.0, float("nan"), float("inf")]))
     probs = [{"token_ids": [token, token ^ 1], "probs": [likely, 1.0 - likely]} for token in tokens]

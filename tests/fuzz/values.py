@@ -76,9 +76,7 @@ def several(item: Levels, fewest: int, most: float, malformed: SearchStrategy[An
 LONG = st.sampled_from([16, 17, 300, 3000])
 
 
-def fields(
-    levels: Mapping[str, Levels], required: Collection[str], malformed: SearchStrategy[Any]
-) -> Levels:
+def fields(levels: Mapping[str, Levels], required: Collection[str], malformed: SearchStrategy[Any]) -> Levels:
     """Objects with some of these fields.
 
     An extreme one has one or two extreme fields among ordinary ones, a malformed one has one that is
@@ -127,4 +125,3 @@ def _within(
 ) -> SearchStrategy[Any]:
     inside = [edge for edge in edges if low <= edge <= high]
     return st.sampled_from(inside) if inside else otherwise
-

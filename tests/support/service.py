@@ -155,4 +155,3 @@ async def _public(generation: Generation, authentication: Authentication) -> Asy
             yield channel
     finally:
         await server.stop(None)
-
