@@ -62,7 +62,7 @@ class HttpCall:
             return LEFT
         status, content = answer
         assert status < 500, f"{status}: {content[:500]!r}"
-        if status == 200:
+        if status < 400:
             _read(content)
             return ANSWERED
         error = _json(content)["error"]
@@ -73,7 +73,7 @@ class HttpCall:
 def _read(content: bytes) -> None:
     """An answer that began with 200 also ends well, and all of it is JSON."""
     if not content.startswith(b"data: "):
-        if not content.lstrip().startswith(b"<"):
+        if content and not content.lstrip().startswith(b"<"):  # a page
             _json(content)
         return
     events = content.decode().removesuffix("\n\n").split("\n\n")

@@ -94,9 +94,9 @@ class Harness:
     async def _judged(self, call: Call, service: Service) -> str | None:
         try:
             self.ended[await call.run(service)] += 1
-        except AssertionError as error:
-            cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
-            return f"{str(call)[:2000]}\n{error}\n{cause}"
+        except Exception as error:
+            told = str(error) if error.__cause__ is None else "".join(traceback.format_exception(error))
+            return f"{str(call)[:2000]}\n{told or repr(error)}"
         return None
 
     async def _check(self, service: Service) -> None:
