@@ -27,7 +27,7 @@ TRACER = trace.get_tracer("outrider")
 ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
 COUNTED = (
     "drafted", "verified", "accepted", "prepared_for", "gone_on", "saved_ms", "discarded", "target_passes",
-    "late_drafts", "lost_drafts",
+    "late_drafts", "lost_drafts", "empty_drafts",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Bodies of /v1/chat/completions."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -11,9 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from gateway.chat_template import ChatTemplate
 from gateway.errors import InvalidRequestError
 from gateway.generation import Chunk, Generation, Prepared, Request, Usage
-from gateway.schemas import GenerationRequest, NullIsLeftOut, Text, finite, usage_body
+from gateway.schemas import GenerationRequest, Label, NullIsLeftOut, Text, finite, usage_body
 from gateway.sequence import Token
 from gateway.token_bytes import TokenBytes
+from gateway.tokenization import LONG_TEXT
 
 
 class TextPart(BaseModel):
@@ -27,12 +29,19 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+Content = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(_as_parts)]
+Nothing = Annotated[list[None], Field(max_length=0)]
+
+
 class Message(NullIsLeftOut):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
+    content: Content
     name: Text | None = None
+    # What else an answer may hold that is sent back.
+    annotations: Nothing = Field(default_factory=list)
+    tool_calls: Nothing = Field(default_factory=list)
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -45,41 +54,56 @@ class ResponseFormat(BaseModel):
     type: Literal["text"] = "text"
 
 
+class Prediction(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
-    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
+    # Fields of OpenAI's that change nothing here: hints, labels, and what is about tools that are not there.
+    metadata: dict[Label, Text] = Field(default_factory=dict, max_length=16)
+    store: bool = False
+    service_tier: Label | None = None
+    reasoning_effort: Label | None = None
+    verbosity: Label | None = None
+    prompt_cache_key: Text | None = None
+    safety_identifier: Text | None = None
+    prediction: Prediction | None = None
+    parallel_tool_calls: bool = True
     # Fields of OpenAI's that have one accepted meaning.
-    store: Literal[False] = False
-    service_tier: Literal["auto", "default"] = "auto"
     modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat = ResponseFormat()
-    tools: list[None] = Field(default_factory=list, max_length=0)
+    tools: Nothing = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] = "none"
+    functions: Nothing = Field(default_factory=list)
+    function_call: Literal["none", "auto"] = "none"
 
-    def prepared(self, generation: Generation, template: ChatTemplate) -> Prepared:
+    async def prepared(self, generation: Generation, template: ChatTemplate) -> Prepared:
         """Raises as ``Generation.prepare`` does, and for messages that the template refuses."""
-        request = self._request(generation, template)
         try:
-            return generation.prepare(request)
+            return await generation.prepare(await self._request(generation, template))
         except InvalidRequestError as error:
             limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             own_names = {"prompt": "messages", "max_tokens": limit}
             raise type(error)(own_names.get(error.field, error.field), error.message) from error
 
-    def _request(self, generation: Generation, template: ChatTemplate) -> Request:
+    async def _request(self, generation: Generation, template: ChatTemplate) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise InvalidRequestError("max_tokens", "give it or max_completion_tokens, not both")
-        text = template.render([message.plain() for message in self.messages])
-        prompt = tuple(generation.tokenizer.encode(text, add_special_tokens=False).ids)
+        messages = [message.plain() for message in self.messages]
+        is_long = len(messages) + sum(len(message["content"]) for message in messages) > LONG_TEXT
+        text = await asyncio.to_thread(template.render, messages) if is_long else template.render(messages)
+        prompt = await generation.token_ids(text, add_special_tokens=False)
         request = self.request(
             prompt,
             logprobs=self.top_logprobs if self.logprobs else None,
-            max_tokens=self.max_tokens or self.max_completion_tokens or generation.room(len(prompt)),
+            max_tokens=self.max_tokens or generation.room(len(prompt)),
         )
         return replace(request, continues_text=False)
 
@@ -87,10 +111,11 @@ class ChatRequest(GenerationRequest):
 class ChatAnswer:
     """The bodies of one answer; ``id``, time and model are the same in all of them."""
 
-    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes) -> None:
+    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int) -> None:
+        """seed: as the caller is told of it."""
         self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._choices = len(prepared.sequences)
-        self._seed = prepared.seed
+        self._seed = seed
         self._tokens = tokens
 
     def opening(self) -> list[dict[str, Any]]:

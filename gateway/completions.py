@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
-from tokenizers import Tokenizer
 
 from gateway.errors import InvalidRequestError
 from gateway.generation import Chunk, Prepared, Request, Usage
-from gateway.schemas import GenerationRequest, checked_text, finite, usage_body
+from gateway.schemas import GenerationRequest, are_ids, checked_text, finite, usage_body
 from gateway.sequence import Token
+from gateway.text import Piece
 from gateway.token_bytes import TokenBytes
+from gateway.tokenization import Tokenization
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
@@ -21,7 +22,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
         value = value[0]
     if isinstance(value, str):
         return checked_text(value)
-    if not isinstance(value, list) or not all(type(id_) is int and id_ >= 0 for id_ in value):
+    if not isinstance(value, list) or not are_ids(value):
         raise ValueError("text or a list of token ids is accepted")
     return tuple(value)
 
@@ -31,7 +32,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     # Fields of OpenAI's that have one accepted value.
     best_of: Literal[1] = 1
-    suffix: None = None
+    suffix: Literal[""] = ""
 
     def prepared(self) -> Request:
         """Raises InvalidRequestError for what the fields say together."""
@@ -39,29 +40,33 @@ class CompletionRequest(GenerationRequest):
             raise InvalidRequestError("echo", "cannot be combined with logprobs: a prompt's are not computed")
         return self.request(self.prompt)
 
-    def echoed(self, tokenizer: Tokenizer) -> str:
+    async def echoed(self, tokenization: Tokenization) -> str:
         """Text that comes before every choice."""
         if not self.echo:
             return ""
-        return self.prompt if isinstance(self.prompt, str) else tokenizer.decode(self.prompt)
+        return self.prompt if isinstance(self.prompt, str) else await tokenization.decode(self.prompt)
 
 
 class CompletionAnswer:
     """The bodies of one answer; ``id``, time and model are the same in all of them."""
 
-    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, echo: str) -> None:
-        """echo: text that comes before every choice."""
+    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, echo: str) -> None:
+        """
+        Args:
+            seed: as the caller is told of it.
+            echo: text that comes before every choice.
+        """
         self._frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
-        self._seed = prepared.seed
+        self._seed = seed
         self._told_seed = False
         self._tokens = tokens
         self._unsaid = dict.fromkeys(range(len(prepared.sequences)), echo)
-        self._offsets = dict.fromkeys(range(len(prepared.sequences)), len(echo))
+        self._begin = len(echo)  # of the answer itself
 
     def opening(self) -> list[dict[str, Any]]:
         """Nothing comes before the first chunk."""
@@ -72,7 +77,7 @@ class CompletionAnswer:
 
         The first tells the seed, with which a stream that broke can be asked for again.
         """
-        logprobs = self._logprobs(chunk.choice, chunk.tokens, chunk.pieces)
+        logprobs = self._logprobs(chunk.tokens, chunk.pieces)
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
         if not text and logprobs is None and chunk.finish_reason is None:
             return None
@@ -95,12 +100,12 @@ class CompletionAnswer:
             text = self._unsaid[index] + "".join(chunk.text for chunk in own)
             tokens = [token for chunk in own for token in chunk.tokens]
             pieces = [piece for chunk in own for piece in chunk.pieces]
-            choices.append(_choice(index, text, self._logprobs(index, tokens, pieces), own[-1].finish_reason))
+            choices.append(_choice(index, text, self._logprobs(tokens, pieces), own[-1].finish_reason))
         usage = chunks[-1].usage
         assert usage is not None
         return {**self._frame, "choices": choices, "usage": usage_body(usage, self._seed)}
 
-    def _logprobs(self, choice: int, tokens: Iterable[Token], pieces: Iterable[str]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Iterable[Token], pieces: Iterable[Piece]) -> dict[str, Any] | None:
         names: list[str] = []
         chosen: list[float] = []
         top: list[dict[str, float]] = []
@@ -114,8 +119,7 @@ class CompletionAnswer:
             pairs = zip(token.logprobs.token_ids, token.logprobs.logprobs, strict=True)
             likeliest = {self._tokens.text(other): finite(logprob) for other, logprob in pairs}
             top.append({**likeliest, name: chosen[-1]})
-            offsets.append(self._offsets[choice])
-            self._offsets[choice] += len(piece)
+            offsets.append(self._begin + piece.start)
         return {"tokens": names, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
 
 

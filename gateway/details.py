@@ -31,7 +31,7 @@ def details_body(chunk: Chunk, tokens: TokenBytes) -> dict[str, Any]:
     pairs = zip(chunk.tokens, chunk.pieces, strict=True)
     body: dict[str, Any] = {
         "choice": chunk.choice,
-        "tokens": [{"text": piece, "origin": token.origin.value} for token, piece in pairs],
+        "tokens": [{"text": piece.text, "origin": token.origin.value} for token, piece in pairs],
     }
     if chunk.round is not None:
         message = round_message(chunk.round)

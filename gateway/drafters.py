@@ -1,20 +1,25 @@
 """What makes a Draft, seen from the gateway. Adding a drafter is adding a class and a line to DRAFTERS."""
 
 import asyncio
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from decoding.draft import Draft, SparseProbs
 from decoding.ngram import NgramIndex
+from decoding.settings import Verification
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.fleet import DraftStream, Fleet
 from gateway.sequence import Sequence
 from protos import rounds_pb2
-from protos.convert import draft_to_message
+from protos.convert import chain_depth, draft_to_message
 
 SMALL_LAG = 32  # tokens that a draft worker may be behind when it is asked again
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, from a second failure in a row on, doubled
+NOTED_AT_A_TIME = 512  # tokens, about a millisecond: the event loop has others to serve
 
 
 class Drafter(Protocol):
+    asks_a_worker: ClassVar[bool]  # whether a Draft costs more than a look into the sequence
+
     def __init__(self, fleet: Fleet, sequence: Sequence) -> None: ...
 
     async def start(self) -> None:
@@ -48,14 +53,18 @@ class Drafter(Protocol):
 class ModelDrafter:
     """A draft model in a worker of its own."""
 
+    asks_a_worker: ClassVar[bool] = True
+
     def __init__(self, fleet: Fleet, sequence: Sequence) -> None:
         self._fleet = fleet
         self._sequence = sequence
         self._stream: DraftStream | None = None
+        self._vocab_size = 0  # of the ids that all workers know
         self._asked = 0  # number of the newest Propose: there may be several to one turn of the target
         self._pause_s = 0.0
 
     async def start(self) -> None:
+        self._vocab_size = self._fleet.vocab_size()
         self._stream = self._fleet.open_draft(self._sequence)
         await self._ask(0)
 
@@ -104,7 +113,10 @@ class ModelDrafter:
     async def _reply(self, timeout: float | None = None) -> rounds_pb2.DraftReply | None:
         assert self._stream is not None
         try:
-            return await self._stream.receive(self._asked, timeout)
+            reply = await self._stream.receive(self._asked, timeout)
+            if reply is not None:
+                _check(reply.draft, self._sequence.sampling.verification, self._vocab_size)
+            return reply
         except (WorkerLostError, InvalidRequestError) as error:
             await self.aclose()
             raise WorkerLostError(str(error)) from error
@@ -118,20 +130,28 @@ class ModelDrafter:
 class NgramDrafter:
     """Looks the newest tokens up in the sequence itself: no worker and no hop, never late and never lost."""
 
+    asks_a_worker: ClassVar[bool] = False
+
     def __init__(self, fleet: Fleet, sequence: Sequence) -> None:
         self._sequence = sequence
         self._index = NgramIndex()
-        self._known = 0
 
     async def start(self) -> None:
-        self._index.append(self._sequence.since(self._known))
-        self._known = len(self._sequence)
+        """A long prompt is taken note of in parts, between which others have their turn."""
+        new = self._sequence.since(len(self._index))
+        for begin in range(0, len(new), NOTED_AT_A_TIME):
+            if begin:
+                await asyncio.sleep(0)
+            self._index.append(new[begin : begin + NOTED_AT_A_TIME])
 
     async def propose(
         self, depth: int, patience_s: float, leaves: int = 0, traceparent: str = ""
     ) -> rounds_pb2.DraftReply | None:
         await self.start()
-        return rounds_pb2.DraftReply(draft=draft_to_message(self._index.propose(depth)))
+        draft = self._index.propose(depth)
+        if self._sequence.sampling.verification != "coupled":  # the ratio rules ask how likely each guess was
+            draft = Draft.chain(draft.tokens, [SparseProbs((token,), (1.0,)) for token in draft.tokens])
+        return rounds_pb2.DraftReply(draft=draft_to_message(draft))
 
     async def ahead(self) -> rounds_pb2.Draft | None:
         """Nothing is prepared: looking up takes no time."""
@@ -145,3 +165,28 @@ class NgramDrafter:
 
 
 DRAFTERS: dict[str, type[Drafter]] = {"model": ModelDrafter, "ngram": NgramDrafter}
+
+
+def _check(draft: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> None:
+    """What the target would refuse ends drafting here, not the request there. To be quick: once a round.
+
+    Args:
+        vocab_size: of the ids that all workers know.
+
+    Raises:
+        WorkerLostError: the worker's Draft makes no sense; the message says why.
+    """
+    tokens, parents, probs = draft.tokens, draft.parents, draft.draft_probs
+    if len(parents) != len(tokens) or any(not -1 <= parent < node for node, parent in enumerate(parents)):
+        raise WorkerLostError("the draft worker's Draft is no tree")
+    if len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        raise WorkerLostError("the draft worker's Draft has siblings with the same token")
+    if max(tokens, default=0) >= vocab_size:
+        raise WorkerLostError(f"the draft worker drafted token {max(tokens)}, not all workers know it")
+    if rule == "coupled":
+        return
+    if len(probs) != len(tokens) or chain_depth(draft) < len(tokens):
+        raise WorkerLostError(f"the draft worker's Draft is no chain with draft_probs, as {rule!r} needs it")
+    for token, support in zip(tokens, probs, strict=True):
+        if token not in support.token_ids or max(support.token_ids) >= vocab_size:
+            raise WorkerLostError("the draft worker's draft_probs lack its token, or hold one too many")

@@ -41,6 +41,10 @@ class Proposal:
 
 # Why a Draft is as deep as it is, or there is none, beside what the pace says.
 OFF, FIXED, LATE, LOST, LAST_TOKEN = "off", "fixed", "late Draft", "lost draft worker", "last token"
+EMPTY = "empty Drafts"
+
+MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
+SHORTEST_PAUSE, DOUBLINGS = 16, 6  # tokens of plain decoding before another is asked for, doubled each time
 
 NO_PROPOSAL = Proposal(rounds_pb2.Draft())
 
@@ -75,6 +79,7 @@ class Drafting:
         self._pace: Pace
         self._is_started = False  # the drafter was given the prompt
         self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
+        self._empty = 0  # Drafts without a token, in a row
         self.why = OFF  # the depth is what it was when last asked for
         self._forward = forward
         self._trace = trace
@@ -150,9 +155,11 @@ class Drafting:
         if self._begun is not None:
             await self._begun
         while True:
-            if not self._may_draft:
+            if self._empty:
+                await self._longer(len(self._sequence) + self._pause(self._drafter))
+            elif not self._may_draft:
                 await self._drafter.recover()
-                self._may_draft = True
+            self._may_draft = True
             await self._grown(self._pace.probe_tokens(self._paced))
             if not self._is_started:  # what was plain from the beginning took none of the draft's time
                 await self._drafter.recover()
@@ -161,11 +168,18 @@ class Drafting:
             if room == 0:
                 await _never()
             proposal = await self._propose(depth or min(PROBE_DEPTH, room), self._trace.request)
-            if proposal is not None and depth > 0:
+            if proposal is None or not proposal.draft.tokens:
+                continue
+            if depth > 0:
                 self._trace.event("rounds", self.why)
                 return proposal
-            if proposal is not None:
-                await self._compare(proposal)
+            await self._compare(proposal)
+
+    def _pause(self, drafter: Drafter) -> int:
+        """Tokens of plain decoding before a drafter that had nothing to say is asked again."""
+        if self._empty < MANY_EMPTY or not drafter.asks_a_worker:
+            return 1
+        return SHORTEST_PAUSE << min(self._empty - MANY_EMPTY, DOUBLINGS)
 
     async def _grown(self, count: int) -> None:
         """Until there are so many tokens more, or rounds pay."""
@@ -174,11 +188,15 @@ class Drafting:
             self._grew.clear()
             await self._grew.wait()
 
-    async def _compare(self, proposal: Proposal) -> None:
-        """Has the pace learn from a guess that is never verified, once the text has gone on long enough."""
-        while len(self._sequence) <= proposal.base + len(proposal.draft.tokens):
+    async def _longer(self, length: int) -> None:
+        """Until there are at least so many tokens."""
+        while len(self._sequence) < length:
             self._grew.clear()
             await self._grew.wait()
+
+    async def _compare(self, proposal: Proposal) -> None:
+        """Has the pace learn from a guess that is never verified, once the text has gone on long enough."""
+        await self._longer(proposal.base + len(proposal.draft.tokens) + 1)
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
             self._paced.trial_turns = 1
@@ -266,6 +284,10 @@ class Drafting:
             self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
         if reply.HasField("foreseen"):
             self._count(reply.foreseen)
+        self._empty = 0 if reply.draft.tokens else self._empty + 1
+        if self._empty >= MANY_EMPTY:
+            self._give_up()
+            return None
         if reply.draft.tokens:
             self._listening = asyncio.create_task(self._listen(base))
         was_foreseen = reply.foreseen.tokens > 0 if reply.HasField("foreseen") else None
@@ -299,9 +321,18 @@ class Drafting:
             self._record.lost_drafts += 1
             self._fall_back(LOST, str(lost))
 
+    def _give_up(self) -> None:
+        """The drafter has nothing to say: most often the context or the cache of a draft is full."""
+        assert self._drafter is not None
+        if self._empty == MANY_EMPTY and self._drafter.asks_a_worker:  # a text without repeats is no fault
+            self._record.empty_drafts += 1
+        self._fall_back(EMPTY, f"{self._empty} in a row")
+
     def _fall_back(self, why: str, reason: str) -> None:
         """To plain decoding, until the drafter has recovered."""
         self._may_draft, self.why = False, why
+        if why != EMPTY:
+            self._empty = 0
         self._trace.event("fallback", f"{why}: {reason}")
 
 

@@ -9,6 +9,8 @@ GatewayError
 └── WorkerLostError          no worker, or its stream broke: 503, UNAVAILABLE
 """
 
+DEFECT = "a defect of the gateway, whose log tells more"  # what callers hear of any other exception
+
 
 class GatewayError(Exception):
     """Base of what the APIs turn into an answer; anything else is a defect of ours."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
+from decoding.settings import Sampling
 from gateway.errors import WorkerLostError
 from gateway.prefixes import Prefixes
 from gateway.sequence import Sequence
@@ -55,20 +56,27 @@ class Fleet:
         link = self._choose("target", sequence)
         stub = rounds_pb2_grpc.TargetWorkerStub(link.channel)  # type: ignore[no-untyped-call]
         call = stub.Stream(metadata=self._trust.metadata)
-        return TargetStream(link, call, rounds_pb2.TargetRequest, sequence)
+        return TargetStream(link, call, rounds_pb2.TargetRequest, sequence, sequence.sampling)
 
     def open_draft(self, sequence: Sequence) -> DraftStream:
         """Raises WorkerLostError if there is no draft worker."""
         link = self._choose("draft", sequence)
         stub = rounds_pb2_grpc.DraftWorkerStub(link.channel)  # type: ignore[no-untyped-call]
         call = stub.Stream(metadata=self._trust.metadata)
-        return DraftStream(link, call, rounds_pb2.DraftRequest, sequence)
+        sampling = _without(range(self.vocab_size(), link.worker.vocab_size), sequence.sampling)
+        return DraftStream(link, call, rounds_pb2.DraftRequest, sequence, sampling)
+
+    def vocab_size(self) -> int:
+        """Of the ids that all workers know; 0 without any."""
+        return min((worker.vocab_size for worker in self._workers()), default=0)
 
     def _choose(self, role: Role, sequence: Sequence) -> Link:
         """Where the prompt's beginning is cached, unless that worker is much busier than another."""
         links = [link for link in self.links() if link.worker.role == role]
         if not links:
             raise WorkerLostError(f"no {role} worker is ready")
+        # Where workers differ the sequence goes to one that holds all of it.
+        links = [link for link in links if link.worker.max_length >= sequence.limit] or links
         now = asyncio.get_running_loop().time()
         trusted = [link for link in links if link.suspect_until <= now]
         chosen = min(trusted or links, key=lambda link: link.busy(now))
@@ -83,3 +91,10 @@ class Fleet:
     async def close(self) -> None:
         for link in self._links.values():
             await link.channel.close(grace=None)
+
+
+def _without(ids: range, sampling: Sampling) -> Sampling:
+    """Without ids that only the draft has: its embeddings may be padded further than the target's."""
+    if not ids:
+        return sampling
+    return sampling.model_copy(update={"bad_token_ids": (*sampling.bad_token_ids, *ids)})

@@ -2,9 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from opentelemetry.trace import Span, get_current_span
 from tokenizers import Tokenizer
@@ -21,7 +22,8 @@ from gateway.record import Record
 from gateway.rounds import Round, Rounds
 from gateway.sequence import Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
-from gateway.text import AnswerText, Vocabulary
+from gateway.text import AnswerText, Piece, Vocabulary
+from gateway.tokenization import LONG_LIST, Tokenization
 from gateway.totals import Totals
 from gateway.tracing import GenerationTrace
 
@@ -57,14 +59,14 @@ class Usage:
 class Chunk:
     choice: int  # index of the answer
     tokens: tuple[Token, ...]
-    pieces: tuple[str, ...]  # per token the text that is certain with it, whole characters only
+    pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: Usage | None = None  # on the last chunk of all
     round: Round | None = None  # that it comes from; None: plain decoding
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return "".join(piece.text for piece in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,14 @@ class Generation:
         self.settings = settings
         self.fleet = fleet
         self.tokenizer = tokenizer
+        self.tokenization = Tokenization(tokenizer)
         self._vocabulary = Vocabulary(tokenizer)
         self.paces = Paces(PaceSettings())
         self.totals = Totals()
         self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def prepare(self, request: Request) -> Prepared:
+    async def prepare(self, request: Request) -> Prepared:
         """Whatever can be refused is refused here, before anything reaches a worker.
 
         Raises:
@@ -112,16 +115,21 @@ class Generation:
             raise InvalidRequestError("n", f"{request.n} answers, 1 to {settings.max_choices} are accepted")
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
-        prompt = self._token_ids(request.prompt)
         sampling = request.sampling
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = await self.token_ids(prompt, add_special_tokens=True)
         self._check_lengths(len(prompt), sampling.max_tokens)
+        self.check_ids("prompt", prompt)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
         sampling = sampling.model_copy(update={"seed": seed, "verification": rule})
+        keys = partial(_noise_keys, seed, request.n, prompt)
+        noise_keys = await asyncio.to_thread(keys) if request.n * len(prompt) > LONG_LIST else keys()
         return Prepared(
-            tuple(Sequence(prompt, sampling, noise_key(seed, choice, prompt)) for choice in range(request.n)),
+            tuple(Sequence(prompt, sampling, key) for key in noise_keys),
             request.stop,
             request.speculation.resolved(settings.drafter, self.paces.settings),
             request.task,
@@ -160,17 +168,17 @@ class Generation:
                         continue
                     usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
                     timing.end()
-                    self._close(trace, prepared, usage)
+                    await self._close(trace, prepared, usage)
                     yield replace(chunk, usage=usage)
                     return
 
-    def _close(self, trace: GenerationTrace, prepared: Prepared, usage: Usage) -> None:
+    async def _close(self, trace: GenerationTrace, prepared: Prepared, usage: Usage) -> None:
         trace.finished(usage, [sequence.finish_reason or "" for sequence in prepared.sequences])
         if trace.is_recording and self.settings.trace_texts:
-            decode = self.tokenizer.decode
+            decode = self.tokenization.decode
             trace.texts(
-                decode(prepared.sequences[0].prompt),
-                [decode(sequence.generated) for sequence in prepared.sequences],
+                await decode(prepared.sequences[0].prompt),
+                [await decode(sequence.generated) for sequence in prepared.sequences],
             )
 
     async def _choice(
@@ -224,9 +232,15 @@ class Generation:
         context = self.max_length()
         return max(1, min(self.settings.max_output_tokens or context, context - prompt_tokens))
 
+    def _longest_prompt(self) -> int:
+        """Raises WorkerLostError if there is no target."""
+        context = self.max_length()
+        return min(self.settings.max_prompt_tokens or context, context - 1)
+
     def _check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
-        settings, context = self.settings, self.max_length()
-        longest_prompt = min(settings.max_prompt_tokens or context, context - 1)
+        if prompt_tokens == 0:
+            raise InvalidRequestError("prompt", "must hold at least one token")
+        longest_prompt = self._longest_prompt()
         if prompt_tokens > longest_prompt:
             raise InvalidRequestError(
                 "prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted"
@@ -238,15 +252,23 @@ class Generation:
                 f"{max_tokens} after {prompt_tokens} tokens of prompt, at most {longest_output} are accepted",
             )
 
-    def _token_ids(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        token_ids = tuple(self.tokenizer.encode(prompt).ids) if isinstance(prompt, str) else prompt
-        if not token_ids:
-            raise InvalidRequestError("prompt", "must hold at least one token")
-        self.check_ids("prompt", token_ids)
-        return token_ids
+    async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Raises InvalidRequestError for text that is too long, however it is tokenized."""
+        least, longest = self.tokenization.least_tokens(prompt), self._longest_prompt()
+        if least > longest:
+            raise InvalidRequestError("prompt", f"{least} tokens or more, at most {longest} are accepted")
+        return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
-    def check_ids(self, field: str, token_ids: Iterable[int]) -> None:
-        """Raises InvalidRequestError unless the tokenizer knows them all."""
+    def check_ids(self, field: str, token_ids: Collection[int]) -> None:
+        """Raises InvalidRequestError unless the tokenizer knows them all, and for more than there are."""
+        if field in TOKEN_ID_FIELDS and len(token_ids) > self.vocab_size:
+            raise InvalidRequestError(
+                field, f"{len(token_ids)} token ids, at most {self.vocab_size} are accepted"
+            )
         largest = max(token_ids, default=0)
         if largest >= self.vocab_size:
             raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")
+
+
+def _noise_keys(seed: int, choices: int, prompt: tuple[int, ...]) -> list[int]:
+    return [noise_key(seed, choice, prompt) for choice in range(choices)]

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gateway.auth import Authentication, peer_host
 from gateway.details import round_message
 from gateway.errors import (
+    DEFECT,
     DeadlineError,
     GatewayError,
     InvalidRequestError,
@@ -24,7 +25,7 @@ from gateway.errors import (
 )
 from gateway.generation import Chunk, Generation, Prepared, Request, Usage
 from gateway.loads import loads
-from gateway.schemas import MAX_STOPS, invalid
+from gateway.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, invalid
 from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
 from gateway.tracing import served, untraced
@@ -65,7 +66,8 @@ class Context(Protocol):
 
 
 Method = Callable[["GenerationServicer", RequestT, Context], Awaitable[ReplyT]]
-StreamMethod = Callable[["GenerationServicer", RequestT, Context], AsyncIterator[ReplyT]]
+StreamMethod = Callable[["GenerationServicer", RequestT, Context], Awaitable[AsyncIterator[ReplyT]]]
+ServedStream = Callable[["GenerationServicer", RequestT, Context], AsyncIterator[ReplyT]]
 
 
 def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
@@ -81,11 +83,14 @@ def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
             except GatewayError as error:
                 _tell(grpc_context, error, span)
                 raise
+            except Exception:
+                _tell_of_defect(grpc_context, span)
+                raise
 
     return guard
 
 
-def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> StreamMethod[RequestT, ReplyT]:
+def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> ServedStream[RequestT, ReplyT]:
     """The same for a stream of replies."""
 
     @wraps(method)
@@ -96,12 +101,15 @@ def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> StreamMethod[Reque
             try:
                 self.admit(message, grpc_context)
                 with use_span(span, record_exception=False, set_status_on_exception=False):
-                    replies: Any = method(self, message, grpc_context)
+                    replies: Any = await method(self, message, grpc_context)
                 async with aclosing(replies):
                     async for reply in replies:
                         yield reply
             except GatewayError as error:
                 _tell(grpc_context, error, span)
+                raise
+            except Exception:
+                _tell_of_defect(grpc_context, span)
                 raise
 
     return guard
@@ -129,10 +137,10 @@ class GenerationServicer:
             raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
 
     @guarded_stream
-    def Generate(  # noqa: N802
+    async def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        return self._chunks(self.generation.prepare(_request(message)), message.include_rounds)
+        return self._chunks(await self.generation.prepare(_request(message)), message.include_rounds)
 
     async def _chunks(
         self, prepared: Prepared, include_rounds: bool
@@ -150,7 +158,7 @@ class GenerationServicer:
     async def Complete(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> generation_pb2.Completion:
-        prepared = self.generation.prepare(_request(message))
+        prepared = await self.generation.prepare(_request(message))
         choices = [generation_pb2.Choice(index=index) for index in range(len(prepared.sequences))]
         completion = generation_pb2.Completion(choices=choices)
         async with aclosing(self.generation.chunks(prepared)) as chunks:
@@ -171,7 +179,7 @@ class GenerationServicer:
     async def Tokenize(  # noqa: N802
         self, message: generation_pb2.TokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Tokens:
-        encoding = self.generation.tokenizer.encode(message.text, add_special_tokens=False)
+        encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
         return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
 
     @guarded
@@ -179,7 +187,7 @@ class GenerationServicer:
         self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Text:
         self.generation.check_ids("ids", message.ids)
-        text = self.generation.tokenizer.decode(list(message.ids), skip_special_tokens=False)
+        text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)
         return generation_pb2.Text(text=text)
 
     @guarded
@@ -228,10 +236,22 @@ def _tell(context: Context, error: GatewayError, span: Span) -> None:
         context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
 
 
+def _tell_of_defect(context: Context, span: Span) -> None:
+    """What is no GatewayError: the log has the traceback, which may hold a prompt."""
+    context.set_code(grpc.StatusCode.INTERNAL)
+    span.set_attribute("rpc.grpc.status_code", grpc.StatusCode.INTERNAL.value[0])
+    context.set_details(DEFECT)
+
+
 def _request(message: generation_pb2.GenerateRequest) -> Request:
     """Raises InvalidRequestError naming the field."""
     if len(message.stop) > MAX_STOPS:
         raise InvalidRequestError("stop", f"{len(message.stop)} strings, at most {MAX_STOPS} are accepted")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in message.stop):
+        raise InvalidRequestError("stop", f"at most {MAX_STOP_LENGTH} characters are accepted in one")
+    biases = len(message.sampling.logit_bias)
+    if biases > MAX_BIASES:
+        raise InvalidRequestError("logit_bias", f"{biases} entries, at most {MAX_BIASES} are accepted")
     if message.sampling.HasField("verification"):
         raise InvalidRequestError("sampling.verification", "is not a caller's: set speculation.verification")
     if message.priority not in ("", "interactive", "batch"):
@@ -255,7 +275,7 @@ def _chunk(chunk: Chunk, seed: int, told_seed: int | None) -> generation_pb2.Gen
         choice=chunk.choice,
         **_tokens(chunk.tokens),
         text=chunk.text,
-        text_lengths=map(len, chunk.pieces),
+        text_lengths=[len(piece.text) for piece in chunk.pieces],
         finish_reason=chunk.finish_reason,
         usage=None if chunk.usage is None else _usage(chunk.usage, seed),
         seed=told_seed,
@@ -294,5 +314,6 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
             gone_on=record.gone_on,
             saved_ms=1e3 * record.saved_s,
             discarded=record.discarded,
+            empty_drafts=record.empty_drafts,
         ),
     )

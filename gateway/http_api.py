@@ -1,6 +1,8 @@
 """OpenAI-compatible HTTP."""
 
+import asyncio
 import json
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -9,7 +11,6 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.telemetry import TelemetryConfig
 from google.protobuf.json_format import MessageToDict
@@ -19,11 +20,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth import Authentication
+from gateway.bodies import described, parsed, told_seed
 from gateway.chat import ChatAnswer, ChatRequest
 from gateway.chat_template import ChatTemplate
 from gateway.completions import CompletionAnswer, CompletionRequest
 from gateway.details import details_body
 from gateway.errors import (
+    DEFECT,
     DeadlineError,
     GatewayError,
     InvalidRequestError,
@@ -35,11 +38,15 @@ from gateway.errors import (
 from gateway.generation import Chunk, Generation, Prepared, Usage
 from gateway.loads import loads
 from gateway.page import add_page
-from gateway.schemas import GenerationRequest, StreamOptions, error_body, first_error, invalid
+from gateway.schemas import GenerationRequest, StreamOptions, error_body, invalid, token_counts
 from gateway.token_bytes import TokenBytes
 
+logger = logging.getLogger("ray.serve")
+
+LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
-TRACED = ("/v1/completions", "/v1/chat/completions")  # other paths would only fill the traces
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+TRACED = (COMPLETIONS, CHATS)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "metrics": False,
@@ -78,29 +85,42 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         host = request.client.host if request.client else None
         authentication.check(request.headers.get("authorization"), host)
 
-    async def respond(prepared: Prepared, answer: Answer, body: GenerationRequest) -> Response:
+    async def respond(prepared: Prepared, answer: Answer, body: GenerationRequest, seed: int) -> Response:
         chunks = generation.chunks(prepared)
-        headers = {SEED_HEADER: str(prepared.seed)}
+        headers = {SEED_HEADER: str(seed)}
         if not body.stream:
             async with aclosing(chunks):
-                whole = answer.whole([chunk async for chunk in chunks], len(prepared.sequences))
-            return JSONResponse(whole, headers=headers)
+                said = [chunk async for chunk in chunks]
+
+            def whole() -> Response:
+                return JSONResponse(answer.whole(said, len(prepared.sequences)), headers=headers)
+
+            return await asyncio.to_thread(whole) if _is_long(said) else whole()
         # The first chunk is waited for: until then an error can still be told by the status.
         first = await anext(chunks)
-        events = _events(first, chunks, answer, body.stream_options, tokens)
+        events = _events(
+            first, chunks, answer, body.stream_options, tokens, len(prepared.sequences[0].prompt)
+        )
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
-    @app.post("/v1/completions", dependencies=[Depends(is_known)])
-    async def completions(body: CompletionRequest) -> Response:
-        prepared = generation.prepare(body.prepared())
-        answer = CompletionAnswer(settings.model, prepared, tokens, body.echoed(generation.tokenizer))
-        return await respond(prepared, answer, body)
+    @app.post(
+        COMPLETIONS, dependencies=[Depends(is_known)], openapi_extra=described(CompletionRequest, COMPLETIONS)
+    )
+    async def completions(request: HttpRequest) -> Response:
+        body = await parsed(CompletionRequest, request)
+        prepared = await generation.prepare(body.prepared())
+        seed = told_seed(body, prepared)
+        echo = await body.echoed(generation.tokenization)
+        answer = CompletionAnswer(settings.model, prepared, tokens, seed, echo)
+        return await respond(prepared, answer, body, seed)
 
-    @app.post("/v1/chat/completions", dependencies=[Depends(is_known)])
-    async def chat(body: ChatRequest) -> Response:
-        prepared = body.prepared(generation, template)
-        answer = ChatAnswer(settings.model, prepared, tokens)
-        return await respond(prepared, answer, body)
+    @app.post(CHATS, dependencies=[Depends(is_known)], openapi_extra=described(ChatRequest, CHATS))
+    async def chat(request: HttpRequest) -> Response:
+        body = await parsed(ChatRequest, request)
+        prepared = await body.prepared(generation, template)
+        seed = told_seed(body, prepared)
+        answer = ChatAnswer(settings.model, prepared, tokens, seed)
+        return await respond(prepared, answer, body, seed)
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> dict[str, Any]:
@@ -145,20 +165,29 @@ async def _events(
     answer: Answer,
     options: StreamOptions,
     tokens: TokenBytes,
+    prompt_tokens: int,
 ) -> AsyncIterator[str]:
     """Server-sent events, closed by [DONE]. What goes wrong on the way becomes an event of its own."""
-    chunk = first
+    chunk, written = first, 0
+
+    def counted(body: dict[str, Any]) -> dict[str, Any]:
+        """With the tokens so far, where every event is to have them."""
+        if not (options.include_usage and options.continuous_usage_stats):
+            return body
+        return {**body, "usage": token_counts(prompt_tokens, written)}
+
     async with aclosing(chunks):
         try:
             for opening in answer.opening():
-                yield _event(opening)
+                yield _event(counted(opening))
             while True:
                 body = answer.chunk(chunk)
+                written += len(chunk.tokens)
                 if options.include_rounds:
                     body = body or {"choices": []}
                     body["outrider"] = body.get("outrider", {}) | details_body(chunk, tokens)
                 if body is not None:
-                    yield _event(body)
+                    yield _event(counted(body))
                 if chunk.usage is not None:
                     break
                 chunk = await anext(chunks)
@@ -166,7 +195,18 @@ async def _events(
                 yield _event(answer.usage(chunk.usage))
         except GatewayError as error:
             yield _event(_error(error)[1])
+        except Exception:
+            logger.exception("a stream of events failed")
+            yield _event(error_body(DEFECT, type_="server_error"))
     yield "data: [DONE]\n\n"
+
+
+def _is_long(chunks: list[Chunk]) -> bool:
+    """Whether writing it down takes so long that a thread should."""
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    return (
+        len(tokens) + sum(len(token.logprobs.token_ids) for token in tokens if token.logprobs) > LONG_ANSWER
+    )
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -193,10 +233,10 @@ def _answer_errors(app: FastAPI) -> None:
             headers["Retry-After"] = str(RETRY_LOST_S)
         return JSONResponse(body, status_code=status, headers=headers)
 
-    @app.exception_handler(RequestValidationError)
-    async def malformed(request: HttpRequest, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return await refused(request, InvalidRequestError(*first_error(error.errors())))
+    @app.exception_handler(Exception)
+    async def defect(request: HttpRequest, error: Exception) -> JSONResponse:
+        """The server logs it."""
+        return JSONResponse(error_body(DEFECT, type_="server_error"), status_code=500)
 
     @app.exception_handler(ValidationError)
     async def contradictory(request: HttpRequest, error: Exception) -> JSONResponse:
@@ -206,7 +246,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def no_such_thing(request: HttpRequest, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        body = error_body(str(error.detail), type_="invalid_request_error", param="body")
+        body = error_body(str(error.detail), type_="invalid_request_error")
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 

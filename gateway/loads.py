@@ -54,6 +54,6 @@ def _task(kind: Kind, record: Record) -> generation_pb2.TaskTotals:
         accepted=record.accepted,
         draft_s=record.draft_s,
         target_s=record.target_s,
-        fallbacks=record.late_drafts + record.lost_drafts,
+        fallbacks=record.fallbacks,
         reopenings=record.lost_targets,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.drafting import LATE, LOST
+from gateway.drafting import EMPTY, LATE, LOST
 from gateway.generation import Generation
 from gateway.record import Record
 from gateway.timing import Timing
@@ -68,6 +68,7 @@ def _count(instruments: Instruments, kind: Kind, record: Record) -> None:
     instruments.total("outrider_foreseen_verdicts", record.foreseen.total(), **labels)
     instruments.total("outrider_fallbacks", record.late_drafts, **labels, reason=LATE)
     instruments.total("outrider_fallbacks", record.lost_drafts, **labels, reason=LOST)
+    instruments.total("outrider_fallbacks", record.empty_drafts, **labels, reason=EMPTY)
 
 
 def _observe(instruments: Instruments, timing: Timing, model: str) -> None:

@@ -1,10 +1,9 @@
 """Which worker took in which beginning of a prompt: there it is probably still cached."""
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-
-import numpy as np
 
 SPAN = 64  # tokens by which beginnings are told apart
 REMEMBERED = 65536  # beginnings
@@ -35,8 +34,8 @@ class Prefixes:
 
 
 def _beginnings(prompt: tuple[int, ...]) -> Iterator[bytes]:
-    digest = b""
+    digest, tokens = b"", array("q", prompt)
     for end in range(SPAN, len(prompt) + 1, SPAN):
-        tokens = np.asarray(prompt[end - SPAN : end], np.int64).tobytes()
-        digest = hashlib.blake2b(digest + tokens, digest_size=16).digest()
+        span = tokens[end - SPAN : end].tobytes()
+        digest = hashlib.blake2b(digest + span, digest_size=16).digest()
         yield digest

@@ -23,6 +23,7 @@ class Record:
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
+    empty_drafts: int = 0  # times that the draft worker had nothing to say, again and again
     lost_targets: int = 0  # times that the target worker was lost
 
     @property
@@ -34,6 +35,11 @@ class Record:
     def tokens(self) -> int:
         """Committed: every Verdict adds one of the target's own."""
         return self.accepted + self.target_passes
+
+    @property
+    def fallbacks(self) -> int:
+        """To plain decoding, because there were no Drafts."""
+        return self.late_drafts + self.lost_drafts + self.empty_drafts
 
     def accepted_at(self, position: int) -> int:
         """Drafted tokens that stand at this position of their Draft; the first is 0."""

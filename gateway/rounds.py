@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from gateway.answer_trace import NO_TRACE, NoTrace
 from gateway.drafters import DRAFTERS
 from gateway.drafting import LAST_TOKEN, NO_PROPOSAL, Drafting, Proposal, refused
-from gateway.errors import DeadlineError, WorkerLostError
+from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
 from gateway.fleet import Fleet, TargetStream
 from gateway.pace import Paces
 from gateway.record import Record
@@ -198,9 +198,11 @@ class Rounds:
             return
         self._ahead = prepared
         verify = self._verify(self._verifying, prepared, self._trace.ahead(prepared))
-        with suppress(WorkerLostError):  # whoever waits for the Verdict notices too
+        try:
             # The next Verdict may cancel this, and a write that is cancelled would end the stream.
             await asyncio.shield(self._verifying.send(verify))
+        except (WorkerLostError, InvalidRequestError):  # whoever waits for the Verdict notices too
+            self._ahead = None
 
     async def _verdict(self, target: TargetStream, proposal: Proposal, went_on: bool, draft_s: float) -> Step:
         draft = proposal.draft

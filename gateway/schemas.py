@@ -1,6 +1,5 @@
 """What the endpoints of the OpenAI API have in common, and our fields beside theirs."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -10,16 +9,21 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
-from decoding.settings import RequestedSampling, Sampling
+from decoding.settings import SEED_BITS, RequestedSampling, Sampling, TokenId
 from gateway.errors import InvalidRequestError
 from gateway.generation import Request, Usage
 from gateway.settings import Priority, Speculation
 
-MAX_STOPS = 16
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
+MAX_BIASES = 4096  # tokens
+MANY_ERRORS = 100  # of one request: to tell them apart would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
 def checked_text(value: str) -> str:
@@ -33,7 +37,8 @@ def _as_list(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(checked_text)]
-Stop = Annotated[Text, Field(min_length=1)]
+Label = Annotated[Text, Field(max_length=64)]
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
 
 
@@ -42,6 +47,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_rounds: bool = False  # origin of each token, and of each round its Draft and its times
+    continuous_usage_stats: bool = False  # with include_usage: tokens so far in every event, as in vLLM
     include_obfuscation: bool = False  # accepted, never done
 
 
@@ -60,18 +66,41 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     """Every sampling setting is a field of the request."""
 
     top_k: int = Field(default=0, ge=0, lt=2**32)  # as many bits as it travels in
+    logit_bias: dict[TokenId, float] = Field(default_factory=dict, max_length=MAX_BIASES)
+    seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
+    max_completion_tokens: int | None = Field(default=None, ge=1)  # wins over max_tokens, as in vLLM
     model: Text | None = None
     n: int = Field(default=1, ge=1)
     stop: Stops = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     speculation: Speculation = Speculation()
-    task: str | None = Field(default=None, max_length=64)
+    task: Label | None = None
     priority: Priority = "interactive"
     user: Text | None = None  # accepted, not used
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_is_a_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("a boolean is not accepted")
+        return value
+
+    @field_validator(*ID_LISTS, mode="before")
+    @classmethod
+    def _are_ids(cls, ids: Any) -> Any:
+        """At once, not one by one: there may be a million."""
+        if isinstance(ids, list) and not are_ids(ids):
+            raise ValueError("a list of token ids is accepted")
+        return ids
+
     def request(self, prompt: str | tuple[int, ...], **sampling: Any) -> Request:
         """``sampling`` holds what the endpoint says in its own words."""
+        if self.max_completion_tokens is not None:
+            sampling["max_tokens"] = self.max_completion_tokens
+        if self.seed is not None:
+            sampling["seed"] = self.seed % 2**SEED_BITS
         asked = self.model_dump(
             include=set(RequestedSampling.model_fields) - sampling.keys(), exclude_unset=True
         )
@@ -87,12 +116,14 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
         )
 
 
+def token_counts(prompt: int, completion: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
     record = usage.record
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "completion_tokens_details": {
             "accepted_prediction_tokens": record.accepted,
             "rejected_prediction_tokens": record.drafted - record.accepted,
@@ -106,9 +137,10 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
             "mean_accepted_length": round(record.mean_accepted_length, 3),
             "accepted_lengths": record.histogram,
             "target_passes": record.target_passes,
-            "fallbacks": record.late_drafts + record.lost_drafts,
+            "fallbacks": record.fallbacks,
             "late_drafts": record.late_drafts,
             "lost_drafts": record.lost_drafts,
+            "empty_drafts": record.empty_drafts,
             "lost_targets": record.lost_targets,
             "prepared_for": record.prepared_for,
             "foreseen_ranks": record.foreseen_ranks,
@@ -127,21 +159,24 @@ def error_body(
 
 
 def invalid(error: ValidationError) -> InvalidRequestError:
-    """The first thing that is wrong, by the request's own name for it."""
-    return InvalidRequestError(*first_error(error.errors()))
-
-
-def first_error(errors: Sequence[Any]) -> tuple[str, str]:
-    """Field and message of pydantic's first error, the field as the client wrote it: speculation.depth.
+    """The first thing that is wrong, by the request's own name for it: speculation.depth.
 
     Text is not repeated: it may be a prompt.
     """
-    first = errors[0]
-    field = ".".join(str(name) for name in first["loc"] if name != "body") or "body"
+    if error.error_count() > MANY_ERRORS:
+        return InvalidRequestError("body", f"{error.error_count()} things in it are not as they should be")
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or "body"
     value = first["input"]
     got = f", got {value!r}" if isinstance(value, bool | int | float) and len(repr(value)) < 80 else ""
-    return field, f"{first['msg']}{got}"
+    return InvalidRequestError(field, f"{first['msg']}{got}")
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Whether they are integers of at least 0, and no booleans."""
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0
 
 
 def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+    """As JSON can say it: neither infinity nor what is no number."""
+    return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB

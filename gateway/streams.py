@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from decoding.settings import Sampling
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import Sequence
 from protos import rounds_pb2
@@ -63,7 +64,11 @@ class Link:
 class WorkerStream(Generic[RequestT, ReplyT]):
     """``send`` and ``receive`` raise WorkerLostError once the stream is broken."""
 
-    def __init__(self, link: Link, call: Any, request: type[RequestT], sequence: Sequence) -> None:
+    def __init__(
+        self, link: Link, call: Any, request: type[RequestT], sequence: Sequence, sampling: Sampling
+    ) -> None:
+        """sampling: the sequence's, as this worker is to take it."""
+        self._sampling = sampling
         self._link = link
         self._call = call
         self._request: type[RequestT] = request
@@ -118,6 +123,8 @@ class WorkerStream(Generic[RequestT, ReplyT]):
                     await self._call.write(self._request(open=self._opening()))
                 await self._call.write(request)
         except (*_BROKEN, TimeoutError) as error:
+            # A message may be half on its way: nobody is to wait for what follows from it.
+            self._call.cancel()
             raise await self._lost(error) from error
 
     def _opening(self) -> rounds_pb2.Open:
@@ -125,7 +132,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             epoch=self._epoch,
             prompt_length=len(self._sequence.prompt),
             noise_key=self._sequence.noise_key,
-            sampling=sampling_to_message(self._sequence.sampling),
+            sampling=sampling_to_message(self._sampling),
         )
 
     async def receive(self, round_number: int, timeout: float | None = None) -> ReplyT | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -14,6 +15,14 @@ def load_tokenizer(source: str) -> Tokenizer:
     Raises:
         ValueError: neither exists; the message names the source.
     """
+    tokenizer = _load(source)
+    # What a checkpoint asks for in training would cut or fill prompts here without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _load(source: str) -> Tokenizer:
     file = Path(source) / "tokenizer.json"
     if file.is_file():
         return Tokenizer.from_file(str(file))
@@ -62,9 +71,14 @@ class Detokenizer:
             self._context, self._context_text = list(before), text_before
         self._new: list[int] = []
         self._in_run = False  # whether what comes next may still change how the newest tokens are decoded
+        self._length = 0  # characters that are certain
+        self.start = 0  # of them and those held back, so many come before the newest token's own text
 
     def add(self, token_id: int) -> str:
         """Text that is certain now; "" while a character is incomplete."""
+        self.start = self._length
+        if self._in_run and token_id not in self._vocabulary.run_ids:
+            self.start += len(self._decode()) - len(self._context_text)
         self._new.append(token_id)
         if token_id not in self._vocabulary.special_ids:  # they are left out before runs are formed
             self._in_run = token_id in self._vocabulary.run_ids
@@ -74,6 +88,7 @@ class Detokenizer:
         text = self._decode()
         incomplete = len(REPLACEMENT) if text.endswith(REPLACEMENT) else 0
         piece = text[len(self._context_text) : len(text) - incomplete]
+        self._length += len(piece)
         if piece:
             # A character that is incomplete now began after the piece, thus within what is kept.
             self._context, self._new = self._new, []
@@ -124,6 +139,13 @@ def _overlap(text: str, stop: str) -> int:
     )
 
 
+class Piece(NamedTuple):
+    """What a token adds to the answer."""
+
+    text: str  # that is certain with it, of tokens before it too
+    start: int  # of its own text, characters from the beginning of the answer
+
+
 class AnswerText:
     """Committed tokens in, the text of the answer out; the same whatever number of tokens comes at a time."""
 
@@ -137,16 +159,18 @@ class AnswerText:
         """A stop string was found: the answer ends."""
         return self._stops.found
 
-    def add(self, token_ids: Sequence[int], *, ends: bool) -> list[str]:
-        """For each token that belongs to the answer the text that is certain with it.
+    def add(self, token_ids: Sequence[int], *, ends: bool) -> list[Piece]:
+        """One for each token that belongs to the answer.
 
         ``ends`` says that nothing follows these tokens.
         """
-        pieces: list[str] = []
+        pieces: list[Piece] = []
         for token_id in token_ids:
-            pieces.append(self._stops.add(self._detokenizer.add(token_id)))
+            text = self._stops.add(self._detokenizer.add(token_id))
+            pieces.append(Piece(text, self._detokenizer.start))
             if self.stopped:
                 return pieces
         if ends:
-            pieces[-1] += self._stops.add(self._detokenizer.end()) + self._stops.end()
+            rest = self._stops.add(self._detokenizer.end()) + self._stops.end()
+            pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + rest)
         return pieces

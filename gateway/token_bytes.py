@@ -21,7 +21,7 @@ class TokenBytes:
             return self._added[token_id].encode()
         token = self._tokenizer.id_to_token(token_id) or ""
         if self._is_byte_level:
-            return b"".join(_BYTE_OF.get(char, char.encode()) for char in token)
+            return b"".join(BYTE_OF.get(char, char.encode()) for char in token)
         if self._falls_back and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace(SPACE_MARK, " ").encode()
@@ -43,4 +43,4 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     return characters | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_level_alphabet()
+BYTE_OF = _byte_level_alphabet()

@@ -200,7 +200,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "foreseen_ranks", "gone_on", "saved_ms", "discarded")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "foreseen_ranks", "gone_on", "saved_ms", "discarded", "empty_drafts")
     MODE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class Speculation(_message.Message):
     GONE_ON_FIELD_NUMBER: _ClassVar[int]
     SAVED_MS_FIELD_NUMBER: _ClassVar[int]
     DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     drafter: str
     rounds: int
@@ -237,7 +238,8 @@ class Speculation(_message.Message):
     gone_on: int
     saved_ms: float
     discarded: int
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., foreseen_ranks: _Optional[_Iterable[int]] = ..., gone_on: _Optional[int] = ..., saved_ms: _Optional[float] = ..., discarded: _Optional[int] = ...) -> None: ...
+    empty_drafts: int
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., foreseen_ranks: _Optional[_Iterable[int]] = ..., gone_on: _Optional[int] = ..., saved_ms: _Optional[float] = ..., discarded: _Optional[int] = ..., empty_drafts: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)

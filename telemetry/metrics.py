@@ -26,6 +26,7 @@ REASONS = {
     "off": "the request, or there is no drafter",
     "late Draft": "a Draft missed its deadline and is waited for",
     "lost draft worker": "the draft worker was lost and another is looked for",
+    "empty Drafts": "the drafter had nothing to say several times in a row and is seldom asked",
     "last token": "no room is left for a Draft",
 }
 
@@ -130,7 +131,7 @@ OF_GATEWAYS = (
     _counter(
         "outrider_fallbacks",
         "fallbacks",
-        "to plain decoding because a Draft was late or the draft worker lost",
+        "to plain decoding because a Draft was late, or the draft worker lost or without anything to say",
         (*DRAFTED, "reason"),
     ),
     _counter("outrider_reopenings", "reopenings", "of a sequence whose target worker was lost", DRAFTED),

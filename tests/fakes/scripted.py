@@ -1,6 +1,7 @@
 """A target and a draft without a model: the answer is written down beforehand, and every message is kept."""
 
 import asyncio
+import itertools
 import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from protos.trust import Trust
 TRUST = Trust(token="a token of this test")
 VOCAB_SIZE = 256
 MAX_LENGTH = 2048
+PINGED = (("grpc.http2.min_ping_interval_without_data_ms", 500), ("grpc.keepalive_permit_without_calls", 1))
 
 
 @dataclass
@@ -61,6 +63,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     finish_reason: str = "length"  # of the answer's last token
     step_s: float = 0.0  # that a token takes in plain decoding
     total_s: float = 0.0  # that each answer took, as it says itself
+    verifying: asyncio.Event | None = None  # no Verdict on a Draft before it is set
     repeats_itself: bool = False  # sends each reply of an older round once more
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
@@ -72,6 +75,8 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                 if self.repeats_itself:
                     yield previous
                 if request.HasField("verify"):
+                    if self.verifying is not None and request.verify.draft.tokens:
+                        await self.verifying.wait()
                     previous = self._reply(request.verify.turn, generated, request.verify.draft.tokens)
                     yield previous
                     continue
@@ -126,6 +131,8 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
     """Guesses ``answer``, but for the positions in ``wrong``."""
 
     wrong: Collection[int] = ()
+    known: Collection[int] | None = None  # positions that it can draft; None: all
+    prepares: bool = False  # sends a second reply, in which the Draft goes on
     gone_after: Collection[int] = ()  # the stream breaks after its reply to these requests, unasked
     silent: asyncio.Event | None = None  # no reply before it is set
 
@@ -135,14 +142,28 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
                 if self.silent is not None:
                     await self.silent.wait()
                 propose = request.propose
-                positions = range(generated, min(generated + propose.depth, len(self.answer)))
-                tokens = [self.answer[i] ^ 1 if i in self.wrong else self.answer[i] for i in positions]
-                draft = rounds_pb2.Draft(tokens=tokens, parents=range(-1, len(tokens) - 1))
-                yield rounds_pb2.DraftReply(epoch=propose.turn.epoch, round=propose.turn.round, draft=draft)
+                yield self._reply(propose, generated, propose.depth)
+                if self.prepares and propose.depth:
+                    yield self._reply(propose, generated, 2 * propose.depth)
                 if len(self.requests) in self.gone_after:
                     await context.abort(self.lost_with, "gone by the script")
         finally:
             self.ended.set()
+
+    def _reply(self, propose: Any, generated: int, depth: int) -> rounds_pb2.DraftReply:
+        positions = range(generated, min(generated + depth, len(self.answer)))
+        known = itertools.takewhile(lambda i: self.known is None or i in self.known, positions)
+        tokens = [self.answer[i] ^ 1 if i in self.wrong else self.answer[i] for i in known]
+        draft = rounds_pb2.Draft(
+            tokens=tokens, parents=range(-1, len(tokens) - 1), draft_probs=self.probs(tokens)
+        )
+        return rounds_pb2.DraftReply(epoch=propose.turn.epoch, round=propose.turn.round, draft=draft)
+
+    def probs(self, tokens: Sequence[int]) -> list[rounds_pb2.SparseProbs]:
+        """One for each token, where a ratio rule verifies."""
+        if sampling_from_message(self.requests[0].open.sampling).verification == "coupled":
+            return []
+        return [rounds_pb2.SparseProbs(token_ids=[token], probs=[1.0]) for token in tokens]
 
 
 @asynccontextmanager
@@ -152,7 +173,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
     for worker in workers:
         if worker is None:
             continue
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=PINGED)
         role: Role = "target" if isinstance(worker, ScriptedTarget) else "draft"
         if isinstance(worker, ScriptedTarget):
             rounds_pb2_grpc.add_TargetWorkerServicer_to_server(worker, server)

@@ -9,7 +9,8 @@ from gateway import drafters
 from gateway.drafters import SMALL_LAG, ModelDrafter, NgramDrafter
 from gateway.errors import WorkerLostError
 from gateway.sequence import Sequence
-from tests.fakes.scripted import ScriptedDraft, fleet_of
+from protos import rounds_pb2
+from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
@@ -112,6 +113,74 @@ async def test_recovery_outlasts_a_worker_that_is_lost_again():
         commit(sequence, 1)
         assert (await drafter.propose(2, PATIENCE_S)).draft.tokens == ANSWER[2:4]
         await drafter.aclose()
+
+
+@pytest.mark.parametrize(
+    ("draft", "wrong"),
+    [
+        ({"tokens": [1, 2], "parents": [-1]}, "no tree"),
+        ({"tokens": [1, 2], "parents": [-1, 1]}, "no tree"),
+        ({"tokens": [1, 1], "parents": [-1, -1]}, "siblings"),
+        ({"tokens": [VOCAB_SIZE], "parents": [-1]}, f"token {VOCAB_SIZE}"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_draft_that_makes_no_sense_is_a_lost_worker(monkeypatch, draft, wrong):
+    """The target would refuse it, and with it a request that nothing is wrong with."""
+    reply = rounds_pb2.DraftReply(epoch=1, draft=rounds_pb2.Draft(**draft))
+    monkeypatch.setattr(ScriptedDraft, "_reply", lambda self, propose, *_: _for(reply, propose))
+    async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
+        sequence, drafter = drafter_of(fleet)
+        await drafter.start()
+        commit(sequence, 1)
+        with pytest.raises(WorkerLostError, match=wrong):
+            await drafter.propose(2, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "probs",
+    [[], [{"token_ids": [2], "probs": [1.0]}], [{"token_ids": [1, VOCAB_SIZE], "probs": [0.5, 0.5]}]],
+    ids=["none", "without the token", "of an unknown token"],
+)
+async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch, probs):
+    draft = rounds_pb2.Draft(
+        tokens=[1], parents=[-1], draft_probs=[rounds_pb2.SparseProbs(**p) for p in probs]
+    )
+    reply = rounds_pb2.DraftReply(epoch=1, draft=draft)
+    monkeypatch.setattr(ScriptedDraft, "_reply", lambda self, propose, *_: _for(reply, propose))
+    async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
+        sampling = Sampling(max_tokens=len(ANSWER), verification="rejection")
+        drafter = ModelDrafter(fleet, Sequence(PROMPT, sampling, noise_key=0, round=1))
+        await drafter.start()
+        with pytest.raises(WorkerLostError, match="draft_probs"):
+            await drafter.propose(2, PATIENCE_S)
+
+
+def _for(reply, propose):
+    reply.round = propose.turn.round
+    return reply
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+async def test_ngrams_are_sure_of_themselves_where_a_ratio_rule_asks(rule):
+    async with fleet_of() as fleet:
+        sequence = Sequence((1, 2, 3, 1, 2), Sampling(verification=rule), noise_key=0)
+        draft = (await NgramDrafter(fleet, sequence).propose(2, PATIENCE_S)).draft
+    assert list(draft.tokens) == [3, 1]
+    assert [(list(probs.token_ids), list(probs.probs)) for probs in draft.draft_probs] == [
+        ([3], [1.0]),
+        ([1], [1.0]),
+    ]
+
+
+async def test_a_long_prompt_is_looked_through_while_others_have_their_turn():
+    async with fleet_of() as fleet:
+        drafter = NgramDrafter(fleet, Sequence(tuple(range(20_000)), Sampling(), noise_key=0))
+        looking, turns = asyncio.create_task(drafter.start()), 0
+        while not looking.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns > 20
 
 
 async def test_ngrams_are_looked_up_in_prompt_and_output():

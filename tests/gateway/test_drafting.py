@@ -1,5 +1,7 @@
 """When a sequence has Drafts, seen from the rounds it goes through."""
 
+import sys
+
 import pytest
 
 from decoding.pace.pace import Pace
@@ -136,6 +138,39 @@ async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
         record = await answer(fleet, Paces(ON))
     assert told == [0.5] * record.rounds
+
+
+@pytest.mark.parametrize("fields", [{}, {"mode": "fixed", "depth": 4}], ids=["auto", "fixed"])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+async def test_a_draft_with_nothing_to_say_costs_next_to_nothing(fields, rule):
+    """As one whose context or cache is full."""
+    target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, known=range(20))
+    async with fleet_of(target, draft) as fleet:
+        record = await answer(fleet, Paces(ON), verification=rule, **fields)
+    assert record.accepted > 10
+    assert draft.kinds().count("propose") < 25
+    assert target.kinds().count("verify") < 20
+    assert record.transitions["off", "empty Drafts"] == 1
+    assert record.empty_drafts == record.fallbacks == 1
+
+
+async def test_a_draft_that_has_something_to_say_again_is_heard():
+    draft = ScriptedDraft(ANSWER, known=[*range(20), *range(60, len(ANSWER))])
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
+        record = await answer(fleet, Paces(ON), mode="fixed", depth=4)
+    assert record.accepted > 100
+
+
+@pytest.mark.parametrize("policy", [ON, OFF], ids=["rounds", "probes"])
+async def test_a_text_without_repeats_is_decoded_freely_until_it_repeats_itself(monkeypatch, policy):
+    repeated = [*range(100), *[7, 8, 9] * 50]
+    monkeypatch.setattr(sys.modules[__name__], "ANSWER", repeated)
+    target = ScriptedTarget(repeated, step_s=0.0005)
+    async with fleet_of(target) as fleet:
+        record = await answer(fleet, Paces(policy), drafter="ngram")
+    assert target.kinds().count("verify") < 60
+    assert (record.accepted > 50) is (policy is ON)
+    assert record.empty_drafts == 0
 
 
 async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():

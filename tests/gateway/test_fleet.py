@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from gateway.fleet import IMBALANCE, Fleet
 from gateway.sequence import Sequence
 from gateway.streams import LOAD_AGE_S, Worker
 from protos import rounds_pb2
-from tests.fakes.scripted import TRUST
+from tests.fakes.scripted import TRUST, ScriptedTarget, fleet_of
 
 
 def worker(address, role="target"):
@@ -96,6 +97,42 @@ async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
     await stream.aclose()
     fleet.links()
     assert [*fleet._links] == ["127.0.0.1:2"]
+    await fleet.close()
+
+
+async def test_a_message_that_is_not_taken_in_time_ends_the_stream():
+    """Nobody is left waiting for an answer to what may never have arrived."""
+    async with (
+        fleet_of(ScriptedTarget([7])) as fleet,
+        aclosing(fleet.open_target(sequence())) as stream,
+        asyncio.timeout(10),
+    ):
+        async with stream._writing:  # another message is on its way
+            with pytest.raises(WorkerLostError, match="TimeoutError"):
+                await stream.send(rounds_pb2.TargetRequest(), timeout=0.01)
+        with pytest.raises(WorkerLostError):
+            await stream.receive(1)
+
+
+async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
+    small = replace(worker("127.0.0.1:1"), max_length=100)
+    fleet = Fleet(lambda: [small, worker("127.0.0.1:2")], TRUST)
+    long = Sequence((1,), Sampling(max_tokens=100), noise_key=0)
+    opened = [fleet.open_target(long) for _ in range(3)]
+    assert streams(fleet) == {"1": 0, "2": 3}
+    for stream in opened:
+        await stream.aclose()
+    await fleet.close()
+
+
+async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
+    """Embeddings are padded; a ratio rule could not undo a guess that the target knows nothing of."""
+    target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
+    fleet = Fleet(lambda: [target, draft], TRUST)
+    asked = Sequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
+    async with aclosing(fleet.open_draft(asked)) as to_draft, aclosing(fleet.open_target(asked)) as to_target:
+        assert list(to_draft._opening().sampling.bad_token_ids) == [5, 256, 257, 258]
+        assert list(to_target._opening().sampling.bad_token_ids) == [5]
     await fleet.close()
 
 

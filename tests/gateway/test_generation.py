@@ -30,7 +30,7 @@ def request(prompt="x", stop=(), mode="auto", model=None, n=1, **sampling):
 
 async def answer(fleet, tokenizer, request, **limits):
     generation = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet)
-    return [chunk async for chunk in generation.chunks(generation.prepare(request))]
+    return [chunk async for chunk in generation.chunks(await generation.prepare(request))]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -61,8 +61,8 @@ async def test_a_stop_string_is_a_normal_end_for_the_worker(tokenizer, mode):
 async def test_a_request_without_a_seed_is_given_one(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
-        drawn = [generation.prepare(request()) for _ in range(2)]
-        again = generation.prepare(request(seed=drawn[0].seed))
+        drawn = [await generation.prepare(request()) for _ in range(2)]
+        again = await generation.prepare(request(seed=drawn[0].seed))
     assert drawn[0].seed != drawn[1].seed
     assert again.sequences[0].noise_key == drawn[0].sequences[0].noise_key
 
@@ -70,7 +70,10 @@ async def test_a_request_without_a_seed_is_given_one(tokenizer):
 async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
-        keys = {generation.prepare(request(prompt, seed=1)).sequences[0].noise_key for prompt in ("a", "b")}
+        keys = {
+            (await generation.prepare(request(prompt, seed=1))).sequences[0].noise_key
+            for prompt in ("a", "b")
+        }
     assert len(keys) == 2
 
 
@@ -121,8 +124,8 @@ async def test_the_workers_get_the_settings_of_the_request(tokenizer):
 async def test_choices_differ_in_noise_and_the_first_is_that_of_one(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
-        several = generation.prepare(request(seed=5, n=4)).sequences
-        alone = generation.prepare(request(seed=5)).sequences
+        several = (await generation.prepare(request(seed=5, n=4))).sequences
+        alone = (await generation.prepare(request(seed=5))).sequences
     assert len({sequence.noise_key for sequence in several}) == 4
     assert several[0].noise_key == alone[0].noise_key
 
@@ -145,7 +148,7 @@ async def test_every_token_has_a_piece_of_text(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         chunks = await answer(fleet, tokenizer, request())
     assert all(len(chunk.pieces) == len(chunk.tokens) for chunk in chunks)
-    assert "".join(piece for chunk in chunks for piece in chunk.pieces) == TEXT
+    assert "".join(piece.text for chunk in chunks for piece in chunk.pieces) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -169,11 +172,11 @@ async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
         generation = Generation(
             SETTINGS.model_copy(update={"max_running": 1, "max_waiting": 0}), tokenizer, fleet
         )
-        async with aclosing(generation.chunks(generation.prepare(request()))) as running:
+        async with aclosing(generation.chunks(await generation.prepare(request()))) as running:
             await anext(running)
             with pytest.raises(OverloadedError):
-                await anext(generation.chunks(generation.prepare(request())))
-        assert len([chunk async for chunk in generation.chunks(generation.prepare(request()))]) > 0
+                await anext(generation.chunks(await generation.prepare(request())))
+        assert len([chunk async for chunk in generation.chunks(await generation.prepare(request()))]) > 0
 
 
 async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
@@ -191,7 +194,7 @@ async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(toke
     target, draft = ScriptedTarget(answer), ScriptedDraft(answer)
     async with fleet_of(target, draft) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
-        prepared = generation.prepare(request(mode=mode, max_tokens=len(answer)))
+        prepared = await generation.prepare(request(mode=mode, max_tokens=len(answer)))
         reading = anyio.Event()
 
         async def read():

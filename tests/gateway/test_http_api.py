@@ -15,9 +15,11 @@ from gateway import http_api
 from gateway.auth import Authentication, digest
 from gateway.chat import ChatRequest
 from gateway.chat_template import ChatTemplate
-from gateway.completions import CompletionRequest
+from gateway.completions import CompletionAnswer, CompletionRequest
 from gateway.generation import Generation
 from gateway.settings import GatewaySettings
+from protos import generation_pb2
+from tests.fakes import scripted
 from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, fleet_of
 
 TEXT = "The cat sät on the mat."
@@ -143,6 +145,15 @@ async def test_null_and_openai_s_own_fields_are_accepted(client):
         ({"speculation": {"drafter": "magic"}}, "speculation.drafter"),
         ({"max_token": 5}, "max_token"),
         ({"logprobs": 21}, "logprobs"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": True}, "temperature"),
+        ({"stop": "x" * 1025}, "stop.0"),
+        ({"logit_bias": dict.fromkeys(range(5000), 1)}, "logit_bias"),
+        ({"stop_token_ids": [True]}, "stop_token_ids"),
+        ({"allowed_token_ids": [1] * 1000}, "allowed_token_ids"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"task": "x" * 65}, "task"),
     ],
     ids=str,
 )
@@ -153,6 +164,17 @@ async def test_what_is_wrong_is_named(client, wrong, field):
     assert error["type"] == "invalid_request_error"
     assert error["param"] == field
     assert error["message"].startswith(error["param"])
+
+
+@pytest.mark.parametrize(
+    "many",
+    [{"stop_token_ids": [-1] * 300_000}, {"logit_bias": {f"k{i}": 1 for i in range(4000)}}],
+    ids=lambda many: next(iter(many)),
+)
+async def test_a_million_mistakes_are_told_at_once(client, many):
+    async with asyncio.timeout(5):
+        response = await client.post("/v1/completions", json={**ASK, **many})
+    assert response.status_code == 400
 
 
 async def test_another_model_is_not_found(client):
@@ -223,7 +245,6 @@ async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
-        ({"max_completion_tokens": 3}, "max_tokens"),
         ({"max_tokens": MAX_LENGTH}, "max_tokens"),
         ({"max_tokens": None, "max_completion_tokens": MAX_LENGTH}, "max_completion_tokens"),
         ({"messages": [{"role": "user", "content": "x" * MAX_LENGTH}]}, "messages"),
@@ -232,7 +253,14 @@ async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"prompt": "x"}, "prompt"),
-        ({"store": True}, "store"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "annotations": [{}]}]},
+            "messages.0.annotations",
+        ),
+        ({"metadata": {"a": 1}}, "metadata.a"),
         ({"modalities": ["audio"]}, "modalities.0"),
     ],
     ids=str,
@@ -248,6 +276,84 @@ async def test_openai_s_own_fields_of_a_chat_are_accepted_where_they_ask_for_not
         "/v1/chat/completions", json={**CHAT, **ask, "response_format": {"type": "text"}, "user": "u"}
     )
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"metadata": {"a": "b"}, "store": True, "parallel_tool_calls": False, "functions": []},
+        {"reasoning_effort": "low", "verbosity": "high", "service_tier": "flex", "function_call": "none"},
+        {"prompt_cache_key": "k", "safety_identifier": "s"},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
+        {"messages": [{"role": "user", "content": "x", "annotations": [], "tool_calls": []}]},
+    ],
+    ids=str,
+)
+async def test_hints_and_labels_of_a_chat_change_nothing(client, harmless):
+    response = await client.post("/v1/chat/completions", json={**CHAT, **harmless})
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["content"] == TEXT
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_of_two_limits_max_completion_tokens_holds(client, path):
+    own = ASK if path == "completions" else CHAT
+    body = (await client.post(f"/v1/{path}", json={**own, "max_completion_tokens": 3})).json()
+    assert body["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (7, 7)])
+async def test_a_negative_seed_stands_for_one_that_is_not_and_is_told_as_it_came(tokenizer, seed, used):
+    target = ScriptedTarget(ANSWER)
+    async with client_of(tokenizer, target) as client:
+        response = await client.post("/v1/completions", json={**ASK, "seed": seed})
+    assert target.requests[0].open.sampling.seed == used
+    assert response.headers["outrider-seed"] == str(seed)
+    assert response.json()["usage"]["speculation"]["seed"] == seed
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_usage_comes_with_every_event_where_it_is_asked_for(client, path):
+    """As guidellm asks."""
+    own = {"prompt": "x"} if path == "completions" else {"messages": CHAT["messages"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    limits = {
+        "max_tokens": len(ANSWER),
+        "max_completion_tokens": len(ANSWER),
+        "stop": None,
+        "ignore_eos": True,
+    }
+    ask = {**own, **limits, "model": "m", "stream": True, "stream_options": options}
+    *lines, _ = events_of(await client.post(f"/v1/{path}", json=ask))
+    usages = [json.loads(line)["usage"] for line in lines]
+    written = [usage["completion_tokens"] for usage in usages]
+    assert written == sorted(written)
+    assert written[-2:] == [len(ANSWER)] * 2
+    assert all(
+        usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages
+    )
+
+
+async def test_a_suffix_that_says_nothing_is_accepted(client):
+    assert (await client.post("/v1/completions", json={**ASK, "suffix": ""})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("logprob", "said"), [(math.nan, -9999.0), (-math.inf, -9999.0), (math.inf, 0.0), (-1e300, -9999.0)]
+)
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_what_is_no_number_never_reaches_json(tokenizer, monkeypatch, logprob, said, path, stream):
+    entry = generation_pb2.TokenLogprobs(logprob=logprob, token_ids=[65], logprobs=[logprob])
+    monkeypatch.setattr(scripted, "_logprobs", lambda token: entry)
+    own = {**ASK, "logprobs": 1} if path == "completions" else {**CHAT, "logprobs": True, "top_logprobs": 1}
+    async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
+        response = await client.post(f"/v1/{path}", json={**own, "stream": stream})
+    assert response.status_code == 200
+    assert "NaN" not in response.text
+    assert "Infinity" not in response.text
+    assert f": {said}" in response.text.replace(":", ": ").replace("  ", " ")
 
 
 async def test_a_model_without_a_chat_template_says_so(tokenizer):
@@ -280,6 +386,15 @@ async def test_logprobs_of_a_completion(client):
     assert logprobs["top_logprobs"][0] == {"T": -0.25, "U": -9999.0}
     assert logprobs["text_offset"][:3] == [0, 1, 2]
     assert logprobs["text_offset"][-1] == len(TEXT) - 1
+
+
+@pytest.mark.parametrize("stop", [[], ['"x']], ids=["none", "held back for a stop string"])
+async def test_offsets_say_where_each_token_s_text_begins(tokenizer, stop):
+    async with client_of(tokenizer, ScriptedTarget(list(b'a"bc'))) as client:
+        ask = {"prompt": "x", "max_tokens": 4, "logprobs": 0, "stop": stop, "echo": False}
+        body = (await client.post("/v1/completions", json=ask)).json()["choices"][0]
+    assert body["text"] == 'a"bc'
+    assert body["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
 async def test_logprobs_of_a_chat(client):
@@ -450,10 +565,41 @@ async def test_what_is_no_request_at_all_is_the_caller_s_error(client, content):
     headers = {"content-type": "application/json"}
     response = await client.post("/v1/completions", content=content, headers=headers)
     assert response.status_code == 400
-    assert response.json()["error"]["param"]
+    assert response.json()["error"]["param"] == ("body" if content != b'{"prompt": "x", "seed": ' else "seed")
+
+
+async def test_only_json_is_taken(client):
+    """A page in a browser may send plain text to a service on its machine without being asked."""
+    response = await client.post(
+        "/v1/completions", content=json.dumps(ASK), headers={"content-type": "text/plain"}
+    )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
+
+
+async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a secret")
+
+    async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
+        client._transport.raise_app_exceptions = False
+        monkeypatch.setattr(CompletionAnswer, "chunk", fail)
+        monkeypatch.setattr(CompletionAnswer, "whole", fail)
+        whole = await client.post("/v1/completions", json=ASK)
+        stream = await client.post("/v1/completions", json={**ASK, "stream": True})
+    error, done = events_of(stream)
+    assert (whole.status_code, done) == (500, "[DONE]")
+    assert whole.json()["error"]["type"] == json.loads(error)["error"]["type"] == "server_error"
+    assert "secret" not in whole.text + stream.text
+
+
+async def test_the_openapi_document_describes_what_is_accepted(client):
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    schema = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"prompt", "temperature", "speculation"} <= schema["properties"].keys()
 
 
 async def test_an_unknown_path_and_method_are_answered_in_the_same_shape(client):
     for response in (await client.get("/v2"), await client.get("/v1/completions")):
         assert response.status_code in (404, 405)
         assert response.json()["error"]["message"]
+        assert response.json()["error"]["param"] is None

@@ -47,7 +47,7 @@ def request(task="t", **speculation):
 
 
 async def answered(generation, request):
-    return [chunk async for chunk in generation.chunks(generation.prepare(request))][-1].usage.record
+    return [chunk async for chunk in generation.chunks(await generation.prepare(request))][-1].usage.record
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_times_of_a_request_are_in_order(tokenizer):
 async def test_a_reader_that_leaves_after_the_last_chunk_has_had_it_all(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
-        async with aclosing(generation.chunks(generation.prepare(request()))) as chunks:
+        async with aclosing(generation.chunks(await generation.prepare(request()))) as chunks:
             while (await anext(chunks)).usage is None:
                 pass
         publish(generation, published)
@@ -125,12 +125,12 @@ async def test_what_ended_a_request_is_named(tokenizer):
     limits = {"max_running": 1, "max_waiting": 0}
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01)) as fleet:
         generation, published = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet), Published()
-        async with aclosing(generation.chunks(generation.prepare(request()))) as first:
+        async with aclosing(generation.chunks(await generation.prepare(request()))) as first:
             await anext(first)
             publish(generation, published)
             assert published.gauges["outrider_requests_running",] == 1
             with pytest.raises(OverloadedError):
-                await anext(generation.chunks(generation.prepare(request())))
+                await anext(generation.chunks(await generation.prepare(request())))
         publish(generation, published)
     errors = [
         labels["error_type"] for _, labels in published.observed["gen_ai_server_request_duration_seconds"]
@@ -146,7 +146,7 @@ async def test_what_ended_a_request_is_named(tokenizer):
 async def test_the_depth_in_force_has_a_reason(tokenizer, speculation, reason, depth):
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01), ScriptedDraft(ANSWER)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
-        async with aclosing(generation.chunks(generation.prepare(request(**speculation)))) as chunks:
+        async with aclosing(generation.chunks(await generation.prepare(request(**speculation)))) as chunks:
             await anext(chunks)
             publish(generation, published)
     sequences = {name: published.gauges["outrider_sequences", name] for name in REASONS}

@@ -80,6 +80,28 @@ async def test_a_chat_stream_with_usage_and_our_own_fields(client):
     assert chunks[-1].usage.speculation["depth"] == 2
 
 
+async def test_openai_s_own_hints_are_taken(client):
+    answer = await client.chat.completions.create(
+        model="m",
+        messages=[*MESSAGES, {"role": "assistant", "content": "y", "annotations": []}, *MESSAGES],
+        max_tokens=100,
+        max_completion_tokens=COUNT,
+        metadata={"a": "b"},
+        store=True,
+        parallel_tool_calls=True,
+        reasoning_effort="low",
+        verbosity="low",
+        prompt_cache_key="k",
+        safety_identifier="s",
+        service_tier="auto",
+        prediction={"type": "content", "content": "The cat"},
+        functions=[],
+        seed=-3,
+    )
+    assert answer.choices[0].message.content == TEXT
+    assert answer.usage.speculation["seed"] == -3
+
+
 async def test_models(client):
     assert [model.id async for model in client.models.list()] == ["m"]
     assert (await client.models.retrieve("m")).id == "m"

@@ -10,18 +10,20 @@ import pytest
 from decoding.pace.settings import PaceSettings
 from decoding.settings import Sampling
 from gateway import drafters
-from gateway.errors import DeadlineError, InvalidRequestError
+from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
 from gateway.pace import Paces
 from gateway.record import Record
 from gateway.rounds import PLAIN_STRETCH, Rounds
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
+from gateway.streams import WorkerStream
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 
 PROMPT = (5, 6, 7)
 ANSWER = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
 ANSWER_LENGTH = len(ANSWER)
 LONG = [*range(200)]
+DEPTH = 4
 OFF = Speculation(mode="off", drafter="model")
 
 
@@ -101,6 +103,7 @@ async def test_counts_what_speculation_did():
         "transitions": {},
         "late_drafts": 0,
         "lost_drafts": 0,
+        "empty_drafts": 0,
         "lost_targets": 0,
     }
     assert (record.accepted, record.mean_accepted_length, record.histogram) == (7, 7 / 3, [0, 1, 0, 2])
@@ -158,6 +161,25 @@ async def test_a_draft_that_is_late_is_not_waited_for_again():
         emitted, record = await run(fleet, fixed(4), deadline_ms=20.0)
     assert emitted == ANSWER
     assert (record.accepted, record.late_drafts, record.target_passes) == (0, 1, len(ANSWER))
+
+
+async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
+    """The stream to the target lives on, but nothing follows from a message that it did not get."""
+    verifying = asyncio.Event()
+    send = WorkerStream.send
+
+    async def failing(stream, request, timeout=1.0):
+        if request.WhichOneof("request") == "verify" and len(request.verify.draft.tokens) > DEPTH:
+            verifying.set()
+            raise WorkerLostError("the message was not taken in time")
+        await send(stream, request, timeout)
+
+    monkeypatch.setattr(WorkerStream, "send", failing)
+    target = ScriptedTarget(ANSWER, verifying=verifying)
+    async with fleet_of(target, ScriptedDraft(ANSWER, prepares=True)) as fleet:
+        emitted, _ = await run(fleet, fixed(DEPTH), deadline_s=5.0)
+    assert emitted == ANSWER
+    assert verifying.is_set()
 
 
 async def until(condition) -> None:

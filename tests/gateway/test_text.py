@@ -146,9 +146,16 @@ def test_answer_and_count_do_not_depend_on_how_many_tokens_come_at_a_time(text, 
             added = out.add(rest[:size], ends=len(rest) <= size)
             kept, rest = kept + len(added), rest[size:]
             pieces += added
-        return kept, "".join(pieces), out.stopped
+        return kept, "".join(piece.text for piece in pieces), [piece.start for piece in pieces], out.stopped
 
     assert answer(iter(sizes)) == answer(iter([1] * 100))
+
+
+def test_text_begins_after_single_bytes_that_were_held_back():
+    ids = WORDS.encode("é😀 the").ids
+    pieces = AnswerText(Vocabulary(WORDS), []).add(ids, ends=True)
+    assert pieces[-1].text.endswith("😀 the")
+    assert "".join(piece.text for piece in pieces)[pieces[-1].start :] == " the"
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):

@@ -37,13 +37,13 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
 
 
-def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):
+async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):
     """The chunks of the answer to a request."""
     generation = Generation(SETTINGS.model_copy(update=settings), tokenizer, fleet)
     token = attach(context_of(traceparent))
     try:
         sampling = Sampling(max_tokens=len(ANSWER), seed=2**63 + 1)
-        prepared = generation.prepare(Request("a prompt", sampling, speculation=speculation, n=n))
+        prepared = await generation.prepare(Request("a prompt", sampling, speculation=speculation, n=n))
     finally:
         detach(token)
     return aclosing(generation.chunks(prepared))
@@ -51,7 +51,7 @@ def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **s
 
 async def answer(*arguments, **settings):
     """The usage."""
-    async with asked(*arguments, **settings) as chunks:
+    async with await asked(*arguments, **settings) as chunks:
         return [chunk async for chunk in chunks][-1].usage
 
 
@@ -148,7 +148,7 @@ async def test_prompts_and_texts_only_where_switched_on(tokenizer, spans, switch
 async def test_only_a_reader_that_leaves_before_the_end_cancels(tokenizer, spans, read, told):
     async with (
         fleet_of(ScriptedTarget(ANSWER)) as fleet,
-        asked(fleet, tokenizer, Speculation(mode="off")) as chunks,
+        await asked(fleet, tokenizer, Speculation(mode="off")) as chunks,
     ):
         for _ in range(read):
             await anext(chunks)
