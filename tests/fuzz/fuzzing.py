@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis
-from hypothesis import HealthCheck, Phase
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.harness import Call, Harness
 
-BATCH = 8  # calls at a time
+BATCH = 10  # calls at a time
 
 
 def fuzz(harness: Harness, calls: SearchStrategy[Any], count: int, seed: int) -> None:
@@ -30,6 +30,3 @@ def fuzz(harness: Harness, calls: SearchStrategy[Any], count: int, seed: int) ->
         harness.run(calls)
 
     batch()
-
-
-_ = Phase

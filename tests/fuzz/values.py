@@ -79,7 +79,7 @@ LONG = st.sampled_from([16, 17, 300, 3000])
 def fields(levels: Mapping[str, Levels], required: Collection[str], malformed: SearchStrategy[Any]) -> Levels:
     """Objects with some of these fields.
 
-    An extreme one has one or two extreme fields among ordinary ones, a malformed one has one that is
+    An extreme one has up to four extreme fields among ordinary ones, a malformed one has one that is
     malformed, or lacks a required one.
     """
 
@@ -100,21 +100,25 @@ def fields(levels: Mapping[str, Levels], required: Collection[str], malformed: S
         st.sampled_from(sorted(required) or [""]),
     )
     wrong = some("malformed", 1) | some("malformed", 1) | (lacking | malformed)
-    return Levels(_some_of(levels, required), some("extreme", 2), wrong)
+    return Levels(_some_of(levels, required), some("extreme", 4), wrong)
+
+
+LIKELY = {"speculation", "verification", "sampling"}  # what they say matters to all the others
 
 
 def _some_of(levels: Mapping[str, Levels], required: Collection[str]) -> SearchStrategy[dict[str, Any]]:
     """What is required, and a handful of the others, all ordinary."""
     optional = sorted(levels.keys() - set(required))
     chosen = st.sets(st.sampled_from(optional), max_size=6) if optional else st.just(set[str]())
-    return chosen.flatmap(
+    likely = st.sampled_from([set[str](), levels.keys() & LIKELY])
+    return st.builds(set.union, chosen, likely).flatmap(
         lambda names: st.fixed_dictionaries(
-            {name: levels[name].ordinary for name in [*sorted(required), *sorted(names)]}
+            {name: levels[name].ordinary for name in sorted(names.union(required))}
         )
     )
 
 
-def graded(levels: Levels, *, ordinary: int = 6, extreme: int = 3, malformed: int = 1) -> SearchStrategy[Any]:
+def graded(levels: Levels, *, ordinary: int = 9, extreme: int = 9, malformed: int = 2) -> SearchStrategy[Any]:
     """Values of all levels, in such proportions."""
     names = ["ordinary"] * ordinary + ["extreme"] * extreme + ["malformed"] * malformed
     return st.sampled_from(names).flatmap(levels.of)
