@@ -17,6 +17,8 @@ from gateway.sequence import Token
 from gateway.token_bytes import TokenBytes
 from gateway.tokenization import LONG_TEXT
 
+MAX_MESSAGES, MAX_PARTS = 4096, 256  # of a chat, of a message
+
 
 class TextPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +31,7 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-Content = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(_as_parts)]
+Content = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
 Nothing = Annotated[list[None], Field(max_length=0)]
 
 
@@ -62,7 +64,7 @@ class Prediction(BaseModel):
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)

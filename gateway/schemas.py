@@ -14,13 +14,14 @@ from pydantic import (
     model_validator,
 )
 
-from decoding.settings import SEED_BITS, RequestedSampling, Sampling, TokenId
+from decoding.settings import SEED_BITS, RequestedSampling, Sampling
 from gateway.errors import InvalidRequestError
 from gateway.generation import Request, Usage
 from gateway.settings import Priority, Speculation
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
 MAX_BIASES = 4096  # tokens
+MAX_FIELDS = 128  # of one object
 MANY_ERRORS = 100  # of one request: to tell them apart would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
@@ -58,6 +59,8 @@ class NullIsLeftOut(BaseModel):
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
+            if len(fields) > MAX_FIELDS:  # to name each of a hundred thousand would take long
+                raise ValueError(f"at most {MAX_FIELDS} fields are accepted")
             return {name: value for name, value in fields.items() if value is not None}
         return fields
 
@@ -66,7 +69,6 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     """Every sampling setting is a field of the request."""
 
     top_k: int = Field(default=0, ge=0, lt=2**32)  # as many bits as it travels in
-    logit_bias: dict[TokenId, float] = Field(default_factory=dict, max_length=MAX_BIASES)
     seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
     max_completion_tokens: int | None = Field(default=None, ge=1)  # wins over max_tokens, as in vLLM
     model: Text | None = None
@@ -94,6 +96,13 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
         if isinstance(ids, list) and not are_ids(ids):
             raise ValueError("a list of token ids is accepted")
         return ids
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _are_few(cls, biases: Any) -> Any:
+        if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+            raise ValueError(f"at most {MAX_BIASES} entries are accepted")
+        return biases
 
     def request(self, prompt: str | tuple[int, ...], **sampling: Any) -> Request:
         """``sampling`` holds what the endpoint says in its own words."""
