@@ -146,7 +146,7 @@ class Harness:
 
 
 def _tasks() -> set[asyncio.Task[Any]]:
-    """All but this one and those in which gRPC itself waits: for the next call, for the end of cancelled ones."""
+    """All but this one and those of gRPC itself: it waits for calls, and for the end of cancelled ones."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     return {
         task for task in others if not task.get_coro().__qualname__.startswith(("AioServer.", "_AioCall."))
