@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cluster.settings import Settings
-from protos.trust import Trust
+from protos.trust import SHORTEST_TOKEN, Trust
 
 API_KEYS = "OUTRIDER_API_KEYS"  # separated by commas
 TOKEN = "OUTRIDER_TOKEN"  # the same for every start of a deployment; without it each start draws one
@@ -24,7 +24,7 @@ def api_keys(settings: Settings) -> list[str]:
 
 
 def shared_trust(settings: Settings) -> Trust:
-    """Raises ValueError if a certificate cannot be read, or if only some of the three are given."""
+    """Raises ValueError for a token that cannot be sent, and for certificates that lack a part."""
     files = {
         "certificate": settings.tls_certificate,
         "key": settings.tls_key,
@@ -32,7 +32,12 @@ def shared_trust(settings: Settings) -> Trust:
     }
     # Their contents travel, not their paths: workers may run where there are no such files.
     contents = {name: _read(f"tls_{name}", path) for name, path in files.items() if path is not None}
-    return Trust.model_validate({"token": os.environ.get(TOKEN) or secrets.token_urlsafe(), **contents})
+    token = os.environ.get(TOKEN) or secrets.token_urlsafe()
+    if len(token) < SHORTEST_TOKEN:
+        raise ValueError(f"{TOKEN} has {len(token)} characters, at least {SHORTEST_TOKEN} are needed")
+    if not (token.isascii() and token.isprintable()):  # the header that it travels in takes no others
+        raise ValueError(f"{TOKEN} must hold printable ASCII characters alone")
+    return Trust.model_validate({"token": token, **contents})
 
 
 def check_doors(settings: Settings, keys: list[str]) -> None:

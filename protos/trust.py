@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import grpc
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+SHORTEST_TOKEN = 16  # characters
 TOKEN = "outrider-token"  # the key of a call's metadata
 NAME = "outrider"  # for which workers' certificates are issued: their addresses are not known beforehand
 
@@ -16,7 +17,7 @@ class Trust(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    token: str = Field(min_length=16, repr=False, description="presented with every stream")
+    token: str = Field(min_length=SHORTEST_TOKEN, repr=False, description="presented with every stream")
     certificate: bytes | None = Field(
         default=None, repr=False, description="chain in PEM, for the name outrider"
     )

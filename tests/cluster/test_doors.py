@@ -47,6 +47,17 @@ def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):
     assert shared_trust(Settings()).token == "sixteen characters or more"
 
 
+@pytest.mark.parametrize(
+    ("token", "wrong"),
+    [("fifteen letters", "has 15 characters, at least 16 are needed"), ("ü" * 20, "printable ASCII")],
+)
+def test_a_token_that_cannot_be_used_is_named_and_not_shown(monkeypatch, token, wrong):
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(ValueError, match=f"^OUTRIDER_TOKEN .*{wrong}") as refused:
+        shared_trust(Settings())
+    assert token not in str(refused.value)
+
+
 def test_certificates_travel_by_content(tmp_path):
     for name in ("certificate", "key", "authority"):
         (tmp_path / name).write_text(name.upper())

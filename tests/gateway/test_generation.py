@@ -8,9 +8,11 @@ import pytest
 
 from decoding.settings import Sampling
 from gateway.errors import InvalidRequestError, OverloadedError, UnknownModelError, WorkerLostError
+from gateway.fleet import Fleet
 from gateway.generation import Generation, Request
 from gateway.settings import GatewaySettings, Speculation
-from tests.fakes.scripted import MAX_LENGTH, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
+from gateway.streams import Worker
+from tests.fakes.scripted import MAX_LENGTH, TRUST, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
 
 TEXT = "Grüße, STOP and more 😀 of it"
 ANSWER = list(TEXT.encode())
@@ -177,6 +179,21 @@ async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
             with pytest.raises(OverloadedError):
                 await anext(generation.chunks(await generation.prepare(request())))
         assert len([chunk async for chunk in generation.chunks(await generation.prepare(request()))]) > 0
+
+
+async def test_an_answer_may_be_as_long_as_every_target_can_hold(tokenizer):
+    """Whichever takes it over: limits and defaults follow what the workers publish."""
+    targets = [
+        Worker("target", "m", f"127.0.0.1:{port}", 1, "n", VOCAB_SIZE, max_length)
+        for port, max_length in ((1, 100), (2, 60))
+    ]
+    generation = Generation(SETTINGS, tokenizer, Fleet(lambda: targets, TRUST))
+    assert (generation.room(20), generation.room(70)) == (40, 1)
+    await generation.prepare(request("x" * 20, max_tokens=40))
+    for prompt, max_tokens, field in ((20, 41, "max_tokens"), (60, 1, "prompt")):
+        with pytest.raises(InvalidRequestError) as refused:
+            await generation.prepare(request("x" * prompt, max_tokens=max_tokens))
+        assert refused.value.field == field
 
 
 async def test_the_rule_of_verification_reaches_the_workers(tokenizer):

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway import grpc_api
 from gateway.auth import Authentication, digest
 from gateway.errors import (
     GatewayError,
@@ -88,7 +89,10 @@ async def test_an_answer_in_chunks(tokenizer, prompt):
         ({"n": 99}, "n"),
         ({"priority": "urgent"}, "priority"),
         ({"sampling": generation_pb2.Sampling(verification="block")}, "sampling.verification"),
-        ({"text": "x" * 5000}, "request"),
+        ({"text": "x" * 100_000}, "request"),
+        ({"stop": ["x" * 1025]}, "stop"),
+        ({"sampling": generation_pb2.Sampling(logit_bias=dict.fromkeys(range(5000), 1.0))}, "logit_bias"),
+        ({"sampling": generation_pb2.Sampling(bad_token_ids=[1] * 1000)}, "bad_token_ids"),
     ],
     ids=str,
 )
@@ -97,7 +101,7 @@ async def test_what_is_wrong_is_named(tokenizer, wrong, field):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         message = generation_pb2.GenerateRequest(**{"text": "x", **wrong})
         with pytest.raises(InvalidRequestError):
-            await anext(servicer_of(fleet, tokenizer, max_message_bytes=4000).Generate(message, context))
+            await anext(servicer_of(fleet, tokenizer, max_message_bytes=99_000).Generate(message, context))
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
     assert context.details.startswith(field)
 
@@ -126,6 +130,21 @@ async def test_every_token_says_where_it_comes_from_and_the_seed_comes_first(tok
     assert origins[1] == [*["ORIGIN_ACCEPTED"] * 4, "ORIGIN_TARGET"]
     assert [chunk.HasField("seed") for chunk in chunks] == [True, *[False] * (len(chunks) - 1)]
     assert all(sum(chunk.text_lengths) == len(chunk.text) for chunk in chunks)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Complete"])
+async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch, method):
+    def fail(*_):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(grpc_api, "_tokens", fail)
+    context, message = Context(), generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        answer = getattr(servicer_of(fleet, tokenizer), method)(message, context)
+        with pytest.raises(RuntimeError):
+            await (anext(answer) if method == "Generate" else answer)
+    assert context.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in context.details
 
 
 async def test_the_whole_answer_in_one_message(tokenizer):

@@ -158,6 +158,14 @@ def test_text_begins_after_single_bytes_that_were_held_back():
     assert "".join(piece.text for piece in pieces)[pieces[-1].start :] == " the"
 
 
+def test_a_tokenizer_that_would_cut_or_fill_prompts_does_neither(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(str(tmp_path)).encode("x" * 6).ids) == 6
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path}.*holds no tokenizer.json"):
         load_tokenizer(str(tmp_path))
