@@ -1,0 +1,81 @@
+"""A draft worker that answers with whatever comes to mind."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import grpc
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from actors.worker import start_server
+from gateway.streams import Worker
+from protos import rounds_pb2
+from tests.fuzz.calls import HttpCall
+from tests.fuzz.harness import COMPLETIONS
+from tests.fuzz.messages import message_of
+from tests.fuzz.sessions import sampled_chains, trees
+from tests.fuzz.values import graded
+from tests.support.service import TRUST, Service
+
+DRAFT_WORKER = "outrider.rounds.v1.DraftWorker"
+Reply = dict[str, Any] | bytes | None  # without epoch and round those of the question; None ends the stream
+
+
+@dataclass(frozen=True)
+class Misled:
+    """A request whose Drafts come from such a worker; all others that run meanwhile may be sent there too."""
+
+    replies: Sequence[Sequence[Reply]]  # to each Propose, over and over
+    asked: HttpCall
+
+    async def run(self, service: Service) -> str:
+        """Raises AssertionError unless the request is answered nevertheless."""
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._stream, rounds_pb2.DraftRequest.FromString, None
+        )
+        handlers = grpc.method_handlers_generic_handler(DRAFT_WORKER, {"Stream": handler})
+        server, address = await start_server(
+            lambda server: server.add_generic_rpc_handlers((handlers,)), "127.0.0.1", TRUST
+        )
+        target = service.of("target")[0].published
+        worker = Worker("draft", "hostile", address, 0, "here", target.vocab_size, target.max_length)
+        service.others.append(worker)
+        try:
+            return await self.asked.run(service)
+        finally:
+            service.others.remove(worker)
+            await server.stop(None)
+
+    async def _stream(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        replies = cycle(self.replies)
+        async for request in requests:
+            if request.WhichOneof("request") != "propose":
+                continue
+            turn = request.propose.turn
+            for reply in next(replies):
+                if reply is None:
+                    return
+                if isinstance(reply, bytes):
+                    yield reply
+                    continue
+                answer = {"epoch": turn.epoch, "round": turn.round, **reply}
+                yield rounds_pb2.DraftReply(**answer).SerializeToString()
+
+
+@st.composite
+def misled(draw: DrawFn) -> Misled:
+    reply = st.one_of(
+        graded(message_of(rounds_pb2.DraftReply.DESCRIPTOR)),
+        graded(message_of(rounds_pb2.Draft.DESCRIPTOR)).map(lambda draft: {"draft": draft}),
+        (trees() | sampled_chains()).map(lambda draft: {"draft": draft}),
+        st.binary(max_size=12),
+        st.none(),
+    )
+    rule = draw(st.sampled_from(["coupled", "rejection", "block"]))
+    mode = draw(st.sampled_from(["fixed", "fixed", "auto"]))
+    speculation = {"mode": mode, "drafter": "model", "verification": rule}
+    asked = HttpCall(COMPLETIONS, {"prompt": "def main(", "max_tokens": 12, "speculation": speculation})
+    replies = draw(st.lists(st.lists(reply, min_size=0, max_size=3), min_size=1, max_size=4))
+    return Misled(replies, asked)

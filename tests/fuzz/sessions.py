@@ -1,0 +1,232 @@
+"""Streams to a worker by someone who has the deployment's token: what a gateway sends, and worse."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from gateway.streams import Role
+from protos import generation_pb2, rounds_pb2
+from protos.trust import TOKEN
+from tests.fuzz.bodies import TOKEN_IDS
+from tests.fuzz.messages import field_of, leaves, message_of
+from tests.fuzz.values import graded
+from tests.support.service import TRUST, Service
+
+REQUESTS: dict[Role, type[Message]] = {"target": rounds_pb2.TargetRequest, "draft": rounds_pb2.DraftRequest}
+REPLIES: dict[Role, Any] = {"target": rounds_pb2.TargetReply, "draft": rounds_pb2.DraftReply}
+METHODS: dict[Role, str] = {
+    "target": "/outrider.rounds.v1.TargetWorker/Stream",
+    "draft": "/outrider.rounds.v1.DraftWorker/Stream",
+}
+ENDS = (  # the only ways in which a worker ends a stream
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+LEFT = "left"  # the sender did, before the worker had said its last word
+CROSSED = "Internal error from Core"  # what gRPC's own client says where a refusal crosses a message
+PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
+ENDINGS = ["half-close", "half-close", "half-close", "cancel", "abandon"]
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One stream, written without regard to what comes back."""
+
+    role: Role
+    messages: Sequence[Fields | bytes]  # bytes go as they are
+    waits: Sequence[int]  # the messages after which a reply is awaited
+    ending: str
+    token: str = TRUST.token
+
+    async def run(self, service: Service) -> str:
+        """Raises AssertionError where the worker answers with anything but replies and a clear refusal."""
+        async with TRUST.connect(service.of(self.role)[0].address, ()) as channel:
+            stub = channel.stream_stream(METHODS[self.role], None, REPLIES[self.role].FromString)
+            call = stub(metadata=((TOKEN, self.token),))
+            replies: asyncio.Queue[Any] = asyncio.Queue()
+            reading = asyncio.create_task(_read(call, replies))
+            await self._write(call, replies)
+            if self.ending == "half-close" and not call.done():
+                await call.done_writing()
+            if self.ending == "cancel":
+                call.cancel()
+            if self.ending == "abandon":
+                await channel.close(None)
+            await reading
+            code, details = await call.code(), await call.details()
+        if details == CROSSED:
+            return LEFT
+        if code is grpc.StatusCode.CANCELLED and self.ending in ("cancel", "abandon"):
+            return LEFT
+        assert code in ENDS, f"{code.name}: {details}"
+        assert details or code is grpc.StatusCode.OK, code
+        return str(code.name)
+
+    async def _write(self, call: Any, replies: "asyncio.Queue[Any]") -> None:
+        for index, message in enumerate(self.messages):
+            raw = (
+                message if isinstance(message, bytes) else REQUESTS[self.role](**message).SerializeToString()
+            )
+            try:
+                await call.write(raw)
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                return  # refused by now
+            if index in self.waits:
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await replies.get()
+                except TimeoutError:
+                    continue
+
+
+async def _read(call: Any, replies: "asyncio.Queue[Any]") -> None:
+    try:
+        async for reply in call:
+            replies.put_nowait(reply)
+    except (grpc.RpcError, asyncio.CancelledError):
+        pass  # the code tells
+    replies.put_nowait(None)
+
+
+@st.composite
+def sessions(draw: DrawFn) -> Session:
+    """Streams with up to three faults."""
+    role: Role = draw(st.sampled_from(["target", "draft"]))
+    messages: list[Fields | bytes] = [*draw(_conversation(role))]
+    for _ in range(draw(st.sampled_from([0, 1, 1, 1, 2, 3]))):
+        fault = draw(st.sampled_from([_odd_field, _odd_field, _odd_field, _odd_order, _odd_message]))
+        messages = draw(fault(role, messages))
+    waits = draw(st.sets(st.integers(0, len(messages)), max_size=4))
+    token = draw(st.sampled_from([TRUST.token] * 30 + ["", "another token of this"]))
+    return Session(role, messages, sorted(waits), draw(st.sampled_from(ENDINGS)), token)
+
+
+@st.composite
+def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
+    """What a gateway might send."""
+    prompt = draw(st.lists(TOKEN_IDS, min_size=1, max_size=20))
+    sampling = draw(
+        graded(message_of(generation_pb2.Sampling.DESCRIPTOR), ordinary=8, extreme=1, malformed=1)
+    )
+    epoch = draw(st.integers(1, 3))
+    opening = {"epoch": epoch, "prompt_length": len(prompt), "noise_key": draw(st.integers(0, 2**64 - 1))}
+    messages: list[Fields] = [{"open": {**opening, "sampling": sampling}}]
+    known, tokens, round_number = 0, prompt, 1
+    for _ in range(draw(st.integers(0, 4))):
+        turn = {"epoch": epoch, "round": round_number, "base": known, "tokens": tokens}
+        length = known + len(tokens)
+        messages.append(
+            draw(_propose(turn) if role == "draft" else _verify(turn, sampling) | _plain(turn, length))
+        )
+        known = draw(st.integers(max(len(prompt), length - 3), length))
+        tokens = draw(st.lists(TOKEN_IDS, max_size=3))
+        round_number += draw(st.sampled_from([1, 1, 1, 0]))
+    return [*messages, {"close": {}}] if draw(st.booleans()) else messages
+
+
+def _propose(turn: Fields) -> SearchStrategy[Fields]:
+    return st.builds(
+        lambda depth, leaves: {"propose": {"turn": turn, "depth": depth, "leaves": leaves}},
+        st.integers(0, 6),
+        st.integers(0, 4),
+    )
+
+
+def _plain(turn: Fields, length: int) -> SearchStrategy[Fields]:
+    return st.integers(1, 6).map(lambda count: {"plain": {"turn": turn, "until": length + count}})
+
+
+def _verify(turn: Fields, sampling: Mapping[str, Any]) -> SearchStrategy[Fields]:
+    is_coupled = (sampling.get("verification") or "coupled") == "coupled"
+    return (trees() if is_coupled else sampled_chains()).map(
+        lambda draft: {"verify": {"turn": turn, "draft": draft}}
+    )
+
+
+@st.composite
+def trees(draw: DrawFn) -> Fields:
+    tokens = draw(st.lists(TOKEN_IDS, max_size=6, unique=True))
+    return {"tokens": tokens, "parents": [draw(st.integers(-1, node - 1)) for node in range(len(tokens))]}
+
+
+@st.composite
+def sampled_chains(draw: DrawFn) -> Fields:
+    tokens = draw(st.lists(TOKEN_IDS, max_size=4))
+    likely = draw(st.sampled_from([1.0, 0.5, 1e-30, 0.0, -1.0, 7.0, float("nan"), float("inf")]))
+    probs = [{"token_ids": [token, token ^ 1], "probs": [likely, 1.0 - likely]} for token in tokens]
+    return {"tokens": tokens, "parents": [*range(-1, len(tokens) - 1)], "draft_probs": probs}
+
+
+@st.composite
+def _odd_field(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list[Fields | bytes]:
+    """One field of one message holds anything that its type can hold."""
+    descriptor = REQUESTS[role].DESCRIPTOR
+    kind = draw(st.sampled_from([field.name for field in descriptor.fields]))
+    path = draw(st.sampled_from([path for path in leaves(descriptor) if path[0] == kind]))
+    whole = deepcopy(messages)
+    places = [place for place, message in enumerate(whole) if isinstance(message, dict) and kind in message]
+    if not places:
+        places = [len(whole)]
+        whole.append({kind: {}})
+    if len(path) > 1:
+        place = draw(st.sampled_from(places))
+        _put(whole[place], [*_fields(descriptor, path)], draw)
+    return whole
+
+
+def _fields(descriptor: Descriptor, path: Sequence[str]) -> list[FieldDescriptor]:
+    found = []
+    for name in path:
+        found.append(descriptor.fields_by_name[name])
+        descriptor = found[-1].message_type
+    return found
+
+
+def _put(message: Any, path: list[FieldDescriptor], draw: DrawFn) -> None:
+    """A drawn value at the end of the path; in a list of messages into one of them."""
+    *above, last = path
+    for field in above:
+        if message.get(field.name) is None:
+            message[field.name] = [] if field.is_repeated else {}
+        message = message[field.name]
+        if field.is_repeated:
+            if not message:
+                message.append({})
+            message = message[draw(st.integers(0, len(message) - 1))]
+    levels = field_of(last)
+    message[last.name] = draw(levels.extreme | levels.malformed)
+
+
+@st.composite
+def _odd_order(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list[Fields | bytes]:
+    """A message is missing, comes twice, or comes at another place."""
+    if not messages:
+        return messages
+    place = draw(st.integers(0, len(messages) - 1))
+    message = messages[place]
+    rest = [*messages[:place], *messages[place + 1 :]]
+    copies = draw(st.integers(0, 2))
+    for _ in range(copies):
+        there = draw(st.integers(0, len(rest)))
+        rest = [*rest[:there], message, *rest[there:]]
+    return rest
+
+
+@st.composite
+def _odd_message(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list[Fields | bytes]:
+    """A message that nobody would send at this place, or bytes that are none."""
+    message = message_of(REQUESTS[role].DESCRIPTOR)
+    odd = draw(st.binary(max_size=12) | message.ordinary | message.extreme | st.just({}))
+    place = draw(st.integers(0, len(messages)))
+    return [*messages[:place], odd, *messages[place:]]

@@ -1,0 +1,108 @@
+"""What is fuzzed follows from the schemas: every field is among it, one that is added tomorrow too."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+import hypothesis
+import pytest
+from google.protobuf.descriptor import Descriptor
+from hypothesis.strategies import SearchStrategy
+from pydantic import BaseModel
+
+from gateway.chat import ChatRequest
+from gateway.completions import CompletionRequest
+from protos import generation_pb2, rounds_pb2
+from tests.fuzz.bodies import body_of
+from tests.fuzz.messages import message_of
+from tests.fuzz.sessions import sessions
+from tests.fuzz.values import graded
+
+Path = tuple[str, ...]
+
+
+def fields_of(model: type[BaseModel]) -> set[Path]:
+    """Every field of a model, and of the models inside it."""
+    found: set[Path] = set()
+    for name, field in model.model_fields.items():
+        inside = [inner for part in _parts(field.annotation) for inner in fields_of(part)]
+        found |= {(name,), *((name, *path) for path in inside)}
+    return found
+
+
+def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)
+
+
+def fields_in(descriptor: Descriptor) -> set[Path]:
+    """Every field of a message, and of the messages inside it."""
+    found: set[Path] = set()
+    for field in descriptor.fields:
+        message = field.message_type
+        is_map = message is not None and message.GetOptions().map_entry
+        inside = fields_in(message) if message is not None and not is_map else ()
+        found |= {(field.name,), *((field.name, *path) for path in inside)}
+    return found
+
+
+def said_in(value: Any) -> set[Path]:
+    """Every path of keys through dictionaries, lists left out."""
+    if isinstance(value, list):
+        return {path for item in value for path in said_in(item)}
+    if not isinstance(value, Mapping):
+        return set()
+    return {
+        path
+        for key, item in value.items()
+        for path in ((str(key),), *((str(key), *inner) for inner in said_in(item)))
+    }
+
+
+def said_by(strategy: SearchStrategy[Any], read: Callable[[Any], set[Path]] = said_in) -> set[Path]:
+    said: set[Path] = set()
+
+    @hypothesis.settings(
+        max_examples=600,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def listen(value: Any) -> None:
+        said.update(read(value))
+
+    listen()
+    return said
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
+def test_bodies_have_every_field_of_the_request(model: type[BaseModel]) -> None:
+    assert fields_of(model) - said_by(graded(body_of(model))) == set()
+
+
+def test_a_field_that_is_added_is_said() -> None:
+    class Added(CompletionRequest):
+        unheard_of: int = 0
+
+    assert ("unheard_of",) in said_by(body_of(Added).extreme)
+
+
+def test_messages_have_every_field_of_the_request() -> None:
+    descriptor = generation_pb2.GenerateRequest.DESCRIPTOR
+    assert fields_in(descriptor) - said_by(graded(message_of(descriptor))) == set()
+
+
+def test_streams_to_workers_have_every_field_of_their_messages() -> None:
+    expected = {
+        (role, *path)
+        for role, request in (("target", rounds_pb2.TargetRequest), ("draft", rounds_pb2.DraftRequest))
+        for path in fields_in(request.DESCRIPTOR)
+    }
+    said = said_by(
+        sessions(),
+        lambda session: {(session.role, *path) for path in said_in(list(session.messages))},
+    )
+    assert expected - said == set()

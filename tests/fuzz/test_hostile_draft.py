@@ -1,0 +1,15 @@
+"""A draft worker cannot fail a request, nor change its text, whatever it answers."""
+
+import pytest
+
+from tests.fuzz.calls import ANSWERED
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.harness import Harness
+from tests.fuzz.hostile import misled
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_whatever_a_draft_worker_replies_the_text_stays(count: int, seed: int) -> None:
+    with Harness(drafts=0) as harness:
+        fuzz(harness, misled(), count, seed)
+        assert harness.ended[ANSWERED] == harness.ended.total() >= count

@@ -1,0 +1,24 @@
+"""No request can hurt another, whatever its fields say: no answer is an error of ours, no text changes.
+
+Every run draws other requests. One that fails prints the line that runs the same ones again:
+``python -m pytest tests/fuzz --hypothesis-seed=SEED``, with the test's name before the option.
+"""
+
+import pytest
+
+from tests.fuzz.calls import ANSWERED, LEFT
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.harness import Harness
+from tests.fuzz.requests import requests
+
+LEAST_ANSWERED = 0.5  # share of the calls that have to get as far as an answer: refusals alone prove little
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3500, marks=pytest.mark.slow)])
+def test_no_request_is_an_error_of_ours_or_changes_the_text_of_another(
+    harness: Harness, count: int, seed: int
+) -> None:
+    fuzz(harness, requests(), count, seed)
+    ended, total = harness.ended, harness.ended.total()
+    assert total >= count
+    assert ended[ANSWERED] + ended[LEFT] >= LEAST_ANSWERED * total, ended

@@ -1,0 +1,18 @@
+"""Whoever has the deployment's token can still hurt nobody: no message ends a worker, or touches another."""
+
+import pytest
+
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.harness import Harness
+from tests.fuzz.sessions import sessions
+
+LEAST_SERVED = 0.2  # share of the streams that have to come to a normal end: refusals alone prove little
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(1200, marks=pytest.mark.slow)])
+def test_no_message_to_a_worker_ends_more_than_its_own_stream(
+    harness: Harness, count: int, seed: int
+) -> None:
+    fuzz(harness, sessions(), count, seed)
+    assert harness.ended.total() >= count
+    assert harness.ended["OK"] >= LEAST_SERVED * harness.ended.total(), harness.ended

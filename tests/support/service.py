@@ -1,0 +1,157 @@
+"""The whole service in one process, without Ray: real engines with the demo pair behind real gRPC.
+
+The public APIs are there as their clients see them: HTTP over ASGI, gRPC over a channel.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+from fastapi import FastAPI
+
+from actors.engine_loop import EngineLoop
+from actors.servicers import DraftServicer, TargetServicer
+from actors.worker import start_server
+from engine.engine import Engine
+from engine.settings import EngineSettings
+from gateway import http_api
+from gateway.auth import Authentication
+from gateway.chat_template import load_chat_template
+from gateway.fleet import Fleet
+from gateway.generation import Generation
+from gateway.grpc_api import GenerationServicer
+from gateway.settings import GatewaySettings
+from gateway.streams import Role, Worker
+from gateway.text import load_tokenizer
+from models.prompts import DEMO
+from protos import generation_pb2_grpc, rounds_pb2_grpc
+from protos.trust import Trust
+
+TRUST = Trust(token="a token of this test")
+MODEL = "m"  # the name by which clients know the target
+QUIET_S = 20.0  # in which whatever clients have left is freed
+_SERVICERS: dict[Role, Any] = {
+    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
+    "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
+}
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """A worker of this process: what it publishes, and the engine behind it."""
+
+    published: Worker
+    engine_loop: EngineLoop
+
+    @property
+    def role(self) -> Role:
+        return self.published.role
+
+    @property
+    def address(self) -> str:
+        return self.published.address
+
+    async def is_idle(self) -> bool:
+        """Nothing is open there, and every block of its cache can be given out again."""
+        load = await self.engine_loop.load()
+        return self.engine_loop.open_sequences == 0 and load.free_blocks == load.total_blocks
+
+
+@dataclass(frozen=True)
+class Service:
+    app: FastAPI
+    http: httpx.AsyncClient  # of the app
+    channel: grpc.aio.Channel  # to the public gRPC API
+    generation: Generation
+    workers: list[LocalWorker]
+    others: list[Worker] = field(default_factory=list)  # that the gateway finds beside them
+
+    def of(self, role: Role) -> list[LocalWorker]:
+        return [worker for worker in self.workers if worker.role == role]
+
+    async def quiet(self) -> None:
+        """Returns once all that was open is freed. Raises TimeoutError where something stays held."""
+        async with asyncio.timeout(QUIET_S):
+            for worker in self.workers:
+                while not await worker.is_idle():
+                    await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def service_of(
+    *,
+    targets: int = 1,
+    drafts: int = 1,
+    target: Mapping[str, Any] | None = None,
+    draft: Mapping[str, Any] | None = None,
+    gateway: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Service]:
+    """The service, ready to answer; whatever it holds is gone afterwards.
+
+    Args:
+        targets: workers, each with an engine of its own.
+        drafts: the same for the draft model.
+        target: settings of the targets' engines that differ from a test's defaults.
+        draft: the same for the drafts.
+        gateway: the same for the gateway.
+    """
+    async with AsyncExitStack() as ending:
+        settings: dict[Role, dict[str, Any]] = {"target": dict(target or {}), "draft": dict(draft or {})}
+        settings["draft"].setdefault("branches", 8)
+        roles: list[Role] = [*["target"] * targets, *["draft"] * drafts]
+        workers = [await ending.enter_async_context(_worker(role, settings[role])) for role in roles]
+        others: list[Worker] = []
+        fleet = Fleet(lambda: [*(worker.published for worker in workers), *others], TRUST)
+        ending.push_async_callback(fleet.close)
+        folder = str(DEMO / "target")
+        generation = Generation(
+            GatewaySettings(model=MODEL, tokenizer=folder, **(gateway or {})), load_tokenizer(folder), fleet
+        )
+        authentication = Authentication((), anonymous=True)
+        app = http_api.build(generation, load_chat_template(folder), authentication)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        http = await ending.enter_async_context(
+            httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60)
+        )
+        channel = await ending.enter_async_context(_public(generation, authentication))
+        yield Service(app, http, channel, generation, workers, others)
+
+
+@asynccontextmanager
+async def _worker(role: Role, settings: Mapping[str, Any]) -> AsyncIterator[LocalWorker]:
+    model = str(DEMO / role)
+    defaults = {"model": model, "dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**25}
+    complete = EngineSettings.model_validate({**defaults, **settings})
+    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(complete))
+    engine_loop.attach(asyncio.get_running_loop())
+    servicer, add_to = _SERVICERS[role]
+    server, address = await start_server(
+        lambda server: add_to(servicer(engine_loop), server), "127.0.0.1", TRUST
+    )
+    engine = engine_loop.engine
+    try:
+        published = Worker(role, model, address, 0, "here", engine.vocab_size, engine.max_length)
+        yield LocalWorker(published, engine_loop)
+    finally:
+        await server.stop(None)
+        await asyncio.to_thread(engine_loop.stop)
+
+
+@asynccontextmanager
+async def _public(generation: Generation, authentication: Authentication) -> AsyncIterator[grpc.aio.Channel]:
+    """The public API behind a server as Serve's proxy is one, and a channel to it."""
+    servicer = GenerationServicer()
+    servicer.generation, servicer.authentication = generation, authentication
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
