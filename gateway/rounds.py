@@ -226,8 +226,7 @@ class Rounds:
         self._ahead = prepared
         verify = self._verify(self._verifying, prepared, self._trace.ahead(prepared))
         try:
-            # The next Verdict may cancel this, and a write that is cancelled would end the stream.
-            await asyncio.shield(self._verifying.send(verify))
+            await self._verifying.send(verify)
         except GatewayError:  # whoever waits for the Verdict notices too
             self._ahead = None
 

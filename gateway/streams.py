@@ -1,7 +1,6 @@
 """One sequence's stream to one worker: turns out, replies in."""
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -125,16 +124,24 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             InvalidRequestError: the worker cannot serve such a sequence.
             SequenceFailedError: its engine cannot go on with it.
         """
-        try:
-            async with asyncio.timeout(timeout), self._writing:
-                if not self._opened:
-                    self._opened = True
-                    await self._call.write(self._request(open=self._opening()))
-                await self._call.write(request)
-        except (*_BROKEN, TimeoutError) as error:
-            # A message may be half on its way: nobody is to wait for what follows from it.
-            self._call.cancel()
+        # A write that is cancelled, or crosses another, may leave the worker's side open for ever.
+        writing = asyncio.create_task(self._write(request))
+        writing.add_done_callback(_error_of)
+        await asyncio.wait({writing}, timeout=timeout)
+        if not writing.done():
+            self._call.cancel()  # nobody is to wait for what follows from half a message
+            await asyncio.wait({writing})
+        error = _error_of(writing)
+        if error is not None:
             raise await self._lost(error) from error
+
+    async def _write(self, *requests: RequestT) -> None:
+        async with self._writing:
+            if not self._opened:
+                self._opened = True
+                await self._call.write(self._request(open=self._opening()))
+            for request in requests:
+                await self._call.write(request)
 
     def _opening(self) -> rounds_pb2.Open:
         return rounds_pb2.Open(
@@ -201,14 +208,22 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         await asyncio.shield(closing)
 
     async def _close(self) -> None:
+        last = [] if self._read is None else [self._read]
         if self._sequence.finish_reason is not None:
-            with contextlib.suppress(*_BROKEN):
-                await self._call.write(self._request(close=rounds_pb2.Close()))
-                await self._call.done_writing()
-                await asyncio.wait({asyncio.create_task(self._call.code())}, timeout=CLOSE_GRACE_S)
+            last.append(asyncio.create_task(self._say_goodbye()))
+            await asyncio.wait(last[-1:], timeout=CLOSE_GRACE_S)
         self._call.cancel()
-        if self._read is not None:
-            await asyncio.gather(self._read, return_exceptions=True)
+        await asyncio.gather(*last, return_exceptions=True)
+
+    async def _say_goodbye(self) -> None:
+        await self._write(self._request(close=rounds_pb2.Close()))
+        await self._call.done_writing()
+        await self._call.code()
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    """Of a task that is done."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def _reason(error: BaseException | None) -> str:

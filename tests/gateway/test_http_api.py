@@ -20,6 +20,7 @@ from gateway.completions import CompletionAnswer, CompletionRequest
 from gateway.generation import Generation
 from gateway.settings import GatewaySettings
 from protos import generation_pb2
+from protos.stream_status import LEAVING
 from tests.fakes import scripted
 from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, fleet_of
 
@@ -208,7 +209,7 @@ async def test_without_a_target_the_service_is_unavailable(tokenizer):
 
 
 async def test_what_goes_wrong_under_a_stream_is_said_in_the_stream(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000))
+    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=LEAVING)
     # It is given up after 0.56 s, when the next attempt would come too late.
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
         events = events_of(await client.post("/v1/completions", json={**ASK, "stream": True}))
@@ -217,7 +218,7 @@ async def test_what_goes_wrong_under_a_stream_is_said_in_the_stream(tokenizer):
 
 
 async def test_a_deadline_that_passes_is_a_timeout(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000))
+    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=LEAVING)
     async with client_of(tokenizer, target, request_deadline_s=0.1) as client:
         assert (await client.post("/v1/completions", json=ASK)).status_code == 504
 
@@ -452,7 +453,7 @@ async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
 
 
 async def test_a_full_queue_says_when_to_come_again(tokenizer):
-    silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000))
+    silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=LEAVING)
     async with client_of(tokenizer, silent, max_running=1, max_waiting=0, request_deadline_s=1.0) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await eventually(lambda: silent.requests)

@@ -21,6 +21,7 @@ from gateway.generation import Generation, Request
 from gateway.record import Record
 from gateway.settings import GatewaySettings, Speculation
 from protos import generation_pb2, rounds_pb2
+from protos.stream_status import LEAVING
 from protos.trace_context import context_of
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.fakes.spans import CLIENT_SPAN_ID, NOT_SAMPLED, TRACE_ID, TRACEPARENT
@@ -224,7 +225,9 @@ async def test_a_lost_target_is_told_with_its_reason(tokenizer, spans):
 
 
 async def test_what_goes_wrong_is_the_status(tokenizer, spans):
-    async with fleet_of(ScriptedTarget(ANSWER, lost_at=range(2, 9999)), ScriptedDraft(ANSWER)) as fleet:
+    async with fleet_of(
+        ScriptedTarget(ANSWER, lost_at=range(2, 9999), lost_with=LEAVING), ScriptedDraft(ANSWER)
+    ) as fleet:
         with pytest.raises(DeadlineError):
             await answer(fleet, tokenizer, request_deadline_s=0.2)
     generation = spans.one("text_completion m")
