@@ -1,9 +1,12 @@
 """Draft and Verdict: what a drafter proposes and what the target answers. Torch-free."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+MAX_NODES = 1024  # of a Draft that is verified, with what was prepared to follow it
+SUM_TOLERANCE = 1e-3  # of probabilities
 ROOT = -1  # parent of a node that follows the last committed token
 
 
@@ -13,6 +16,25 @@ class SparseProbs:
 
     token_ids: tuple[int, ...]  # [support]
     probs: tuple[float, ...]  # [support], sums to 1
+
+    def check(self, drawn: int, vocab_size: int) -> None:
+        """
+        drawn: the token that was drawn from it.
+
+        Raises:
+            ValueError: it is no distribution over ids of the vocabulary, or the token has no part in it.
+        """
+        if not len(self.token_ids) == len(self.probs) == len({*self.token_ids}):
+            raise ValueError("draft_probs: each token id must stand once, with its probability")
+        if drawn not in self.token_ids:
+            raise ValueError(f"draft_probs: drafted token {drawn} must be in the support it was drawn from")
+        largest = max(self.token_ids)
+        if min(self.token_ids) < 0 or largest >= vocab_size:
+            raise ValueError(f"draft_probs: token id {largest} must be 0 to {vocab_size - 1}")
+        if not all(0.0 < prob <= 1.0 + SUM_TOLERANCE for prob in self.probs):
+            raise ValueError("draft_probs: each probability must be above 0, and at most 1")
+        if not math.isclose(sum(self.probs), 1.0, abs_tol=SUM_TOLERANCE):
+            raise ValueError(f"draft_probs: probabilities sum to {sum(self.probs):g}, and must to 1")
 
 
 @dataclass(frozen=True)

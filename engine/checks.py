@@ -1,16 +1,13 @@
 """Refuses what contradicts the model or the sequence, naming field, value and what would be accepted."""
 
-import math
 from collections.abc import Collection
 
-from decoding.draft import SparseProbs
+from decoding.draft import MAX_NODES
 from decoding.pace.settings import MAX_DEPTH
 from decoding.settings import Sampling
 from engine.work import Generate, Propose, Verify, Work
 
-MAX_NODES = 1024  # of a Draft with what was prepared after it
 MAX_LEAVES = 256
-SUM_TOLERANCE = 1e-3  # of probabilities
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collection[int]) -> None:
@@ -65,19 +62,7 @@ def _check_draft(work: Verify, vocab_size: int) -> None:
     if not draft.is_chain or len(draft.draft_probs) != len(draft):
         raise ValueError(f"draft: verification={rule!r} needs a chain with draft_probs for each node")
     for token, probs in zip(draft.tokens, draft.draft_probs, strict=True):
-        _check_probs(probs, vocab_size)
-        if token not in probs.token_ids:
-            raise ValueError(f"draft_probs: drafted token {token} must be in the support it was drawn from")
-
-
-def _check_probs(probs: SparseProbs, vocab_size: int) -> None:
-    if not len(probs.token_ids) == len(probs.probs) == len({*probs.token_ids}):
-        raise ValueError("draft_probs: each token id must stand once, with its probability")
-    _check_ids("draft_probs", probs.token_ids, vocab_size)
-    if not all(0.0 < prob <= 1.0 + SUM_TOLERANCE for prob in probs.probs):
-        raise ValueError("draft_probs: each probability must be above 0, and at most 1")
-    if not math.isclose(sum(probs.probs), 1.0, abs_tol=SUM_TOLERANCE):
-        raise ValueError(f"draft_probs: probabilities sum to {sum(probs.probs):g}, and must to 1")
+        probs.check(token, vocab_size)
 
 
 def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:

@@ -156,7 +156,7 @@ def _parts(selected: Selected) -> list[Selected]:
         middle = len(selected) // 2
         return [selected[:middle], selected[middle:]]
     ((task, item),) = selected
-    half = len(item.tokens) // 2
-    if item.num_logits or not half:
+    half = item.num_committed // 2
+    if not half:
         return []
     return [[(task, Item(item.sequence, item.tokens[:half], half, 0, None))]]

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import ClassVar, Protocol
 
-from decoding.draft import Draft, SparseProbs
+from decoding.draft import MAX_NODES, Draft, SparseProbs
 from decoding.ngram import NgramIndex
 from decoding.settings import Verification
 from gateway.errors import (
@@ -17,7 +17,7 @@ from gateway.errors import (
 from gateway.fleet import DraftStream, Fleet
 from gateway.sequence import Sequence
 from protos import rounds_pb2
-from protos.convert import chain_depth, draft_to_message
+from protos.convert import chain_depth, draft_from_message, draft_to_message
 
 logger = logging.getLogger("ray.serve")
 
@@ -198,6 +198,10 @@ def _check(draft: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> None
         WorkerLostError: the worker's Draft makes no sense; the message says why.
     """
     tokens, parents, probs = draft.tokens, draft.parents, draft.draft_probs
+    if len(tokens) > MAX_NODES:
+        raise WorkerLostError(
+            f"the draft worker's Draft has {len(tokens)} nodes, at most {MAX_NODES} are taken"
+        )
     if len(parents) != len(tokens) or any(not -1 <= parent < node for node, parent in enumerate(parents)):
         raise WorkerLostError("the draft worker's Draft is no tree")
     if len(set(zip(parents, tokens, strict=True))) < len(tokens):
@@ -205,9 +209,15 @@ def _check(draft: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> None
     if max(tokens, default=0) >= vocab_size:
         raise WorkerLostError(f"the draft worker drafted token {max(tokens)}, not all workers know it")
     if rule == "coupled":
+        if probs:
+            raise WorkerLostError(
+                f"the draft worker's Draft has draft_probs, which {rule!r} does not ask for"
+            )
         return
     if len(probs) != len(tokens) or chain_depth(draft) < len(tokens):
         raise WorkerLostError(f"the draft worker's Draft is no chain with draft_probs, as {rule!r} needs it")
-    for token, support in zip(tokens, probs, strict=True):
-        if token not in support.token_ids or max(support.token_ids) >= vocab_size:
-            raise WorkerLostError("the draft worker's draft_probs lack its token, or hold one too many")
+    try:
+        for token, support in zip(tokens, draft_from_message(draft).draft_probs, strict=True):
+            support.check(token, vocab_size)
+    except ValueError as error:
+        raise WorkerLostError(f"the draft worker's Draft makes no sense: {error}") from error

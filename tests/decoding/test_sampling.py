@@ -281,5 +281,5 @@ def test_each_setting_is_one_entry() -> None:
         {"min_p": 0.5},
     ]
     for chosen in asked:
-        assert sum(setting.applies(row(**chosen)) for setting in SETTINGS) == 1
+        assert sum(setting.applies(row(**chosen)) for setting in ASKED_FOR) == 1
     assert not any(setting.applies(row()) for setting in SETTINGS)

@@ -1,5 +1,6 @@
 """Sampling settings: frozen, and refused by name where they make no sense."""
 
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,12 @@ from decoding.settings import Sampling
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"min_p": 1.1},
+        {"temperature": 6e-38},
+        {"temperature": math.nan},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-40},
+        {"logit_bias": {50: 1e39}},
+        {"logit_bias": {50: math.inf}},
         {"presence_penalty": 2.1},
         {"frequency_penalty": -2.1},
         {"logit_bias": {-1: 1.0}},

@@ -1,11 +1,16 @@
 """What a Verdict says: accepted nodes, the target's own token, and what is refused."""
 
+import math
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.draft import ROOT, Draft, SparseProbs, Verdict
+from decoding.row import Row
+from decoding.sampling import choose, probabilities, process, runners_up
+from decoding.settings import SMALLEST_TEMPERATURE, Sampling
 from decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
 
 RATIO_RULES = [verify_rejection, verify_block]
@@ -106,3 +111,41 @@ def test_a_large_support_is_cut_and_its_distribution_still_sums_to_1() -> None:
     assert set(probs.token_ids) == set(processed.topk(256).indices.tolist())
     assert sum(probs.probs) == pytest.approx(1.0, abs=1e-12)
     assert token in probs.token_ids
+
+
+NUMBERS = st.sampled_from([0.0, 1.5, -3.0, 3e38, -3e38, math.inf, -math.inf, math.nan])
+ROWS = st.lists(NUMBERS, min_size=4, max_size=4)
+ASKED = st.sampled_from(
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": SMALLEST_TEMPERATURE},
+        {"top_k": 2},
+        {"top_p": 0.5, "min_p": 0.1},
+        {"logit_bias": {1: 1e4}, "repetition_penalty": 0.01},
+        {"allowed_token_ids": (2,)},
+        {"bad_token_ids": (0, 1, 2, 3)},
+    ]
+)
+
+
+@given(st.lists(ROWS, min_size=3, max_size=3), ASKED, st.sampled_from(["rejection", "block"]))
+@settings(max_examples=300, deadline=None)
+def test_whatever_the_logits_are_a_token_of_the_vocabulary_comes_out(rows, asked, rule):
+    """NaN, infinity and rows without a token left: nothing raises, and no id lies outside."""
+    logits = torch.tensor(rows)
+    for verification in ("coupled", rule):
+        sampling = Sampling(verification=verification, **asked)
+        at = [Row(sampling, 5, position, (0,), ()) for position in range(3)]
+        processed = process(logits, at)
+        assert all(0 <= token < 4 for token in choose(processed, at).tolist())
+        assert all(0 <= token < 4 for token in runners_up(processed, at, 2).flatten().tolist())
+        probs = probabilities(processed)
+        assert probs.isfinite().all()
+        assert probs.sum(dim=1).tolist() == pytest.approx([1.0] * 3)
+        drawn = [sample_draft_token(processed[i], 5, i, 1) for i in range(2)]
+        for token, support in drawn:
+            support.check(token, 4)
+        draft = Draft.chain([token for token, _ in drawn], [support for _, support in drawn])
+        for verify in (verify_rejection, verify_block):
+            assert all(0 <= token < 4 for token in verify(draft, probs, 5, 0, 1).tokens)

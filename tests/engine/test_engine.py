@@ -8,7 +8,9 @@ import torch
 
 from decoding.draft import Draft, SparseProbs
 from decoding.pace.cost import StepSize
+from decoding.row import TokenLists
 from decoding.settings import Sampling
+from engine.checks import check_sampling
 from engine.engine import Engine
 from engine.sequence import Sequence
 from engine.settings import EngineSettings
@@ -294,3 +296,20 @@ def test_a_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind:
         assert isinstance(result, Proposed)
         assert len(result.draft) == 0
     assert sequence.cached == 0
+
+
+def test_what_a_vocabulary_holds_is_never_counted_out() -> None:
+    """Of a vocabulary of any size, and of lists that are as long."""
+    many = tuple(range(10_000))
+    check_sampling(Sampling(bad_token_ids=many, min_tokens=1), 10**15, range(10_000))
+    with pytest.raises(ValueError, match="leave no token"):
+        check_sampling(Sampling(bad_token_ids=many[:9_999], min_tokens=1), 10_000, (9_999,))
+
+
+def test_token_lists_are_read_once_per_sequence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for every row of every step: all others in it would wait."""
+    read, of = [], TokenLists.of
+    monkeypatch.setattr(TokenLists, "of", lambda *given: read.append(given) or of(*given))
+    sampling = GREEDY.model_copy(update={"allowed_token_ids": tuple(range(3, VOCAB_SIZE))})
+    assert plain(engine, sampling)
+    assert len(read) == 1

@@ -1,6 +1,7 @@
 """What makes a Draft, seen from the gateway."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -122,6 +123,8 @@ async def test_recovery_outlasts_a_worker_that_is_lost_again():
         ({"tokens": [1, 2], "parents": [-1, 1]}, "no tree"),
         ({"tokens": [1, 1], "parents": [-1, -1]}, "siblings"),
         ({"tokens": [VOCAB_SIZE], "parents": [-1]}, f"token {VOCAB_SIZE}"),
+        ({"tokens": range(1025), "parents": range(-1, 1024)}, "1025 nodes"),
+        ({"tokens": [1, 2], "parents": [-1, 0], "draft_probs": [{}]}, "does not ask for"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -139,8 +142,16 @@ async def test_a_draft_that_makes_no_sense_is_a_lost_worker(monkeypatch, draft, 
 
 @pytest.mark.parametrize(
     "probs",
-    [[], [{"token_ids": [2], "probs": [1.0]}], [{"token_ids": [1, VOCAB_SIZE], "probs": [0.5, 0.5]}]],
-    ids=["none", "without the token", "of an unknown token"],
+    [
+        [],
+        [{"token_ids": [2], "probs": [1.0]}],
+        [{"token_ids": [1, VOCAB_SIZE], "probs": [0.5, 0.5]}],
+        [{"token_ids": [1, 2], "probs": [0.5, 0.6]}],
+        [{"token_ids": [1, 2], "probs": [1.0, 0.0]}],
+        [{"token_ids": [1, 2], "probs": [math.nan, 1.0]}],
+        [{"token_ids": [1, 2], "probs": [1.0]}],
+    ],
+    ids=["none", "without the token", "of an unknown token", "above 1", "of 0", "of NaN", "too few"],
 )
 async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch, probs):
     draft = rounds_pb2.Draft(
