@@ -121,11 +121,16 @@ async def service_of(
         yield Service(app, http, channel, generation, workers, others)
 
 
-@asynccontextmanager
-async def _worker(role: Role, settings: Mapping[str, Any]) -> AsyncIterator[LocalWorker]:
+def engine_settings(role: Role, **settings: Any) -> EngineSettings:
+    """Those of a test: float32, so that texts are equal exactly."""
     model = str(DEMO / role)
     defaults = {"model": model, "dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**25}
-    complete = EngineSettings.model_validate({**defaults, **settings})
+    return EngineSettings.model_validate({**defaults, **settings})
+
+
+@asynccontextmanager
+async def _worker(role: Role, settings: Mapping[str, Any]) -> AsyncIterator[LocalWorker]:
+    complete = engine_settings(role, **settings)
     engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(complete))
     engine_loop.attach(asyncio.get_running_loop())
     servicer, add_to = _SERVICERS[role]
@@ -134,7 +139,7 @@ async def _worker(role: Role, settings: Mapping[str, Any]) -> AsyncIterator[Loca
     )
     engine = engine_loop.engine
     try:
-        published = Worker(role, model, address, 0, "here", engine.vocab_size, engine.max_length)
+        published = Worker(role, complete.model, address, 0, "here", engine.vocab_size, engine.max_length)
         yield LocalWorker(published, engine_loop)
     finally:
         await server.stop(None)
