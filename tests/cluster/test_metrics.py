@@ -13,6 +13,7 @@ from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 # They have no series before the first time.
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_foreseen_verdicts"}
 RARE |= {"outrider_rounds_gone_on", "outrider_discarded_tokens", "outrider_draft_saved_seconds"}
+RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences"}
 
 
 def scraped(service: Service) -> dict[str, dict[str, float]]:
