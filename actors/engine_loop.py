@@ -117,7 +117,12 @@ class EngineLoop:
     async def load(self) -> Load:
         """How busy the engine is, once it is done with what came before the question."""
         load: Future[Load] = Future()
-        self.command(lambda: load.set_result(self._engine.load()))
+
+        def answer() -> None:
+            if load.set_running_or_notify_cancel():  # whoever asked may have given up
+                load.set_result(self._engine.load())
+
+        self.command(answer)
         return await asyncio.wrap_future(load)
 
     def leave(self) -> None:
@@ -147,7 +152,7 @@ class EngineLoop:
                 if command is None:
                     self._step()
                 else:
-                    command()
+                    self._obey(command)
             except Exception as error:
                 logger.exception("the engine failed")
                 self.failure = error
@@ -155,6 +160,15 @@ class EngineLoop:
         self._end_all(LeavingError("the worker is drained"))
         if self.failure is None:
             self._engine.shut_down()
+
+    def _obey(self, command: Callable[[], object]) -> None:
+        """A command that fails is a defect of ours, and no reason to give up every sequence."""
+        try:
+            command()
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.exception("a command to the engine failed")
 
     def _next_command(self) -> Callable[[], None] | None:
         """None when it is time to step. Waits for a command when there is nothing to do, or not yet."""
@@ -173,7 +187,7 @@ class EngineLoop:
         self.step_under_way = self._steps
         results = self._engine.step()
         self.step_under_way = None
-        self._stepped(results)
+        self._obey(lambda: self._stepped(results))
         load, now = self._engine.load(), time.time_ns()
         letters: list[tuple[OpenSequence, Letter]] = []
         for result in results:

@@ -57,12 +57,13 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
     ) -> None:
         try:
             opening = await _opening(requests)
+            # A stream may be cancelled here: nothing is open yet.
+            await context.send_initial_metadata((TAKEN,))
             sequence = self._engine_loop.open(
                 opening.prompt_length, opening.noise_key, sampling_from_message(opening.sampling)
             )
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        await context.send_initial_metadata((TAKEN,))
         trace = StreamTrace(partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S))
         reading = asyncio.create_task(self._read(requests, sequence, opening.epoch, trace))
         try:

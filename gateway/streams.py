@@ -84,6 +84,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._known = 0  # tokens of the sequence that the worker was told
         self._read: asyncio.Task[ReplyT] | None = None
         self._writing = asyncio.Lock()  # a call takes one message after the other
+        self._writes: set[asyncio.Task[None]] = set()  # under way: they outlive whoever sends
         link.streams += 1
         sequence.epoch += 1
         self._epoch = sequence.epoch
@@ -126,22 +127,25 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         """
         # A write that is cancelled, or crosses another, may leave the worker's side open for ever.
         writing = asyncio.create_task(self._write(request))
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
         writing.add_done_callback(_error_of)
         await asyncio.wait({writing}, timeout=timeout)
         if not writing.done():
             self._call.cancel()  # nobody is to wait for what follows from half a message
-            await asyncio.wait({writing})
+            raise await self._lost(TimeoutError(f"no message was taken in {timeout:g} s"))
         error = _error_of(writing)
         if error is not None:
             raise await self._lost(error) from error
 
-    async def _write(self, *requests: RequestT) -> None:
+    async def _write(self, request: RequestT) -> None:
         async with self._writing:
+            if self.is_closed:
+                return  # it had to wait for another until nobody wanted it any more
             if not self._opened:
                 self._opened = True
                 await self._call.write(self._request(open=self._opening()))
-            for request in requests:
-                await self._call.write(request)
+            await self._call.write(request)
 
     def _opening(self) -> rounds_pb2.Open:
         return rounds_pb2.Open(
@@ -208,16 +212,20 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         await asyncio.shield(closing)
 
     async def _close(self) -> None:
-        last = [] if self._read is None else [self._read]
         if self._sequence.finish_reason is not None:
-            last.append(asyncio.create_task(self._say_goodbye()))
-            await asyncio.wait(last[-1:], timeout=CLOSE_GRACE_S)
+            goodbye = asyncio.create_task(self._say_goodbye())
+            self._writes.add(goodbye)
+            await asyncio.wait({goodbye}, timeout=CLOSE_GRACE_S)
         self._call.cancel()
-        await asyncio.gather(*last, return_exceptions=True)
+        for writing in self._writes:
+            writing.cancel()  # one that waits for a connection would not hear of the end of its call
+        reading = [] if self._read is None else [self._read]
+        await asyncio.gather(*reading, *self._writes, return_exceptions=True)
 
     async def _say_goodbye(self) -> None:
-        await self._write(self._request(close=rounds_pb2.Close()))
-        await self._call.done_writing()
+        async with self._writing:
+            await self._call.write(self._request(close=rounds_pb2.Close()))
+            await self._call.done_writing()
         await self._call.code()
 
 

@@ -13,6 +13,7 @@ import pytest
 from actors.engine_loop import EngineLoop
 from actors.servicers import TargetServicer
 from actors.worker import start_server
+from bench.patience import eventually
 from engine.engine import Engine
 from engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
@@ -130,3 +131,27 @@ async def test_bytes_that_are_no_message_are_refused(worker: tuple[EngineLoop, g
         await call.write(b"um\x87%a\xc8")
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
     await end(good)
+
+
+async def test_a_stream_that_is_given_up_at_its_beginning_leaves_nothing_open(
+    worker: tuple[EngineLoop, grpc.aio.Channel],
+) -> None:
+    engine_loop, channel = worker
+    for number in range(300):
+        call = await target_stream(channel, opening())
+        for _ in range(number % 7):
+            await asyncio.sleep(0)
+        call.cancel()
+    await eventually(lambda: engine_loop.open_sequences == 0)
+
+
+async def test_a_command_that_fails_ends_no_engine(worker: tuple[EngineLoop, grpc.aio.Channel]) -> None:
+    engine_loop, channel = worker
+    engine_loop.after_each_step(harm)
+    engine_loop.command(harm)
+    for _ in range(50):
+        asking = asyncio.create_task(engine_loop.load())
+        await asyncio.sleep(0)
+        asking.cancel()
+    assert len(await plain_text(channel)) == 24
+    assert engine_loop.failure is None

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.patience import START_S, eventually
 from gateway.rounds import OF_LOSSES
 from gateway.streams import Worker
@@ -92,6 +94,7 @@ async def text_of(service: Service, asked: dict[str, Any]) -> str:
     return text
 
 
+@pytest.mark.slow  # four processes, and three that take their place
 async def test_only_the_request_that_kills_fails() -> None:
     async with replicated() as (service, replicas):
         expected = [await text_of(service, body(number)) for number in range(STREAMS)]

@@ -28,7 +28,7 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 MODELS = [
     ("target", None),
     ("draft", None),
-    ("target", "int8"),
+    pytest.param(("target", "int8"), marks=pytest.mark.slow),
     ("target", "int4"),
     ("llama", None),
     ("qwen2", None),

@@ -59,7 +59,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(engine.engine, "choose_tokens", recorder)
+    monkeypatch.setattr(engine.runner, "choose_tokens", recorder)
     return recorder
 
 

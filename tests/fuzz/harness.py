@@ -120,7 +120,7 @@ class Harness:
         if left:
             left = (await asyncio.wait(left, timeout=LAST_S))[1]
         assert not left, f"tasks that nobody ended: {left}"
-        assert not self._unheard, self._unheard
+        assert not self._unheard, "\n".join(self._unheard)
 
     async def _start(self) -> Service:
         asyncio.get_running_loop().set_exception_handler(self._hear)

@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from decoding.draft import Draft, SparseProbs
-from decoding.settings import Sampling
+from decoding.settings import SMALLEST_TEMPERATURE, Sampling
 from protos import generation_pb2, rounds_pb2
 from protos.convert import draft_from_message, draft_to_message, sampling_from_message, sampling_to_message
 
 token_ids = st.integers(0, 2**32 - 1)
 samplings = st.builds(
     Sampling,
-    temperature=st.floats(0, 100),
+    temperature=st.just(0.0) | st.floats(SMALLEST_TEMPERATURE, 100),
     top_k=st.integers(0, 1000),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     logit_bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=3),
