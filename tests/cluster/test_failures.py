@@ -37,6 +37,7 @@ MAX_REQUESTS, MAX_WAITING = 12, 4
 TOKEN = "of the workers in these tests"
 SETTINGS = {
     "targets": 2,
+    "gateway_resources": {"target_side": 1},
     "target_resources": {"target_side": 1},
     "draft_resources": {"draft_side": 1},
     "max_requests": MAX_REQUESTS,
