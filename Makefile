@@ -24,8 +24,8 @@ style: install
 types: install
 	$(BIN)/mypy
 
-# Two at a time, for two cores: the types are checked once the first of the others is through. Tests that start
-# a service wait a good part of their time, so they begin first.
+# For two cores. Tests that start a service wait a good part of their time, and only one service runs at once, so
+# they share one process; the others have two.
 test: style
 	$(MAKE) -j2 test-services test-others types SELECT="-m 'not slow'"
 
@@ -36,7 +36,7 @@ test-services: install
 	$(BIN)/python -m pytest $(SELECT) tests/cluster
 
 test-others: install
-	$(BIN)/python -m pytest $(SELECT) --ignore tests/cluster
+	$(BIN)/python -m pytest $(SELECT) -n 2 --dist loadfile --ignore tests/cluster
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

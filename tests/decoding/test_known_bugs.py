@@ -29,6 +29,9 @@ from tests.decoding.toy import (
     text_probabilities,
 )
 
+# They show that tests/decoding/test_exactness.py can fail, at length.
+pytestmark = pytest.mark.slow
+
 LENGTH = 5
 KEYS = range(5 * 10**6, 5 * 10**6 + 2500)
 TARGET, DRAFT = random_model(4, seed=1), random_model(4, seed=2)
