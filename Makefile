@@ -1,7 +1,7 @@
 # The commands of the README. PYTHON picks the interpreter that .venv is made from.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := decoding protos telemetry engine actors gateway cluster client models bench tests
+SOURCES := outrider protos actors gateway cluster bench tests
 
 .PHONY: install serve test test-all test-services test-others lint style types protos bench
 

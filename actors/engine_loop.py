@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from decoding.settings import Sampling
-from engine.blame import reason_of, says_broken
-from engine.engine import Engine
-from engine.errors import EngineError, SequenceFailedError
-from engine.sequence import Sequence
-from engine.work import Answered, Failed, Load, Result, Work
+from outrider.decoding.settings import Sampling
+from outrider.engine.blame import reason_of, says_broken
+from outrider.engine.engine import Engine
+from outrider.engine.errors import EngineError, SequenceFailedError
+from outrider.engine.sequence import Sequence
+from outrider.engine.work import Answered, Failed, Load, Result, Work
 
 logger = logging.getLogger(__name__)
 

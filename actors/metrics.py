@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from engine.engine import Engine
-from engine.runner import StepTimings
-from engine.work import Failed, Result
-from telemetry.instruments import Instruments
+from outrider.engine.engine import Engine
+from outrider.engine.runner import StepTimings
+from outrider.engine.work import Failed, Result
+from outrider.telemetry.instruments import Instruments
 
 
 class EngineMetrics:

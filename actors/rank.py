@@ -12,11 +12,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors.leaving import leave
 from actors.watchdog import loading
-from engine.follow import follow
-from engine.forward import ForwardPass
-from engine.settings import EngineSettings
-from engine.tensor_parallel import RankGroup
-from engine.weights import resolve_device
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loading.weights import resolve_device
+from outrider.engine.parallel.follower import follow
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger("ray.serve")
 

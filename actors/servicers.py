@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError
 
 from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, LeavingError, OpenSequence
 from actors.tracing import StreamTrace
-from decoding.sampling import TokenLogprobs
-from engine.errors import EngineError, SequenceFailedError
-from engine.sequence import Sequence
-from engine.work import (
+from outrider.decoding.sampling import TokenLogprobs
+from outrider.engine.errors import EngineError, SequenceFailedError
+from outrider.engine.sequence import Sequence
+from outrider.engine.work import (
     Foreseen,
     Generate,
     Generated,
@@ -28,7 +28,7 @@ from engine.work import (
     Work,
 )
 from protos import generation_pb2, rounds_pb2
-from protos.convert import draft_from_message, draft_to_message, sampling_from_message, step_to_message
+from protos.conversions import draft_from_message, draft_to_message, sampling_from_message, step_to_message
 from protos.stream_status import FAILED, LEAVING, TAKEN
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)

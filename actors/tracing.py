@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from actors.engine_loop import Answer
-from engine.work import Generated, Proposed, Verified
+from outrider.engine.work import Generated, Proposed, Verified
 from protos import rounds_pb2
 from protos.trace_context import context_of
 

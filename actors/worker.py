@@ -18,15 +18,15 @@ import ray
 
 from actors.leaving import leave
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from engine.settings import EngineSettings
+from outrider.engine.settings import EngineSettings
+from outrider.telemetry.instruments import Instruments
+from outrider.telemetry.metrics import OF_WORKERS
 from protos import rounds_pb2_grpc
 from protos.trust import Trust
-from telemetry.instruments import Instruments
-from telemetry.metrics import OF_WORKERS
 
 if TYPE_CHECKING:
     from actors.engine_loop import EngineLoop
-    from engine.engine import Engine
+    from outrider.engine.engine import Engine
 
 logger = logging.getLogger("ray.serve")
 
@@ -112,7 +112,7 @@ class Worker:
 
     def build(self, settings: EngineSettings) -> "Engine":
         """The engine, in the thread that will drive it."""
-        from engine.engine import Engine
+        from outrider.engine.engine import Engine
 
         return Engine(settings)
 
@@ -181,7 +181,7 @@ class TargetWorker(Worker):
         if settings.tensor_parallel == 1:
             return super().build(settings)
         from actors.rank import OtherRanks
-        from engine.engine import Engine
+        from outrider.engine.engine import Engine
 
         others = OtherRanks(settings)
         self.ranks = others.pids

@@ -29,16 +29,16 @@ from bench.engine import requests_of
 from bench.report import save, table
 from bench.service import TRUST, at_distance, worker_process
 from bench.simulate import predicted
-from decoding.pace.settings import PaceSettings
-from engine.speculate import Request
-from gateway.fleet import DraftStream, Fleet, TargetStream
-from gateway.pace import Paces
-from gateway.record import Record
-from gateway.rounds import Rounds
-from gateway.sequence import Sequence as GatewaySequence
+from gateway.observe.stats import Record
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
-from gateway.streams import Worker
-from models.prompts import KINDS
+from gateway.workers.fleet import DraftStream, Fleet, TargetStream
+from gateway.workers.streams import Worker
+from outrider.demo.prompts import KINDS
+from outrider.engine.speculate import Request
+from outrider.pace.settings import PaceSettings
 
 FAR_AHEAD_S = 3600.0
 BRANCHES = 12

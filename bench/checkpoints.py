@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.inflate import Size, inflate
-from models.prompts import DEMO
+from outrider.demo.prompts import DEMO
 
 FOLDER = Path("checkpoints")
 DRAFT = DEMO / "draft"

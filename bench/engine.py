@@ -18,15 +18,15 @@ from tokenizers import Tokenizer
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.report import save, table
-from decoding.noise_key import noise_key
-from decoding.pace.expected import expected_tokens
-from decoding.settings import Sampling
-from engine.drafters.base import Drafter
-from engine.drafters.small_model import SmallModelDrafter
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.speculate import Output, Request, generate
-from models.prompts import KINDS, prompts
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import KINDS, prompts
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Output, Request, generate
+from outrider.pace.expected import expected_tokens
 
 CACHE_BYTES = 2**29
 

@@ -31,9 +31,9 @@ from bench.checkpoints import gpu_draft, gpu_target
 from bench.engine import requests_of, row_of, run
 from bench.report import save, table
 from bench.step import Steps
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.speculate import Request
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request
 
 KIND = "json"
 TOKENS = (1, 2, 3, 5, 9)

@@ -12,15 +12,15 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.report import save, table
-from decoding.noise_key import noise_key
-from decoding.settings import Sampling
-from engine.drafters.base import Drafter
-from engine.drafters.lookup import LookupDrafter
-from engine.drafters.small_model import SmallModelDrafter
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.speculate import Output, Request, generate
-from models.prompts import DEMO, KINDS, prompts
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Output, Request, generate
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = 40  # per kind

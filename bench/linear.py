@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.report import save, table
-from engine.linear import PackedLinear
+from outrider.engine.forward.linear import PackedLinear
 
 LAYERS = 16
 SHAPES = ((2048, 1024), (1024, 1024), (5632, 1024), (1024, 2816))  # (out, in): q k v, o, gate up, down

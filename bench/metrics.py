@@ -1,7 +1,7 @@
 """What recording costs the processes that do the work, with Ray's own instruments: `python -m bench.metrics`.
 
-Sequences and engine are stand-ins that hold numbers; what is timed is the code of gateway/metrics.py and
-actors/metrics.py, and Ray's.
+Sequences and engine are stand-ins that hold numbers; what is timed is the code of
+gateway/observe/metrics.py and actors/metrics.py, and Ray's.
 """
 
 import statistics
@@ -15,14 +15,14 @@ import ray
 
 from actors.metrics import EngineMetrics
 from bench.report import save, table
-from engine.runner import StepTimings
-from engine.work import Load
-from gateway.metrics import publish
-from gateway.record import Record
+from gateway.observe.metrics import publish
+from gateway.observe.stats import Record
+from gateway.observe.totals import Totals
 from gateway.settings import Speculation
-from gateway.totals import Totals
-from telemetry.instruments import Instruments
-from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from outrider.engine.runner import StepTimings
+from outrider.engine.work import Load
+from outrider.telemetry.instruments import Instruments
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 
 REPETITIONS = 2000
 SEQUENCES, TASKS = 64, 8

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from bench.checkpoints import random_llama
 from bench.report import save, table
-from decoding.settings import Sampling
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.work import Generate
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Generate
 
 PROMPT_TOKENS = 64
 BATCHES = (1, 8, 32)

@@ -17,11 +17,11 @@ from bench.engine import acceptance_rate
 from bench.identity import requests
 from bench.report import save, table
 from bench.step import Steps
-from engine.drafters.small_model import SmallModelDrafter
-from engine.engine import Engine
-from engine.settings import EngineSettings, Quantization
-from engine.speculate import generate
-from models.prompts import DEMO
+from outrider.demo.prompts import DEMO
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.engine.speculate import generate
 
 WEIGHTS: tuple[Quantization | None, ...] = (None, "int8", "int4")
 TOKENS = (1, 2, 5, 9, 17)  # of one sequence in one step; 17: a tree of draft-ahead

@@ -14,10 +14,10 @@ import torch
 from bench.checkpoints import INFLATED, inflated_target
 from bench.report import save, table
 from bench.step import Steps
-from decoding.settings import Sampling
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.work import Generate
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Generate
 
 SHAPES = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))  # sequences, tokens of each
 PROMPT_TOKENS = 512

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from bench.report import save, table
-from decoding.row import Row
-from decoding.sampling import choose, process
-from decoding.settings import Sampling
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import choose, process
+from outrider.decoding.settings import Sampling
 
 NUM_ROWS = (1, 5, 32)
 VOCAB_SIZES = (2048, 32_000, 128_256)

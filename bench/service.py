@@ -31,17 +31,17 @@ from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.relay import relay
 from bench.report import save, table
-from decoding.pace.settings import PaceSettings
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.speculate import Request
-from gateway.fleet import CHANNEL_OPTIONS, DraftStream, Fleet, TargetStream
-from gateway.pace import Paces
-from gateway.rounds import Rounds
-from gateway.sequence import Sequence as GatewaySequence
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
-from gateway.streams import Role, Worker
-from models.prompts import KINDS
+from gateway.workers.fleet import CHANNEL_OPTIONS, DraftStream, Fleet, TargetStream
+from gateway.workers.streams import Role, Worker
+from outrider.demo.prompts import KINDS
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request
+from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
 

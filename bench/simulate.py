@@ -27,13 +27,13 @@ from bench import virtual
 from bench.report import save, table
 from bench.simulated import Ahead, SimulatedFleet, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
-from decoding.pace.settings import PaceSettings
-from decoding.settings import Sampling
-from gateway.pace import Paces
-from gateway.record import Record
-from gateway.rounds import Rounds
-from gateway.sequence import Sequence
+from gateway.observe.stats import Record
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
+from outrider.decoding.settings import Sampling
+from outrider.pace.settings import PaceSettings
 
 MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peak that are reached
 H100_BYTES_PER_S, H100_FLOPS_PER_S = 3.35e12, 989e12

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.simulated_engine import Cost, SimulatedEngine, SimulatedStream, Work
-from decoding.draft import Draft
-from decoding.pace.cost import Step
-from engine.gathering import Gathering
-from gateway.fleet import Fleet
-from gateway.sequence import Sequence
-from gateway.streams import Worker
+from gateway.rounds.sequence import Sequence
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Worker
+from outrider.decoding.draft import Draft
+from outrider.engine.scheduling.batch_delay import Gathering
+from outrider.pace.cost_model import Step
 from protos import rounds_pb2
-from protos.convert import draft_from_message, draft_to_message
+from protos.conversions import draft_from_message, draft_to_message
 from protos.trust import Trust
 
 RIGHT, WRONG = 1, 0  # the target always says RIGHT; where a draft would say WRONG is drawn beforehand

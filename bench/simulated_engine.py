@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.draft import Draft
-from decoding.pace.cost import Step, StepSize
-from gateway.sequence import Sequence
+from gateway.rounds.sequence import Sequence
+from outrider.decoding.draft import Draft
+from outrider.pace.cost_model import Step, StepSize
 from protos import rounds_pb2
-from protos.convert import step_to_message
+from protos.conversions import step_to_message
 
 PREFILL_CHUNK = 512
 LONGEST_SUFFIX = 64  # tokens; what is longer is a prompt chunk, as beyond one cache block in the engine

@@ -15,12 +15,12 @@ from torch import nn
 
 from bench.checkpoints import inflated_target
 from bench.report import save, table
-from decoding.draft import Draft
-from decoding.settings import Sampling
-from engine.engine import Engine
-from engine.linear import PackedLinear
-from engine.settings import EngineSettings
-from engine.work import Verify
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.forward.linear import PackedLinear
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Verify
 
 PROMPT = tuple(range(10, 74))
 TOKENS = (1, 2, 3, 5, 9)  # of one sequence in one step: a committed one and drafted ones

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
-from models.prompts import KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 
 TASKS = (*KINDS, "creative")  # stories at a temperature at which no draft guesses well

@@ -20,11 +20,11 @@ from transformers import AutoConfig
 from bench.checkpoints import inflated_target
 from bench.report import save, table
 from bench.step import BATCHES, TOKENS, Steps, Stopwatch
-from engine.engine import Engine
-from engine.follow import follow
-from engine.forward import ForwardPass
-from engine.settings import EngineSettings
-from engine.tensor_parallel import FRAME, RankGroup
+from outrider.engine.engine import Engine
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.follower import follow
+from outrider.engine.parallel.rank_group import FRAME, RankGroup
+from outrider.engine.settings import EngineSettings
 
 RANKS = 2
 ALONE = 200  # repetitions of an exchange without a step around it

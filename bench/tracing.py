@@ -32,13 +32,13 @@ from bench.load import STRIDE, cache_bytes, interval, mode
 from bench.report import save, table
 from bench.service import TRUST, process_of, serve_worker
 from bench.streams import TASKS, Client, connected, slice_of
-from engine.settings import EngineSettings
-from gateway.auth import Authentication
-from gateway.fleet import Fleet
-from gateway.generation import Generation
-from gateway.grpc_api import GenerationServicer
+from gateway.api.access import Authentication
+from gateway.api.grpc_api import GenerationServicer
+from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
-from gateway.streams import Role, Worker
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Role, Worker
+from outrider.engine.settings import EngineSettings
 from protos import generation_pb2_grpc
 
 BAR = 0.97

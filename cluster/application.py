@@ -10,8 +10,8 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
+from cluster.access import api_keys, check_doors, shared_trust
 from cluster.autoscaling import autoscaling
-from cluster.doors import api_keys, check_doors, shared_trust
 from cluster.preflight import Preflight
 from cluster.settings import Settings
 from cluster.start import (
@@ -23,9 +23,9 @@ from cluster.start import (
     start_serve,
 )
 from cluster.tracing import start_tracing, tracing_environment
-from engine.settings import EngineSettings
-from gateway.auth import digest
+from gateway.api.access import digest
 from gateway.deployment import Gateway
+from outrider.engine.settings import EngineSettings
 from protos.trust import Trust
 
 SPARE_REQUESTS = 64  # at a time beyond those that generate: health, models, refusals
@@ -123,7 +123,7 @@ def _worker(
         worker,
         name=worker.__name__,
         ray_actor_options=options,
-        request_router_config=RequestRouterConfig(request_router_class="gateway.router.TableRouter"),
+        request_router_config=RequestRouterConfig(request_router_class="gateway.workers.router.TableRouter"),
         health_check_period_s=2,
         health_check_timeout_s=5,
         **layout,

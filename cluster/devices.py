@@ -7,7 +7,7 @@ import subprocess
 import torch
 
 from cluster.settings import Settings
-from engine.memory import device_memory
+from outrider.engine.planning.memory import device_memory
 
 # Of accelerators by Ray's names, as their data sheets say.
 ACCELERATORS = {

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from transformers import LlamaConfig
 
 from cluster.settings import Settings
-from decoding.pace.settings import MAX_DEPTH
-from engine.memory import block_bytes
-from engine.memory_plan import MemoryPlan, default_cache, largest, plan_memory
-from engine.outline import ModelOutline, outline
-from engine.settings import EngineSettings, Quantization
+from outrider.engine.loading.skeleton import ModelOutline, outline
+from outrider.engine.planning.memory import block_bytes
+from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.pace.settings import MAX_DEPTH
 
 Role = Literal["target", "draft"]
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from cluster.settings import Settings
-from engine.errors import EngineError
+from outrider.engine.errors import EngineError
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def find(settings: Settings, *, here: bool) -> Found:
     from cluster.devices import memories
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import plan_table
-    from engine.vocabulary import check_vocabulary
-    from engine.weights import check_shares
+    from outrider.engine.loading.vocabulary import check_vocabulary
+    from outrider.engine.loading.weights import check_shares
 
     found = Found(settings)
     try:
@@ -77,7 +77,7 @@ def find(settings: Settings, *, here: bool) -> Found:
 def main() -> None:
     answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print is no part of the answer
     gc.disable()  # it would take a fifth of the time
-    import engine.outline  # noqa: F401 torch and transformers, while nobody asks yet
+    import outrider.engine.loading.skeleton  # noqa: F401 torch and transformers, while nobody asks yet
 
     settings, here = pickle.load(sys.stdin.buffer)
     pickle.dump(find(settings, here=here), answer)

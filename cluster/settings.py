@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from decoding.pace.settings import PaceSettings
-from engine.settings import EngineSettings, Quantization
 from gateway.settings import Drafter, GatewaySettings
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
 TARGET_ITSELF = "target"  # as a draft
@@ -322,4 +322,4 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _demo(role: str) -> str:
-    return str(files("models").joinpath("demo", role))
+    return str(files("outrider.demo").joinpath("pair", role))

@@ -19,7 +19,7 @@ SLIVER = 0.001  # of a resource, where presence is what counts
 POLL_S = 0.5
 
 ADD_SERVICERS = [
-    "gateway.proxy.add_generation_servicer",
+    "gateway.api.proxy.add_generation_servicer",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 ]
 

@@ -7,19 +7,20 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from decoding.pace.settings import PaceSettings
-from gateway import http_api, table
-from gateway.auth import Authentication
-from gateway.chat_template import load_chat_template
-from gateway.fleet import Fleet
-from gateway.generation import Generation
-from gateway.grpc_api import GenerationServicer
-from gateway.metrics import publish_always
+from gateway.api import http_api
+from gateway.api.access import Authentication
+from gateway.api.grpc_api import GenerationServicer
+from gateway.api.openai.chat_template import load_chat_template
+from gateway.generation.generation import Generation
+from gateway.generation.text import load_tokenizer
+from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings
-from gateway.text import load_tokenizer
+from gateway.workers import registry as table
+from gateway.workers.fleet import Fleet
+from outrider.pace.settings import PaceSettings
+from outrider.telemetry.instruments import Instruments
+from outrider.telemetry.metrics import OF_GATEWAYS
 from protos.trust import Trust
-from telemetry.instruments import Instruments
-from telemetry.metrics import OF_GATEWAYS
 
 
 class Gateway(GenerationServicer):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from decoding.pace.settings import MAX_DEPTH, PaceSettings
-from decoding.settings import Verification
+from outrider.decoding.settings import Verification
+from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
 Drafter = Literal["model", "ngram"]
 Priority = Literal["interactive", "batch"]

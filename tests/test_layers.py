@@ -3,54 +3,102 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
-    "decoding": set(),
-    "telemetry": set(),
-    "protos": {"decoding"},
-    "engine": {"decoding"},
-    "actors": {"decoding", "engine", "protos", "telemetry"},
-    "gateway": {"decoding", "protos", "telemetry"},
-    "cluster": {"actors", "client", "decoding", "engine", "gateway", "protos", "telemetry"},
-    "client": {"protos"},
-    "models": {"decoding", "engine"},
-    "bench": {"actors", "decoding", "engine", "gateway", "models", "protos", "telemetry"},
+    "outrider.decoding": set(),
+    "outrider.drafters": {"outrider.decoding"},
+    "outrider.pace": {"outrider.decoding", "outrider.drafters"},
+    "outrider.telemetry": set(),
+    "protos": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
+    "outrider.engine": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
+    "outrider.client": {"protos"},
+    "outrider.demo": {"outrider.decoding", "outrider.engine"},
+    "actors": {
+        "outrider.decoding",
+        "outrider.drafters",
+        "outrider.engine",
+        "outrider.pace",
+        "outrider.telemetry",
+        "protos",
+    },
+    "gateway": {"outrider.decoding", "outrider.drafters", "outrider.pace", "outrider.telemetry", "protos"},
 }
-FILES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.demo", "outrider.client"}
+MAY_IMPORT["outrider.tools"] = {*MAY_IMPORT} - {"outrider.demo"}
+MAY_IMPORT["bench"] = {*MAY_IMPORT}
+FILES = sorted(
+    path.relative_to(ROOT)
+    for package in MAY_IMPORT
+    for path in (ROOT / package.replace(".", "/")).rglob("*.py")
+)
 
 
-def imported_packages(source: str) -> set[str]:
-    """The first names of everything that a module imports, at any depth of its code."""
+def module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path) for path in FILES}
+
+
+def imported(source: str) -> set[str]:
+    """Everything that a module imports, at any depth of its code and for type checkers too."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return {name.partition(".")[0] for name in names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def package_of(name: str) -> str | None:
+    """The one of ours that this belongs to."""
+    return next((package for package in MAY_IMPORT if f"{name}.".startswith(f"{package}.")), None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_point_downwards(path: Path) -> None:
-    package = path.parts[0]
-    above = imported_packages((ROOT / path).read_text()) & MAY_IMPORT.keys() - {package} - MAY_IMPORT[package]
-    assert not above, f"{package} must not import {', '.join(sorted(above))}"
+    package = package_of(module_of(path))
+    assert package is not None
+    packages = {package_of(name) for name in imported((ROOT / path).read_text())}
+    above = packages - {None, package} - MAY_IMPORT[package]
+    assert not above, f"{package} must not import {', '.join(sorted(filter(None, above)))}"
 
 
-@pytest.mark.parametrize("source", ["import engine.cache", "from actors.worker import Worker"])
+def modules_imported(path: Path) -> set[str]:
+    """Those of ours; of ``from package import name`` the module ``name`` where it is one."""
+    found = set()
+    for name in imported((ROOT / path).read_text()):
+        while name and name not in MODULES:
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return found - {"", module_of(path)}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {module_of(path): modules_imported(path) for path in FILES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("source", ["import outrider.engine.cache", "from actors.worker import Worker"])
 def test_an_import_that_points_upwards_is_seen(source: str) -> None:
-    assert imported_packages(f"def late():\n    {source}") & {"engine", "actors"}
+    names = imported(f"def late():\n    {source}")
+    assert {package_of(name) for name in names} & {"outrider.engine", "actors"}
 
 
-@pytest.mark.parametrize("package", ["decoding", "engine", "models"])
+@pytest.mark.parametrize("package", ["outrider/decoding", "outrider/engine", "outrider/demo"])
 def test_nothing_below_the_workers_imports_ray(package: str) -> None:
-    sources = [(ROOT / path).read_text() for path in FILES if path.parts[0] == package]
+    sources = [(ROOT / path).read_text() for path in FILES if str(path).startswith(package)]
     assert sources
-    assert not any("ray" in imported_packages(source) for source in sources)
+    assert not any(name.split(".")[0] == "ray" for source in sources for name in imported(source))
 
 
 def loaded_by(module: str, watched: set[str]) -> str:
@@ -61,11 +109,11 @@ def loaded_by(module: str, watched: set[str]) -> str:
 
 
 def test_the_gateway_loads_no_torch() -> None:
-    assert loaded_by("gateway.deployment", {"torch", "engine"}) == ""
+    assert loaded_by("gateway.deployment", {"torch", "outrider.engine"}) == ""
 
 
 def test_the_command_line_loads_only_what_a_command_needs() -> None:
-    assert loaded_by("cluster.command_line", {"torch", "ray", "transformers"}) == ""
+    assert loaded_by("outrider.tools.command_line", {"torch", "ray", "transformers"}) == ""
 
 
 HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
@@ -78,11 +126,11 @@ HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
         ("actors.worker", HEAVY),  # which names the workers' classes
         ("cluster.start", HEAVY),
         ("cluster.autoscaling", HEAVY),  # in Serve's controller
-        ("gateway.proxy", HEAVY | {"tokenizers", "engine"}),  # in Serve's proxies
-        ("gateway.deployment", HEAVY | {"engine", "actors", "cluster"}),
+        ("gateway.api.proxy", HEAVY | {"tokenizers", "outrider.engine"}),  # in Serve's proxies
+        ("gateway.deployment", HEAVY | {"outrider.engine", "actors", "cluster"}),
         ("cluster.preflight", HEAVY | {"ray", "fastapi"}),
-        ("engine.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
-        ("client.generation", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
+        ("outrider.engine.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
+        ("outrider.client.client", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
     ],
 )
 def test_a_process_loads_only_what_it_uses(module: str, watched: set[str]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from actors.engine_loop import EngineLoop
 from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import start_server
-from engine.engine import Engine
-from engine.settings import EngineSettings
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
 from protos.trust import Trust
 from tests.engine.checkpoints import write_checkpoint

@@ -14,24 +14,24 @@ from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import start_server
 from bench.patience import LIMIT_S, PATIENCE, eventually
 from bench.relay import relay
-from decoding.noise_key import noise_key
-from decoding.pace.settings import PaceSettings
-from decoding.settings import Sampling
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from gateway.answer_trace import NO_TRACE, AnswerTrace
-from gateway.fleet import Fleet
-from gateway.pace import Paces
-from gateway.record import Record
-from gateway.rounds import Rounds
-from gateway.sequence import Sequence
+from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
+from gateway.observe.stats import Record
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
-from gateway.streams import Role, Worker
-from models.prompts import DEMO, KINDS
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Role, Worker
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO, KINDS
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2_grpc
 from protos.trace_context import context_of
 from tests.actors.conftest import TRUST
-from tests.engine.test_drafters import prompt_of, text_of
+from tests.engine.drafters.test_drafters import prompt_of, text_of
 from tests.fakes.spans import TRACEPARENT
 
 TOKENS = 40
@@ -184,7 +184,7 @@ async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_we
         assert ("draft" in below) is (span.name == "round" and not span.attributes["outrider.gone_on"])
 
 
-@pytest.mark.slow  # tests/engine/test_quantized.py has it without the wire
+@pytest.mark.slow  # tests/engine/loading/test_quantized.py has it without the wire
 @pytest.mark.parametrize(("role", "bits"), [("draft", "int8"), ("target", "int4")])
 async def test_a_quantized_draft_changes_no_token(role, bits):
     """The small draft, or the target's own copy."""

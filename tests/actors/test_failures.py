@@ -14,8 +14,8 @@ from actors.engine_loop import EngineLoop
 from actors.servicers import TargetServicer
 from actors.worker import start_server
 from bench.patience import eventually
-from engine.engine import Engine
-from engine.settings import EngineSettings
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
 from protos.stream_status import FAILED, LEAVING
 from tests.actors.conftest import TRUST

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from bench.patience import START_S, eventually
-from gateway.rounds import OF_LOSSES
-from gateway.streams import Worker
-from models.prompts import KINDS, prompts
+from gateway.rounds.rounds import OF_LOSSES
+from gateway.workers.streams import Worker
+from outrider.demo.prompts import KINDS, prompts
 from tests.support.service import Service, service_of
 from tests.support.worker_process import KILLED
 

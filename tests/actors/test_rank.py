@@ -17,8 +17,8 @@ import actors.rank
 import actors.worker
 from actors.rank import OtherRanks
 from bench.patience import START_S
-from engine.settings import EngineSettings
-from engine.tensor_parallel import RankGroup
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.settings import EngineSettings
 from tests.actors.conftest import TRUST
 from tests.engine.checkpoints import write_checkpoint
 

@@ -7,15 +7,15 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from gateway import http_api
-from gateway.auth import Authentication
-from gateway.chat_template import load_chat_template
-from gateway.fleet import Fleet
-from gateway.generation import Generation
+from gateway.api import http_api
+from gateway.api.access import Authentication
+from gateway.api.openai.chat_template import load_chat_template
+from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
-from models.prompts import DEMO
+from gateway.workers.fleet import Fleet
+from outrider.demo.prompts import DEMO
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
 from tests.actors.conftest import TRUST
 from tests.actors.test_draft_ahead import worker_of
 

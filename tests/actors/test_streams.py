@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from bench.patience import eventually
-from engine.engine import Engine
+from outrider.engine.engine import Engine
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from tests.actors.conftest import TRUST
 

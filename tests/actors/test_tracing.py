@@ -5,9 +5,9 @@ import pytest
 from actors.engine_loop import Answer
 from actors.tracing import StreamTrace
 from bench.patience import eventually
-from decoding.draft import Verdict
-from decoding.pace.cost import Step, StepSize
-from engine.work import Generated, Load, Timings, Verified
+from outrider.decoding.draft import Verdict
+from outrider.engine.work import Generated, Load, Timings, Verified
+from outrider.pace.cost_model import Step, StepSize
 from protos import rounds_pb2, rounds_pb2_grpc
 from tests.actors.conftest import TRUST
 from tests.actors.test_streams import PROMPT, end, opening, plain, target_stream, verify

@@ -9,11 +9,11 @@ import pytest
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker, Worker
-from decoding.settings import Sampling
-from engine.engine import Engine
-from engine.errors import UnsupportedModelError
-from engine.settings import EngineSettings
-from engine.work import Generate
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Generate
 from tests.actors.conftest import TRUST
 
 PROMPT = tuple(range(3, 35))

@@ -25,13 +25,13 @@ from bench.simulate import (
 )
 from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
-from decoding.pace.cost import StepSize
-from decoding.pace.settings import PaceSettings
-from decoding.settings import Sampling
-from gateway.pace import Paces
-from gateway.record import Record
-from gateway.rounds import Rounds
-from gateway.sequence import Sequence
+from gateway.observe.stats import Record
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence
+from outrider.decoding.settings import Sampling
+from outrider.pace.cost_model import StepSize
+from outrider.pace.settings import PaceSettings
 
 TARGET_S = 15e-3
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from bench.patience import LIMIT_S, START_S, wait_until
 from bench.running import free_port, serve_run
 from cluster.start import ADD_SERVICERS
-from models.prompts import KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 
 TOKENS = 400

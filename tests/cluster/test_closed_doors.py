@@ -11,7 +11,7 @@ import pytest
 
 from bench.patience import LIMIT_S
 from bench.running import Service, serving
-from models.prompts import KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc, rounds_pb2, rounds_pb2_grpc
 from protos.trust import NAME
 from tests.cluster.conftest import SERVED

@@ -26,8 +26,8 @@ import psutil
 import pytest
 
 from bench.patience import LIMIT_S, START_S, wait_until
-from client.generation import Client
-from models.prompts import KINDS, prompts
+from outrider.client.client import Client
+from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.cluster.conftest import SERVED
 from tests.cluster.machines import TOKENS, Machines, agree, body, deployed, plain, raylets, send, stream

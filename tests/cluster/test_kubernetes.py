@@ -14,7 +14,7 @@ import pytest
 
 from bench.patience import LIMIT_S, START_S, wait_until
 from bench.running import free_port, serve_run
-from client.generation import Client
+from outrider.client.client import Client
 from tests.cluster.machines import raylets
 from tests.k8s.conftest import built
 from tests.k8s.pods_view import KEY, lay_out

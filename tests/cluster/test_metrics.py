@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.patience import wait_until
 from bench.running import Service
-from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 
 # They have no series before the first time.
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_foreseen_verdicts"}

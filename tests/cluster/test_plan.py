@@ -6,11 +6,11 @@ import pytest
 import ray
 
 from cluster import application
-from cluster.command_line import main
 from cluster.devices import memories, parse_bytes
 from cluster.plan import DeploymentPlan
 from cluster.preflight import Preflight, find
 from cluster.settings import Settings
+from outrider.tools.command_line import main
 
 GB = 10**9
 ON_GPUS = {"target_gpus": 1.0, "draft_gpus": 1.0}

@@ -45,7 +45,7 @@ probe 52365/api/local_raylet_healthz raylet
 probe 8000/-/healthz proxy
 OUTRIDER_API_KEY=$KEY "$PYTHON" -c '
 import json, os
-from client.generation import Client
+from outrider.client.client import Client
 with Client("127.0.0.1:9000", os.environ["KEY"]) as client:
     answer = client.generate("1, 2, 3,", max_tokens=8, temperature=0.0)
     print(json.dumps({"grpc": "".join(piece.text for piece in answer)}))

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.preflight import Found, Preflight, find
 from cluster.settings import Settings
-from engine.errors import UnsupportedModelError
+from outrider.engine.errors import UnsupportedModelError
 
 
 def settings(**fields: object) -> Settings:

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from bench.patience import LIMIT_S
 from bench.running import Service
-from models.prompts import KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.cluster.conftest import SERVED
 

@@ -9,8 +9,8 @@ from cluster.settings import DEMO_NAME, Settings
 def test_the_demo_pair_is_served_in_float32_when_no_model_is_named():
     settings = Settings().resolved()
     assert settings.target_engine().dtype == "float32"
-    assert settings.target_engine().model.endswith("models/demo/target")
-    assert settings.draft_engine().model.endswith("models/demo/draft")
+    assert settings.target_engine().model.endswith("outrider/demo/pair/target")
+    assert settings.draft_engine().model.endswith("outrider/demo/pair/draft")
     assert settings.gateway().model == DEMO_NAME
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from bench.patience import PATIENCE, START_S, wait_until
 from bench.running import serving
-from models.prompts import KINDS, prompts
+from outrider.demo.prompts import KINDS, prompts
 from tests.cluster.conftest import SERVED
 from tests.cluster.machines import Machines, agree, body, plain, raylets, stream
 

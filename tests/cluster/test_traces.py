@@ -12,7 +12,7 @@ import pytest
 
 from bench.patience import LIMIT_S, START_S, wait_until
 from bench.running import Service
-from models.prompts import prompts
+from outrider.demo.prompts import prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.fakes.collector import Collector, Span
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.draft import ROOT, Draft, SparseProbs
+from outrider.decoding.draft import ROOT, Draft, SparseProbs
 
 
 @st.composite

@@ -2,8 +2,8 @@
 
 import pytest
 
-from decoding.settings import Sampling
-from decoding.verify import verify_block, verify_rejection
+from outrider.decoding.settings import Sampling
+from outrider.decoding.verify import verify_block, verify_rejection
 from tests.decoding.toy import (
     FALSE_ALARM,
     adversarial_pairs,

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import decoding.verify
-from decoding.draft import Draft, SparseProbs, Verdict
-from decoding.noise import gumbel
-from decoding.philox import Purpose, uniform
-from decoding.row import Row
-from decoding.sampling import choose, process
-from decoding.settings import Sampling
-from decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
+import outrider.decoding.verify
+from outrider.decoding.draft import Draft, SparseProbs, Verdict
+from outrider.decoding.noise import gumbel
+from outrider.decoding.philox import Purpose, uniform
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import choose, process
+from outrider.decoding.settings import Sampling
+from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
 from tests.decoding.toy import (
     DETECTED,
     FALSE_ALARM,
@@ -54,7 +54,7 @@ def p_value_of(
 def keyed_by() -> Iterator[Callable[[Callable[[int, int, int, Purpose], float]], None]]:
     """Replaces what random numbers hang on, until the test is over."""
     with pytest.MonkeyPatch.context() as patch:
-        yield lambda number: patch.setattr(decoding.verify, "uniform", number)
+        yield lambda number: patch.setattr(outrider.decoding.verify, "uniform", number)
 
 
 def test_the_right_rules_pass_where_the_wrong_ones_below_fail() -> None:

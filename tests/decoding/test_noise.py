@@ -8,13 +8,13 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from decoding import noise
-from decoding.noise import gumbel, gumbel_at, gumbel_bound, words_at
-from decoding.noise_key import noise_key
-from decoding.philox import Purpose, philox
-from decoding.row import Row
-from decoding.sampling import choose
-from decoding.settings import Sampling
+from outrider.decoding import noise
+from outrider.decoding.noise import gumbel, gumbel_at, gumbel_bound, words_at
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import Purpose, philox
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import choose
+from outrider.decoding.settings import Sampling
 
 KEYS = [2**64 - 1, 5, 10**18]
 POSITIONS = [7, 2**32 - 1, 0]

@@ -1,10 +1,10 @@
 """Which generations share noise: none that differ in seed, choice or prompt."""
 
-from decoding.noise import gumbel
-from decoding.noise_key import noise_key
-from decoding.row import Row
-from decoding.sampling import choose
-from decoding.settings import Sampling
+from outrider.decoding.noise import gumbel
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import choose
+from outrider.decoding.settings import Sampling
 from tests.decoding.toy import plain_texts, random_model
 
 PROMPT = [5, 0, 7]

@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import chisquare
 
-from decoding.philox import Purpose, philox, uniform
+from outrider.decoding.philox import Purpose, philox, uniform
 
 ONES = 0xFFFFFFFF
 PI = ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), 0x299F31D0_A4093822)
@@ -46,7 +46,7 @@ def test_uniform_numbers_depend_on_everything_they_are_keyed_by() -> None:
 
 def test_a_uniform_number_never_reaches_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     for word in (0, ONES):
-        monkeypatch.setattr("decoding.philox.philox", lambda counter, key, word=word: (word,) * 4)
+        monkeypatch.setattr("outrider.decoding.philox.philox", lambda counter, key, word=word: (word,) * 4)
         number = uniform(0, 0, 0, Purpose.ACCEPT)
         assert 0.0 < number < 1.0
         assert number * 0.3 < 0.3

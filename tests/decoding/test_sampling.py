@@ -15,12 +15,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.adjustments import leave_an_end
-from decoding.noise import gumbel
-from decoding.perturb import best_perturbed
-from decoding.row import Row
-from decoding.sampling import SETTINGS, choose, logprobs, margins, probabilities, process, runners_up
-from decoding.settings import Sampling
+from outrider.decoding.gumbel_max import best_perturbed
+from outrider.decoding.noise import gumbel
+from outrider.decoding.penalties import leave_an_end
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import SETTINGS, choose, logprobs, margins, probabilities, process, runners_up
+from outrider.decoding.settings import Sampling
 
 BANNED = -math.inf
 LOGITS = torch.tensor([0.5, -1.0, 2.0, 1.0, 0.0])

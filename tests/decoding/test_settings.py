@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from decoding.settings import Sampling
+from outrider.decoding.settings import Sampling
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from decoding.row import Row
-from decoding.sampling import choose, probabilities, process, runners_up
-from decoding.settings import SMALLEST_TEMPERATURE, Sampling
-from decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
+from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import choose, probabilities, process, runners_up
+from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
+from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
 
 RATIO_RULES = [verify_rejection, verify_block]
 SURE_OF_ZERO = SparseProbs((0,), (1.0,))

@@ -11,11 +11,11 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from decoding.row import Row
-from decoding.sampling import choose, probabilities, process, runners_up
-from decoding.settings import Sampling
-from decoding.verify import sample_draft_token, verify_coupled
+from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import choose, probabilities, process, runners_up
+from outrider.decoding.settings import Sampling
+from outrider.decoding.verify import sample_draft_token, verify_coupled
 
 FALSE_ALARM = 1e-4  # per hypothesis test; keys are fixed, so a test that passes once keeps passing
 DETECTED = 1e-6  # what a wrong rule must fall below

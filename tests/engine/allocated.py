@@ -4,9 +4,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from engine.cache import PagedCache
-from engine.linear import PackedLinear
-from engine.quantized import Int4Linear, Int8Linear
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.forward.linear import PackedLinear
+from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
 def allocated_weights(model: nn.Module) -> int:

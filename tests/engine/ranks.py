@@ -10,7 +10,7 @@ import torch
 from torch.distributed import TCPStore
 
 from bench.patience import START_S
-from engine.tensor_parallel import RankGroup
+from outrider.engine.parallel.rank_group import RankGroup
 
 CPU = torch.device("cpu")
 

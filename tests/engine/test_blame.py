@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.draft import Draft, SparseProbs
-from decoding.settings import Sampling
-from engine.batch import pack
-from engine.blame import NO_MEMORY
-from engine.engine import Engine
-from engine.errors import CacheLostError
-from engine.graphs import Graphs
-from engine.sequence import Sequence
-from engine.settings import EngineSettings
-from engine.step_input import Feed
-from engine.work import Failed, Generate, Generated, Propose, Proposed, Result, Verified, Verify
+from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.settings import Sampling
+from outrider.engine.blame import NO_MEMORY
+from outrider.engine.engine import Engine
+from outrider.engine.errors import CacheLostError
+from outrider.engine.forward.batch import pack
+from outrider.engine.forward.graphs import Graphs
+from outrider.engine.sequence import Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed
+from outrider.engine.work import Failed, Generate, Generated, Propose, Proposed, Result, Verified, Verify
 from tests.engine.checkpoints import write_checkpoint
 
 BLOCK = 8

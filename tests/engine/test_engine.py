@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.draft import Draft, SparseProbs
-from decoding.pace.cost import StepSize
-from decoding.row import TokenLists
-from decoding.settings import Sampling
-from engine.checks import check_sampling
-from engine.engine import Engine
-from engine.sequence import Sequence
-from engine.settings import EngineSettings
-from engine.work import Generate, Generated, Propose, Proposed, Result, Verified, Verify
+from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.row import TokenLists
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.validation import check_sampling
+from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, Verified, Verify
+from outrider.pace.cost_model import StepSize
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 4

@@ -8,18 +8,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from decoding.noise_key import noise_key
-from decoding.row import Row
-from decoding.sampling import margins, process
-from decoding.settings import Sampling
-from engine.drafters.base import Drafter
-from engine.drafters.lookup import LookupDrafter
-from engine.drafters.small_model import SmallModelDrafter
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from engine.speculate import Output, Request, generate
-from models.pair import load_model
-from models.prompts import DEMO, KINDS, prompts
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import margins, process
+from outrider.decoding.settings import Sampling
+from outrider.demo.pair import load_model
+from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Output, Request, generate
 
 NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
 TOKENS = 32

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from decoding.draft import ROOT, Draft
-from engine.step_input import Feed, Move, StepInput
+from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.step_input import Feed, Move, StepInput
 
 
 def random_step(rng: random.Random) -> StepInput:

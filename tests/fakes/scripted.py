@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
-from gateway.fleet import Fleet
-from gateway.streams import Role, Worker
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Role, Worker
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
-from protos.convert import sampling_from_message
+from protos.conversions import sampling_from_message
 from protos.stream_status import TAKEN
 from protos.trust import Trust
 

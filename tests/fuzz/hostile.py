@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from actors.worker import start_server
-from gateway.streams import Worker
+from gateway.workers.streams import Worker
 from protos import rounds_pb2
 from tests.fuzz.calls import HttpCall
 from tests.fuzz.harness import COMPLETIONS

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gateway.completions import CompletionRequest
+from gateway.api.openai.completions import CompletionRequest
 from gateway.settings import Speculation
 from tests.fuzz import bodies, values
 from tests.fuzz.bodies import BIASES, PROMPTS, TOKEN_IDS

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gateway.chat import ChatRequest
-from gateway.completions import CompletionRequest
+from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.completions import CompletionRequest
 from protos import generation_pb2
 from tests.fuzz.bodies import body_of
 from tests.fuzz.calls import DAMAGES, REQUESTS, STAYS, GrpcCall, HttpCall, Leaving

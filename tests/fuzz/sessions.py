@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from gateway.streams import Role
+from gateway.workers.streams import Role
 from protos import generation_pb2, rounds_pb2
 from protos.trust import TOKEN
 from tests.fuzz.bodies import TOKEN_IDS

@@ -9,8 +9,8 @@ from google.protobuf.descriptor import Descriptor
 from hypothesis.strategies import SearchStrategy
 from pydantic import BaseModel
 
-from gateway.chat import ChatRequest
-from gateway.completions import CompletionRequest
+from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.completions import CompletionRequest
 from protos import generation_pb2, rounds_pb2
 from tests.fuzz.bodies import body_of
 from tests.fuzz.messages import message_of

@@ -28,7 +28,7 @@ def lay_out(manifests: list[Manifest], root: Path, seen_at: Path | None = None) 
             if named := re.search(rf"^{role}: /(weights/.+)$", text, re.MULTILINE):
                 checkpoint = root / named[1]
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.symlink_to(str(files("models").joinpath("demo", role)))
+                checkpoint.symlink_to(str(files("outrider.demo").joinpath("pair", role)))
     (root / "etc/outrider/keys").mkdir()
     (root / "etc/outrider/keys/api-keys").write_text(f"{KEY}\n")
     trust = Authority().trust()

@@ -16,7 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 from cluster.preflight import Preflight
 from cluster.preflight import find as find_models
 from cluster.start import ADD_SERVICERS
-from decoding.pace.settings import PaceSettings
+from outrider.pace.settings import PaceSettings
 from tests.k8s.conftest import built
 from tests.k8s.kustomize import Manifest, find
 from tests.k8s.mutations import mutated

@@ -5,10 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from decoding.draft import Draft, SparseProbs
-from decoding.settings import SMALLEST_TEMPERATURE, Sampling
+from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
 from protos import generation_pb2, rounds_pb2
-from protos.convert import draft_from_message, draft_to_message, sampling_from_message, sampling_to_message
+from protos.conversions import (
+    draft_from_message,
+    draft_to_message,
+    sampling_from_message,
+    sampling_to_message,
+)
 
 token_ids = st.integers(0, 2**32 - 1)
 samplings = st.builds(

@@ -16,18 +16,18 @@ from fastapi import FastAPI
 from actors.engine_loop import EngineLoop
 from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import start_server
-from engine.engine import Engine
-from engine.settings import EngineSettings
-from gateway import http_api
-from gateway.auth import Authentication
-from gateway.chat_template import load_chat_template
-from gateway.fleet import Fleet
-from gateway.generation import Generation
-from gateway.grpc_api import GenerationServicer
+from gateway.api import http_api
+from gateway.api.access import Authentication
+from gateway.api.grpc_api import GenerationServicer
+from gateway.api.openai.chat_template import load_chat_template
+from gateway.generation.generation import Generation
+from gateway.generation.text import load_tokenizer
 from gateway.settings import GatewaySettings
-from gateway.streams import Role, Worker
-from gateway.text import load_tokenizer
-from models.prompts import DEMO
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Role, Worker
+from outrider.demo.prompts import DEMO
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
 from protos import generation_pb2_grpc, rounds_pb2_grpc
 from protos.trust import Trust
 

@@ -12,7 +12,7 @@ from typing import Any
 from actors.engine_loop import EngineLoop
 from actors.servicers import TargetServicer
 from actors.worker import start_server
-from engine.engine import Engine
+from outrider.engine.engine import Engine
 from protos import rounds_pb2_grpc
 from tests.support.service import TRUST, engine_settings
 

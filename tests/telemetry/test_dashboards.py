@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 
 MONITORING = Path(__file__).parent.parent.parent / "k8s" / "components" / "monitoring"
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]

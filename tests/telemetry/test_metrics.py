@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.instruments import Instruments
-from telemetry.metrics import OF_GATEWAYS, OF_WORKERS
-from telemetry.table import rewritten, table
+from outrider.telemetry.instruments import Instruments
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from outrider.telemetry.table import rewritten, table
 
 ROOT = Path(__file__).parent.parent.parent
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
@@ -23,7 +23,7 @@ class Recorded:
 
 def test_the_table_of_the_readme_is_the_one_in_the_code():
     readme = (ROOT / "README.md").read_text()
-    assert rewritten(readme) == readme, "run python -m telemetry.table"
+    assert rewritten(readme) == readme, "run python -m outrider.telemetry.table"
 
 
 def test_a_readme_without_the_marks_is_refused():

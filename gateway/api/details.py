@@ -1,0 +1,42 @@
+"""A round as both APIs tell of it, where they are asked to."""
+
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from gateway.generation.request import Chunk
+from gateway.generation.token_bytes import TokenBytes
+from gateway.rounds.rounds import Round
+from protos import generation_pb2
+
+
+def round_message(round_: Round) -> generation_pb2.Round:
+    timings = round_.reply.timings
+    return generation_pb2.Round(
+        drafted=round_.proposal.draft.tokens,
+        parents=round_.proposal.draft.parents,
+        accepted=round_.reply.accepted,
+        reason=round_.reason,
+        foreseen=round_.proposal.was_foreseen,
+        gone_on=round_.gone_on,
+        draft_ms=1e3 * round_.draft_s,
+        target_ms=1e3 * round_.target_s,
+        queue_ms=timings.queue_ns / 1e6,
+        step_ms=timings.step_ns / 1e6,
+    )
+
+
+def details_body(chunk: Chunk, tokens: TokenBytes) -> dict[str, Any]:
+    """The chunk's tokens with their origins, and its round with the drafted tokens spelled out."""
+    pairs = zip(chunk.tokens, chunk.pieces, strict=True)
+    body: dict[str, Any] = {
+        "choice": chunk.choice,
+        "tokens": [{"text": piece.text, "origin": token.origin.value} for token, piece in pairs],
+    }
+    if chunk.round is not None:
+        message = round_message(chunk.round)
+        fields = MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        body["round"] = {**fields, "drafted": [tokens.text(token_id) for token_id in message.drafted]}
+    return body

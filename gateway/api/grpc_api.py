@@ -1,0 +1,324 @@
+"""The Generation service of protos/generation.proto."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, aclosing
+from functools import wraps
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from opentelemetry.trace import Span, use_span
+from pydantic import ValidationError
+
+from gateway.api.access import Authentication, peer_host
+from gateway.api.details import round_message
+from gateway.api.openai.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, invalid
+from gateway.errors import (
+    DEFECT,
+    DeadlineError,
+    GatewayError,
+    InvalidRequestError,
+    OverloadedError,
+    SequenceFailedError,
+    SequenceLostError,
+    UnauthenticatedError,
+    UnknownModelError,
+    WorkerLostError,
+)
+from gateway.generation.generation import Generation
+from gateway.generation.request import Chunk, Prepared, Request, Usage
+from gateway.observe.loads import loads
+from gateway.observe.tracing import served, untraced
+from gateway.rounds.sequence import Origin, Token
+from gateway.settings import Speculation
+from protos import generation_pb2
+from protos.conversions import sampling_from_message, set_fields
+
+STATUS: dict[type[GatewayError], grpc.StatusCode] = {
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    SequenceFailedError: grpc.StatusCode.INTERNAL,
+    WorkerLostError: grpc.StatusCode.UNAVAILABLE,
+    SequenceLostError: grpc.StatusCode.UNAVAILABLE,
+}
+RETRY_DELAY = "retry-after-ms"  # trailing metadata of RESOURCE_EXHAUSTED
+ORIGINS = {
+    Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
+    Origin.TARGET: generation_pb2.ORIGIN_TARGET,
+    Origin.PLAIN: generation_pb2.ORIGIN_PLAIN,
+}
+SERVICE = "outrider.v1.Generation"
+RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
+TRACED = ("Generate", "Complete")  # the other methods would only fill the traces
+REQUEST_FIELDS = ("n", "task", "priority", "model")
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT")
+
+
+class Context(Protocol):
+    """The part in use of what Serve's proxy hands over in place of grpc's own context."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+    def invocation_metadata(self) -> Iterable[tuple[str, str]]: ...
+    def peer(self) -> str: ...
+
+
+Method = Callable[["GenerationServicer", RequestT, Context], Awaitable[ReplyT]]
+StreamMethod = Callable[["GenerationServicer", RequestT, Context], Awaitable[AsyncIterator[ReplyT]]]
+ServedStream = Callable[["GenerationServicer", RequestT, Context], AsyncIterator[ReplyT]]
+
+
+def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
+    """Only for those who may ask; what goes wrong is told by its status code."""
+
+    @wraps(method)
+    async def guard(self: "GenerationServicer", message: RequestT, grpc_context: Context) -> ReplyT:
+        with _span(method.__name__, grpc_context) as span:
+            try:
+                self.admit(message, grpc_context)
+                with use_span(span, record_exception=False, set_status_on_exception=False):
+                    return await method(self, message, grpc_context)
+            except GatewayError as error:
+                _tell(grpc_context, error, span)
+                raise
+            except Exception:
+                _tell_of_defect(grpc_context, span)
+                raise
+
+    return guard
+
+
+def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> ServedStream[RequestT, ReplyT]:
+    """The same for a stream of replies."""
+
+    @wraps(method)
+    async def guard(
+        self: "GenerationServicer", message: RequestT, grpc_context: Context
+    ) -> AsyncIterator[ReplyT]:
+        with _span(method.__name__, grpc_context) as span:
+            try:
+                self.admit(message, grpc_context)
+                with use_span(span, record_exception=False, set_status_on_exception=False):
+                    replies: Any = await method(self, message, grpc_context)
+                async with aclosing(replies):
+                    async for reply in replies:
+                        yield reply
+            except GatewayError as error:
+                _tell(grpc_context, error, span)
+                raise
+            except Exception:
+                _tell_of_defect(grpc_context, span)
+                raise
+
+    return guard
+
+
+def _span(method: str, context: Context) -> AbstractContextManager[Span]:
+    if method not in TRACED:
+        return untraced()
+    traceparent = dict(context.invocation_metadata()).get("traceparent", "")
+    return served(f"{SERVICE}/{method}", traceparent, {**RPC, "rpc.method": method})
+
+
+class GenerationServicer:
+    """Named as in the proto: Serve's proxy finds methods by name."""
+
+    generation: Generation
+    authentication: Authentication
+
+    def admit(self, message: Message, context: Context) -> None:
+        """Raises UnauthenticatedError, or InvalidRequestError for a message that is too long."""
+        metadata = dict(context.invocation_metadata())
+        self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
+        limit = self.generation.settings.max_message_bytes
+        if message.ByteSize() > limit:
+            raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
+
+    @guarded_stream
+    async def Generate(  # noqa: N802
+        self, message: generation_pb2.GenerateRequest, grpc_context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateChunk]:
+        return self._chunks(await self.generation.prepare(_request(message)), message.include_rounds)
+
+    async def _chunks(
+        self, prepared: Prepared, include_rounds: bool
+    ) -> AsyncIterator[generation_pb2.GenerateChunk]:
+        seed: int | None = prepared.seed
+        async with aclosing(self.generation.chunks(prepared)) as chunks:
+            async for chunk in chunks:
+                reply = _chunk(chunk, prepared.seed, seed)
+                if include_rounds and chunk.round is not None:
+                    reply.round.CopyFrom(round_message(chunk.round))
+                yield reply
+                seed = None
+
+    @guarded
+    async def Complete(  # noqa: N802
+        self, message: generation_pb2.GenerateRequest, grpc_context: Context
+    ) -> generation_pb2.Completion:
+        prepared = await self.generation.prepare(_request(message))
+        choices = [generation_pb2.Choice(index=index) for index in range(len(prepared.sequences))]
+        completion = generation_pb2.Completion(choices=choices)
+        async with aclosing(self.generation.chunks(prepared)) as chunks:
+            async for chunk in chunks:
+                choice = completion.choices[chunk.choice]
+                choice.MergeFrom(
+                    generation_pb2.Choice(
+                        **_tokens(chunk.tokens),
+                        text=choice.text + chunk.text,
+                        finish_reason=chunk.finish_reason,
+                    )
+                )
+                if chunk.usage is not None:
+                    completion.usage.CopyFrom(_usage(chunk.usage, prepared.seed))
+        return completion
+
+    @guarded
+    async def Tokenize(  # noqa: N802
+        self, message: generation_pb2.TokenizeRequest, grpc_context: Context
+    ) -> generation_pb2.Tokens:
+        encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
+        return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
+
+    @guarded
+    async def Detokenize(  # noqa: N802
+        self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
+    ) -> generation_pb2.Text:
+        self.generation.check_ids("ids", message.ids)
+        text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)
+        return generation_pb2.Text(text=text)
+
+    @guarded
+    async def GetModel(  # noqa: N802
+        self, message: generation_pb2.GetModelRequest, grpc_context: Context
+    ) -> generation_pb2.Model:
+        generation = self.generation
+        workers = [
+            generation_pb2.Worker(
+                role=worker.role,
+                model=worker.model,
+                address=worker.address,
+                pid=worker.pid,
+                node=worker.node,
+            )
+            for worker in generation.fleet.workers()
+        ]
+        return generation_pb2.Model(
+            id=generation.settings.model,
+            vocab_size=generation.vocab_size,
+            max_length=generation.max_length(),
+            workers=workers,
+        )
+
+    @guarded
+    async def GetLoads(  # noqa: N802
+        self, message: generation_pb2.GetLoadsRequest, grpc_context: Context
+    ) -> generation_pb2.Loads:
+        return loads(self.generation)
+
+    async def Check(  # noqa: N802
+        self, message: health_pb2.HealthCheckRequest, grpc_context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """grpc.health.v1, open to probes, which have no key."""
+        ready = bool(self.generation.fleet.workers("target"))
+        response = health_pb2.HealthCheckResponse
+        return response(status=response.SERVING if ready else response.NOT_SERVING)
+
+
+def _tell(context: Context, error: GatewayError, span: Span) -> None:
+    """Without this the client would be sent the traceback as INTERNAL."""
+    context.set_code(STATUS[type(error)])
+    span.set_attribute("rpc.grpc.status_code", STATUS[type(error)].value[0])
+    context.set_details(str(error))
+    if isinstance(error, OverloadedError):
+        context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
+
+
+def _tell_of_defect(context: Context, span: Span) -> None:
+    """What is no GatewayError: the log has the traceback, which may hold a prompt."""
+    context.set_code(grpc.StatusCode.INTERNAL)
+    span.set_attribute("rpc.grpc.status_code", grpc.StatusCode.INTERNAL.value[0])
+    context.set_details(DEFECT)
+
+
+def _request(message: generation_pb2.GenerateRequest) -> Request:
+    """Raises InvalidRequestError naming the field."""
+    if len(message.stop) > MAX_STOPS:
+        raise InvalidRequestError("stop", f"{len(message.stop)} strings, at most {MAX_STOPS} are accepted")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in message.stop):
+        raise InvalidRequestError("stop", f"at most {MAX_STOP_LENGTH} characters are accepted in one")
+    biases = len(message.sampling.logit_bias)
+    if biases > MAX_BIASES:
+        raise InvalidRequestError("logit_bias", f"{biases} entries, at most {MAX_BIASES} are accepted")
+    if message.sampling.HasField("verification"):
+        raise InvalidRequestError("sampling.verification", "is not a caller's: set speculation.verification")
+    if message.priority not in ("", "interactive", "batch"):
+        raise InvalidRequestError("priority", "'interactive' and 'batch' are accepted")
+    tokens = message.WhichOneof("prompt") == "tokens"
+    own = {name: getattr(message, name) for name in REQUEST_FIELDS if message.HasField(name)}
+    try:
+        return Request(
+            prompt=tuple(message.tokens.ids) if tokens else message.text,
+            sampling=sampling_from_message(message.sampling),
+            stop=tuple(message.stop),
+            speculation=Speculation.model_validate(set_fields(message.speculation)),
+            **own,
+        )
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+def _chunk(chunk: Chunk, seed: int, told_seed: int | None) -> generation_pb2.GenerateChunk:
+    return generation_pb2.GenerateChunk(
+        choice=chunk.choice,
+        **_tokens(chunk.tokens),
+        text=chunk.text,
+        text_lengths=[len(piece.text) for piece in chunk.pieces],
+        finish_reason=chunk.finish_reason,
+        usage=None if chunk.usage is None else _usage(chunk.usage, seed),
+        seed=told_seed,
+    )
+
+
+def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
+    return {
+        "token_ids": [token.id for token in tokens],
+        "origins": [ORIGINS[token.origin] for token in tokens],
+        "logprobs": [token.logprobs for token in tokens if token.logprobs is not None],
+    }
+
+
+def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
+    record = usage.record
+    return generation_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        speculation=generation_pb2.Speculation(
+            mode=usage.speculation.mode,
+            drafter=usage.speculation.drafter,
+            rounds=record.rounds,
+            drafted=record.drafted,
+            verified=record.verified,
+            accepted=record.accepted,
+            accepted_lengths=record.histogram,
+            mean_accepted_length=record.mean_accepted_length,
+            target_passes=record.target_passes,
+            late_drafts=record.late_drafts,
+            lost_drafts=record.lost_drafts,
+            lost_targets=record.lost_targets,
+            seed=seed,
+            prepared_for=record.prepared_for,
+            foreseen_ranks=record.foreseen_ranks,
+            gone_on=record.gone_on,
+            saved_ms=1e3 * record.saved_s,
+            discarded=record.discarded,
+            empty_drafts=record.empty_drafts,
+        ),
+    )

@@ -1,0 +1,191 @@
+"""What the endpoints of the OpenAI API have in common, and our fields beside theirs."""
+
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from gateway.errors import InvalidRequestError
+from gateway.generation.request import Request, Usage
+from gateway.settings import Priority, Speculation
+from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
+
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
+MAX_BIASES = 4096  # tokens
+MAX_FIELDS = 128  # of one object
+MANY_ERRORS = 100  # of one request: to tell them apart would take long
+LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
+
+
+def checked_text(value: str) -> str:
+    """JSON can spell half of a surrogate pair, which no tokenizer takes. Raises ValueError."""
+    value.encode()
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, AfterValidator(checked_text)]
+Label = Annotated[Text, Field(max_length=64)]
+Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    include_usage: bool = False
+    include_rounds: bool = False  # origin of each token, and of each round its Draft and its times
+    continuous_usage_stats: bool = False  # with include_usage: tokens so far in every event, as in vLLM
+    include_obfuscation: bool = False  # accepted, never done
+
+
+class NullIsLeftOut(BaseModel):
+    """As in OpenAI's API."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            if len(fields) > MAX_FIELDS:  # to name each of a hundred thousand would take long
+                raise ValueError(f"at most {MAX_FIELDS} fields are accepted")
+            return {name: value for name, value in fields.items() if value is not None}
+        return fields
+
+
+class GenerationRequest(RequestedSampling, NullIsLeftOut):
+    """Every sampling setting is a field of the request."""
+
+    top_k: int = Field(default=0, ge=0, lt=2**32)  # as many bits as it travels in
+    seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
+    max_completion_tokens: int | None = Field(default=None, ge=1)  # wins over max_tokens, as in vLLM
+    model: Text | None = None
+    n: int = Field(default=1, ge=1)
+    stop: Stops = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    speculation: Speculation = Speculation()
+    task: Label | None = None
+    priority: Priority = "interactive"
+    user: Text | None = None  # accepted, not used
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_is_a_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("a boolean is not accepted")
+        return value
+
+    @field_validator(*ID_LISTS, mode="before")
+    @classmethod
+    def _are_ids(cls, ids: Any) -> Any:
+        """At once, not one by one: there may be a million."""
+        if isinstance(ids, list) and not are_ids(ids):
+            raise ValueError("a list of token ids is accepted")
+        return ids
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _are_few(cls, biases: Any) -> Any:
+        if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+            raise ValueError(f"at most {MAX_BIASES} entries are accepted")
+        return biases
+
+    def request(self, prompt: str | tuple[int, ...], **sampling: Any) -> Request:
+        """``sampling`` holds what the endpoint says in its own words."""
+        if self.max_completion_tokens is not None:
+            sampling["max_tokens"] = self.max_completion_tokens
+        if self.seed is not None:
+            sampling["seed"] = self.seed % 2**SEED_BITS
+        asked = self.model_dump(
+            include=set(RequestedSampling.model_fields) - sampling.keys(), exclude_unset=True
+        )
+        return Request(
+            prompt=prompt,
+            sampling=Sampling(**asked, **sampling),
+            stop=tuple(self.stop),
+            speculation=self.speculation,
+            model=self.model,
+            n=self.n,
+            task=self.task,
+            priority=self.priority,
+        )
+
+
+def token_counts(prompt: int, completion: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
+    record = usage.record
+    return {
+        **token_counts(usage.prompt_tokens, usage.completion_tokens),
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": record.accepted,
+            "rejected_prediction_tokens": record.drafted - record.accepted,
+        },
+        "speculation": {
+            **usage.speculation.model_dump(),
+            "rounds": record.rounds,
+            "drafted": record.drafted,
+            "verified": record.verified,
+            "accepted": record.accepted,
+            "mean_accepted_length": round(record.mean_accepted_length, 3),
+            "accepted_lengths": record.histogram,
+            "target_passes": record.target_passes,
+            "fallbacks": record.fallbacks,
+            "late_drafts": record.late_drafts,
+            "lost_drafts": record.lost_drafts,
+            "empty_drafts": record.empty_drafts,
+            "lost_targets": record.lost_targets,
+            "prepared_for": record.prepared_for,
+            "foreseen_ranks": record.foreseen_ranks,
+            "gone_on": record.gone_on,
+            "saved_ms": round(1e3 * record.saved_s, 3),
+            "discarded": record.discarded,
+            "seed": seed,
+        },
+    }
+
+
+def error_body(
+    message: str, *, type_: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def invalid(error: ValidationError) -> InvalidRequestError:
+    """The first thing that is wrong, by the request's own name for it: speculation.depth.
+
+    Text is not repeated: it may be a prompt.
+    """
+    if error.error_count() > MANY_ERRORS:
+        return InvalidRequestError("body", f"{error.error_count()} things in it are not as they should be")
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or "body"
+    value = first["input"]
+    got = f", got {value!r}" if isinstance(value, bool | int | float) and len(repr(value)) < 80 else ""
+    return InvalidRequestError(field, f"{first['msg']}{got}")
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Whether they are integers of at least 0, and no booleans."""
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0
+
+
+def finite(logprob: float) -> float:
+    """As JSON can say it: neither infinity nor what is no number."""
+    return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB

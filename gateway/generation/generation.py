@@ -1,0 +1,217 @@
+"""The one entry that both APIs call: a request in, its answers out piece by piece."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from opentelemetry.trace import get_current_span
+from tokenizers import Tokenizer
+
+from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.generation.admission import Admission
+from gateway.generation.merge import merged
+from gateway.generation.request import Chunk, Prepared, Request, Usage
+from gateway.generation.text import AnswerText, Vocabulary
+from gateway.generation.tokenization import LONG_LIST, Tokenization
+from gateway.observe.stats import Record
+from gateway.observe.totals import Totals
+from gateway.observe.tracing import GenerationTrace
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence
+from gateway.settings import GatewaySettings
+from gateway.workers.fleet import Fleet
+from outrider.decoding.noise_key import noise_key
+from outrider.pace.settings import PaceSettings
+
+TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
+CONTEXT_TOKENS = 8  # of the prompt, as far as they matter for how the answer's first token is written
+DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
+
+
+class Generation:
+    def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, fleet: Fleet) -> None:
+        self.settings = settings
+        self.fleet = fleet
+        self.tokenizer = tokenizer
+        self.tokenization = Tokenization(tokenizer)
+        self._vocabulary = Vocabulary(tokenizer)
+        self.paces = Paces(PaceSettings())
+        self.totals = Totals()
+        self.admission = Admission(settings.max_running, settings.max_waiting)
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    async def prepare(self, request: Request) -> Prepared:
+        """Whatever can be refused is refused here, before anything reaches a worker.
+
+        Raises:
+            InvalidRequestError: naming the field.
+            WorkerLostError: there is no target.
+        """
+        settings = self.settings
+        if request.model not in (None, settings.model):
+            raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
+        if not 1 <= request.n <= settings.max_choices:
+            raise InvalidRequestError("n", f"{request.n} answers, 1 to {settings.max_choices} are accepted")
+        if "" in request.stop:
+            raise InvalidRequestError("stop", "a stop string must not be empty")
+        sampling = request.sampling
+        for name in TOKEN_ID_FIELDS:
+            self.check_ids(name, getattr(sampling, name) or ())
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = await self.token_ids(prompt, add_special_tokens=True)
+        self._check_lengths(len(prompt), sampling.max_tokens)
+        self.check_ids("prompt", prompt)
+        seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
+        rule = request.speculation.verification
+        sampling = sampling.model_copy(update={"seed": seed, "verification": rule})
+        keys = partial(_noise_keys, seed, request.n, prompt)
+        noise_keys = await asyncio.to_thread(keys) if request.n * len(prompt) > LONG_LIST else keys()
+        return Prepared(
+            tuple(Sequence(prompt, sampling, key) for key in noise_keys),
+            request.stop,
+            request.speculation.resolved(settings.drafter, self.paces.settings),
+            request.task,
+            request.priority,
+            request.continues_text,
+            asyncio.get_running_loop().time() + settings.request_deadline_s,
+            get_current_span(),
+        )
+
+    async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
+        """The answers, one chunk per Verdict; those of several choices come as they are ready.
+
+        Raises:
+            OverloadedError: the queue is full.
+            DeadlineError: the answer was not finished in time.
+            InvalidRequestError: no worker can serve such a sequence.
+        """
+        sequences = prepared.sequences
+        completion_tokens, unfinished, record = 0, len(sequences), Record()
+        operation = "text_completion" if prepared.continues_text else "chat"
+        with self.totals.timing(operation) as timing, GenerationTrace(prepared, self.settings.model) as trace:
+            choices = [self._choice(prepared, choice, record, trace) for choice in range(len(sequences))]
+            async with (
+                self.admission.place(prepared.deadline),
+                aclosing(merged(choices)) as chunks,
+            ):
+                timing.has_turn()
+                trace.admitted()
+                async for chunk in chunks:
+                    timing.add(len(chunk.tokens))
+                    completion_tokens += len(chunk.tokens)
+                    unfinished -= chunk.finish_reason is not None
+                    trace.said(chunk)
+                    if unfinished:
+                        yield chunk
+                        continue
+                    usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
+                    timing.end()
+                    await self._close(trace, prepared, usage)
+                    yield replace(chunk, usage=usage)
+                    return
+
+    async def _close(self, trace: GenerationTrace, prepared: Prepared, usage: Usage) -> None:
+        trace.finished(usage, [sequence.finish_reason or "" for sequence in prepared.sequences])
+        if trace.is_recording and self.settings.trace_texts:
+            decode = self.tokenization.decode
+            trace.texts(
+                await decode(prepared.sequences[0].prompt),
+                [await decode(sequence.generated) for sequence in prepared.sequences],
+            )
+
+    async def _choice(
+        self, prepared: Prepared, choice: int, total: Record, trace: GenerationTrace
+    ) -> AsyncGenerator[Chunk, None]:
+        """One answer; what speculation did for it is added to ``total`` before its last chunk."""
+        sequence = prepared.sequences[choice]
+        record = Record()
+        before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
+        text = AnswerText(self._vocabulary, prepared.stop, before)
+        rounds = Rounds(
+            sequence,
+            self.fleet,
+            prepared.speculation,
+            self.paces,
+            self.settings,
+            prepared.deadline,
+            prepared.task,
+            prepared.priority,
+            record,
+            trace.answer(choice, prepared.speculation, record),
+        )
+        with self.totals.counting(rounds, prepared.task, prepared.speculation):
+            async with aclosing(rounds.steps()) as steps:
+                async for step in steps:
+                    ids = [token.id for token in step.tokens]
+                    pieces = text.add(ids, ends=step.finish_reason is not None)
+                    if text.stopped:
+                        sequence.finish_reason = "stop"
+                    if sequence.finish_reason is not None:
+                        total.add(record)
+                    tokens = step.tokens[: len(pieces)]
+                    yield Chunk(choice, tokens, tuple(pieces), sequence.finish_reason, round=step.round)
+                    if sequence.finish_reason is not None:
+                        return
+
+    def plain_rate(self) -> float:
+        """Tokens per second that plain decoding would give, by the pace's costs; 0 until they are known."""
+        streams = {link.worker.address: link.streams for link in self.fleet.links()}
+        return self.paces.plain_rate(streams)
+
+    def max_length(self) -> int:
+        """Tokens of context that every target has. Raises WorkerLostError if there is no target."""
+        lengths = [worker.max_length for worker in self.fleet.workers("target")]
+        if not lengths:
+            raise WorkerLostError("no target worker is ready")
+        return min(lengths)
+
+    def room(self, prompt_tokens: int) -> int:
+        """Tokens that an answer to such a prompt may have, at least 1. Raises WorkerLostError."""
+        context = self.max_length()
+        return max(1, min(self.settings.max_output_tokens or context, context - prompt_tokens))
+
+    def _longest_prompt(self) -> int:
+        """Raises WorkerLostError if there is no target."""
+        context = self.max_length()
+        return min(self.settings.max_prompt_tokens or context, context - 1)
+
+    def _check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
+        if prompt_tokens == 0:
+            raise InvalidRequestError("prompt", "must hold at least one token")
+        longest_prompt = self._longest_prompt()
+        if prompt_tokens > longest_prompt:
+            raise InvalidRequestError(
+                "prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted"
+            )
+        longest_output = self.room(prompt_tokens)
+        if max_tokens > longest_output:
+            raise InvalidRequestError(
+                "max_tokens",
+                f"{max_tokens} after {prompt_tokens} tokens of prompt, at most {longest_output} are accepted",
+            )
+
+    async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Raises InvalidRequestError for text that is too long, however it is tokenized."""
+        least, longest = self.tokenization.least_tokens(prompt), self._longest_prompt()
+        if least > longest:
+            raise InvalidRequestError("prompt", f"{least} tokens or more, at most {longest} are accepted")
+        return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
+
+    def check_ids(self, field: str, token_ids: Collection[int]) -> None:
+        """Raises InvalidRequestError unless the tokenizer knows them all, and for more than there are."""
+        if field in TOKEN_ID_FIELDS and len(token_ids) > self.vocab_size:
+            raise InvalidRequestError(
+                field, f"{len(token_ids)} token ids, at most {self.vocab_size} are accepted"
+            )
+        largest = max(token_ids, default=0)
+        if largest >= self.vocab_size:
+            raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")
+
+
+def _noise_keys(seed: int, choices: int, prompt: tuple[int, ...]) -> list[int]:
+    return [noise_key(seed, choice, prompt) for choice in range(choices)]

@@ -1,0 +1,69 @@
+"""What both APIs ask for, and what they get."""
+
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import Span
+
+from gateway.generation.text import Piece
+from gateway.observe.stats import Record
+from gateway.rounds.rounds import Round
+from gateway.rounds.sequence import Sequence, Token
+from gateway.settings import Priority, Speculation
+from outrider.decoding.settings import Sampling
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: str | tuple[int, ...]  # text or token ids
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    speculation: Speculation = field(default_factory=Speculation)
+    model: str | None = None
+    n: int = 1  # answers
+    task: str | None = None  # label under which acceptance is counted
+    priority: Priority = "interactive"
+    continues_text: bool = True  # whether the answer goes on with the prompt's text, or is one of its own
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of all answers together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    speculation: Speculation  # as resolved from request and settings
+    record: Record
+
+
+@dataclass(frozen=True)
+class Chunk:
+    choice: int  # index of the answer
+    tokens: tuple[Token, ...]
+    pieces: tuple[Piece, ...]  # per token, whole characters only
+    finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
+    usage: Usage | None = None  # on the last chunk of all
+    round: Round | None = None  # that it comes from; None: plain decoding
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that nothing is wrong with."""
+
+    sequences: tuple[Sequence, ...]  # one per answer
+    stop: tuple[str, ...]
+    speculation: Speculation
+    task: str | None
+    priority: Priority
+    continues_text: bool
+    deadline: float  # in the event loop's time
+    server_span: Span  # of the request, as a caller or we ourselves have it recorded or not
+
+    @property
+    def seed(self) -> int:
+        seed = self.sequences[0].sampling.seed
+        assert seed is not None
+        return seed

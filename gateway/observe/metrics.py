@@ -1,0 +1,93 @@
+"""This gateway's numbers to its instruments, once a second: rounds and tokens cost nothing here."""
+
+import asyncio
+
+from gateway.generation.generation import Generation
+from gateway.observe.stats import Record
+from gateway.observe.timing import Timing
+from gateway.observe.totals import Kind
+from gateway.observe.tracing import PROVIDER
+from gateway.rounds.drafting import EMPTY, LATE, LOST
+from outrider.telemetry.instruments import Instruments
+from outrider.telemetry.metrics import REASONS
+
+PERIOD_S = 1.0
+
+# Counters that are a field of the Record.
+FIELDS = {
+    "vllm_spec_decode_num_drafts": "rounds",
+    "vllm_spec_decode_num_draft_tokens": "drafted",
+    "vllm_spec_decode_num_accepted_tokens": "accepted",
+    "outrider_verified_tokens": "verified",
+    "outrider_tokens": "tokens",
+    "outrider_target_passes": "target_passes",
+    "outrider_draft_seconds": "draft_s",
+    "outrider_target_seconds": "target_s",
+    "outrider_prepared_verdicts": "prepared_for",
+    "outrider_rounds_gone_on": "gone_on",
+    "outrider_draft_saved_seconds": "saved_s",
+    "outrider_discarded_tokens": "discarded",
+    "outrider_reopenings": "lost_targets",
+}
+
+
+async def publish_always(generation: Generation, instruments: Instruments) -> None:
+    """Until it is cancelled."""
+    while True:
+        publish(generation, instruments)
+        await asyncio.sleep(PERIOD_S)
+
+
+def publish(generation: Generation, instruments: Instruments) -> None:
+    """What has changed since the last time."""
+    totals, admission = generation.totals, generation.admission
+    for kind, record in totals.records().items():
+        _count(instruments, kind, record)
+    while totals.answered:
+        _observe(instruments, totals.answered.popleft(), generation.settings.model)
+    in_force = totals.in_force()
+    for reason in REASONS:
+        depths = in_force.get(reason)
+        instruments.set("outrider_sequences", depths.sequences if depths else 0, reason=reason)
+        instruments.set("outrider_depth", depths.mean_depth if depths else 0.0, reason=reason)
+    instruments.set("outrider_requests_running", admission.running)
+    instruments.set("outrider_requests_waiting", admission.waiting)
+    instruments.set("outrider_plain_tokens_per_second", generation.plain_rate())
+
+
+def _count(instruments: Instruments, kind: Kind, record: Record) -> None:
+    labels = {"task": kind.task, "drafter": kind.drafter}
+    for name, field in FIELDS.items():
+        instruments.total(name, getattr(record, field), **labels)
+    for position in range(max(record.accepted_lengths, default=0)):
+        accepted = record.accepted_at(position)
+        name = "vllm_spec_decode_num_accepted_tokens_per_pos"
+        instruments.total(name, accepted, **labels, position=str(position))
+    for (to, reason), times in record.transitions.items():
+        instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
+    for reason, times in record.failures.items():
+        instruments.total("outrider_failed_sequences", times, **labels, reason=reason)
+    instruments.total("outrider_foreseen_verdicts", record.foreseen.total(), **labels)
+    instruments.total("outrider_fallbacks", record.late_drafts, **labels, reason=LATE)
+    instruments.total("outrider_fallbacks", record.lost_drafts, **labels, reason=LOST)
+    instruments.total("outrider_fallbacks", record.empty_drafts, **labels, reason=EMPTY)
+
+
+def _observe(instruments: Instruments, timing: Timing, model: str) -> None:
+    labels = {
+        "gen_ai_operation_name": timing.operation,
+        "gen_ai_request_model": model,
+        "gen_ai_provider_name": PROVIDER,
+    }
+    times = {
+        "gen_ai_server_time_to_first_token_seconds": timing.first_token_s,
+        "gen_ai_server_time_per_output_token_seconds": timing.per_output_token_s,
+    }
+    for name, seconds in times.items():
+        if seconds is not None:
+            instruments.observe(name, seconds, **labels)
+    if timing.queue_s is not None:
+        instruments.observe("outrider_queue_seconds", timing.queue_s)
+    assert timing.total_s is not None
+    error = timing.error or ""
+    instruments.observe("gen_ai_server_request_duration_seconds", timing.total_s, **labels, error_type=error)

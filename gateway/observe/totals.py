@@ -1,0 +1,89 @@
+"""What this gateway has done since its start, and the depths in force: for metrics and GetLoads."""
+
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.observe.stats import Record
+from gateway.observe.timing import Timing, timed
+from gateway.rounds.rounds import Rounds
+from gateway.settings import Speculation
+
+MAX_TASKS = 64  # labels come from clients: what is beyond these counts as OTHER
+OTHER, UNLABELLED, NO_DRAFTER = "other", "none", "none"
+MAX_KEPT = 2**14  # answered requests that nobody has collected
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What acceptance depends on."""
+
+    task: str
+    drafter: str
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The depths of the sequences under way whose depth is decided alike."""
+
+    sequences: int
+    mean_depth: float  # tokens
+
+
+class Totals:
+    def __init__(self) -> None:
+        self._ended: dict[Kind, Record] = {}
+        self._under_way: dict[Rounds, Kind] = {}
+        self._tasks: set[str] = set()
+        self.gateway = secrets.token_hex(4)  # tells this one from other gateways
+        self.began = time.monotonic()
+        self.answered: deque[Timing] = deque(maxlen=MAX_KEPT)  # to be collected
+
+    @contextmanager
+    def timing(self, operation: str) -> Iterator[Timing]:
+        """While a request is answered; its times are kept."""
+        with timed(operation) as timing:
+            try:
+                yield timing
+            finally:
+                self.answered.append(timing)
+
+    @contextmanager
+    def counting(self, rounds: Rounds, task: str | None, speculation: Speculation) -> Iterator[None]:
+        """While a sequence is generated; what it did stays counted."""
+        drafter = NO_DRAFTER if speculation.mode == "off" else speculation.drafter or NO_DRAFTER
+        kind = Kind(self._label(task), drafter)
+        self._under_way[rounds] = kind
+        try:
+            yield
+        finally:
+            del self._under_way[rounds]
+            self._ended.setdefault(kind, Record()).add(rounds.record)
+
+    def records(self) -> dict[Kind, Record]:
+        """Since the start, sequences under way included."""
+        records: dict[Kind, Record] = {}
+        for kind, record in [
+            *self._ended.items(),
+            *((kind, rounds.record) for rounds, kind in self._under_way.items()),
+        ]:
+            records.setdefault(kind, Record()).add(record)
+        return records
+
+    def in_force(self) -> dict[str, InForce]:
+        """By what decides the depth; see telemetry.metrics.REASONS."""
+        sequences, depths = Counter[str](), Counter[str]()
+        for rounds in self._under_way:
+            sequences[rounds.why] += 1
+            depths[rounds.why] += rounds.depth
+        return {reason: InForce(count, depths[reason] / count) for reason, count in sequences.items()}
+
+    def _label(self, task: str | None) -> str:
+        if task is None:
+            return UNLABELLED
+        if len(self._tasks) < MAX_TASKS:
+            self._tasks.add(task)
+        return task if task in self._tasks else OTHER

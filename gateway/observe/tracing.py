@@ -1,0 +1,147 @@
+"""The spans of a request: the server's, the generation's. Those of its rounds are in answer_trace.py.
+
+Only the OpenTelemetry API is used here. Without a set-up (cluster/tracing.py), and for requests that are
+not sampled, its spans record nothing, and nothing is computed for them.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from opentelemetry import trace
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from gateway.generation.request import Chunk, Prepared, Usage
+from gateway.observe.answer_trace import NO_TRACE, AnswerTrace, NoTrace
+from gateway.observe.stats import Record
+from gateway.settings import Speculation
+from protos.trace_context import context_of
+
+PROVIDER = "outrider"  # gen_ai.provider.name
+TRACER = trace.get_tracer("outrider")
+MAX_INTEGER = 2**63
+SAMPLING_FIELDS = (
+    "temperature", "top_k", "top_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty",
+)  # fmt: skip
+
+
+@contextmanager
+def served(name: str, traceparent: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Span]:
+    """The server's span of a request, a child of its client's. It is not made the current one."""
+    span = TRACER.start_span(name, context_of(traceparent), SpanKind.SERVER, attributes=attributes)
+    try:
+        yield span
+    except Exception as error:
+        failed(span, error)
+        raise
+    finally:
+        span.end()
+
+
+@contextmanager
+def untraced() -> Iterator[Span]:
+    """In place of ``served`` for what is no request to generate."""
+    yield INVALID_SPAN
+
+
+def failed(span: Span, error: Exception) -> None:
+    """Says why in the span's status. Messages of our errors hold no prompts."""
+    span.set_status(StatusCode.ERROR, str(error))
+    span.set_attribute("error.type", type(error).__name__)
+
+
+class GenerationTrace:
+    """The span of a generation, from its place in the queue to its last token: all answers together."""
+
+    def __init__(self, prepared: Prepared, model: str) -> None:
+        chats = not prepared.continues_text
+        operation = "chat" if chats else "text_completion"
+        self._span = TRACER.start_span(
+            f"{operation} {model}", trace.set_span_in_context(prepared.server_span)
+        )
+        self._begun = time.perf_counter()
+        self._had_token = self._is_finished = False
+        if self._span.is_recording():
+            self._span.set_attributes(_asked(prepared, operation, model))
+
+    def __enter__(self) -> "GenerationTrace":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            failed(self._span, error)
+        elif error is not None and not self._is_finished:
+            self._span.add_event("cancelled", {"outrider.reason": "the client has gone"})
+        self._span.end()
+
+    @property
+    def is_recording(self) -> bool:
+        return self._span.is_recording()
+
+    def answer(self, choice: int, speculation: Speculation, record: Record) -> NoTrace:
+        """For the spans of one answer's rounds."""
+        return AnswerTrace(self._span, choice, speculation, record) if self.is_recording else NO_TRACE
+
+    def admitted(self) -> None:
+        """It has left the queue."""
+        if self.is_recording:
+            self._span.set_attribute("outrider.queue_ms", 1e3 * (time.perf_counter() - self._begun))
+
+    def said(self, chunk: Chunk) -> None:
+        """A chunk is about to be sent."""
+        if not self._had_token and chunk.tokens:
+            self._had_token = True
+            if self.is_recording:
+                passed_s = time.perf_counter() - self._begun
+                self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
+
+    def finished(self, usage: Usage, finish_reasons: list[str]) -> None:
+        """All answers are; a reader that leaves now has had it all."""
+        self._is_finished = True
+        if self.is_recording:
+            self._span.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                    "gen_ai.response.finish_reasons": finish_reasons,
+                    "outrider.rounds": usage.record.rounds,
+                    "outrider.target_passes": usage.record.target_passes,
+                }
+            )
+
+    def texts(self, prompt: str, answers: list[str]) -> None:
+        """What was asked and answered, for deployments that want it in their traces."""
+        self._span.set_attributes(
+            {
+                "gen_ai.input.messages": json.dumps([_message("user", prompt)]),
+                "gen_ai.output.messages": json.dumps([_message("assistant", text) for text in answers]),
+            }
+        )
+
+
+def _message(role: str, text: str) -> dict[str, object]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def _asked(prepared: Prepared, operation: str, model: str) -> dict[str, AttributeValue]:
+    speculation, sampling = prepared.speculation, prepared.sequences[0].sampling
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.request.choice.count": len(prepared.sequences),
+        "outrider.mode": speculation.mode,
+        "outrider.drafter": speculation.drafter or "",
+        "outrider.verification": speculation.verification,
+        "outrider.priority": prepared.priority,
+    }
+    if prepared.task is not None:
+        attributes["outrider.task"] = prepared.task
+    for field in SAMPLING_FIELDS:
+        value = getattr(sampling, field)
+        # What needs 64 bits without a sign does not fit into an attribute's integer.
+        attributes[f"gen_ai.request.{field}"] = str(value) if value >= MAX_INTEGER else value
+    return attributes

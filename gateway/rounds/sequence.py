@@ -1,0 +1,50 @@
+"""The Sequence: the gateway's copy is the truth, workers hold caches of it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from outrider.decoding.settings import Sampling
+from protos.generation_pb2 import TokenLogprobs
+
+
+class Origin(Enum):
+    """Where a token comes from."""
+
+    ACCEPTED = "accepted"  # drafted, and confirmed by the target
+    TARGET = "target"  # the target's own, after a Draft
+    PLAIN = "plain"  # the target's own, without a Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One committed token."""
+
+    id: int
+    origin: Origin
+    logprobs: TokenLogprobs | None = None  # where the request asked for them
+
+
+@dataclass
+class Sequence:
+    prompt: tuple[int, ...]  # token ids
+    sampling: Sampling
+    noise_key: int
+    generated: list[int] = field(default_factory=list)  # committed token ids after the prompt
+    finish_reason: str | None = None  # "stop" or "length" once nothing more is wanted
+    round: int = 0  # number of the newest turn; never restarts
+    epoch: int = 0  # number of the newest stream to a worker; never restarts
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def limit(self) -> int:
+        """Length at which max_tokens ends it."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+    def since(self, base: int) -> list[int]:
+        """Committed tokens from position ``base`` on."""
+        generated_from = base - len(self.prompt)
+        if generated_from >= 0:
+            return self.generated[generated_from:]
+        return [*self.prompt[base:], *self.generated]

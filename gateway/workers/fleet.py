@@ -1,0 +1,124 @@
+"""Which workers exist, and a stream to one of them. Nothing polls: Serve pushes the table."""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+
+from gateway.errors import WorkerLostError
+from gateway.rounds.sequence import Sequence
+from gateway.workers.prefixes import Prefixes
+from gateway.workers.streams import Link, Role, Worker, WorkerStream
+from outrider.decoding.settings import Sampling
+from protos import rounds_pb2, rounds_pb2_grpc
+from protos.trust import Trust
+
+TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
+DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
+
+IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier than the least busy one
+
+# A silent peer counts as lost after the sum of the first two. It is the ping's own time-out that acts: gRPC
+# gives it a minute, and keepalive_timeout_ms does not shorten it.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+class Fleet:
+    """``workers`` gives those that exist at the moment of asking."""
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]], trust: Trust) -> None:
+        self._workers = workers
+        self._trust = trust
+        self._links: dict[str, Link] = {}  # by address
+        self._prefixes: dict[Role, Prefixes] = {"target": Prefixes(), "draft": Prefixes()}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._on_trial: dict[str, TargetStream] = {}  # by address
+
+    def workers(self, role: Role | None = None) -> list[Worker]:
+        return [worker for worker in self._workers() if role in (None, worker.role)]
+
+    def links(self) -> list[Link]:
+        """A connection to every worker that exists; those to others are closed."""
+        workers = {worker.address: worker for worker in self._workers()}
+        for address in self._links.keys() - workers.keys():
+            if self._links[address].streams == 0:
+                closing = asyncio.ensure_future(self._links.pop(address).channel.close(grace=None))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        for address in workers.keys() - self._links.keys():
+            self._links[address] = Link(workers[address], self._trust.connect(address, CHANNEL_OPTIONS))
+        return [self._links[address] for address in workers]
+
+    def open_target(self, sequence: Sequence, *, apart: bool = False) -> TargetStream:
+        """
+        apart: a target was lost with the sequence, perhaps by it. Of such sequences a target gets one at a
+            time, until the first token: one that ends its target does not take the others along again.
+
+        Raises:
+            WorkerLostError: there is no target, or none for a sequence that is to be apart.
+        """
+        link = self._choose("target", sequence, self._trials() if apart else ())
+        stub = rounds_pb2_grpc.TargetWorkerStub(link.channel)  # type: ignore[no-untyped-call]
+        call = stub.Stream(metadata=self._trust.metadata)
+        stream = TargetStream(link, call, rounds_pb2.TargetRequest, sequence, sequence.sampling)
+        if apart:
+            self._on_trial[stream.address] = stream
+        return stream
+
+    def passed(self, stream: TargetStream) -> None:
+        """A token came over the stream: it need not be apart any more."""
+        if self._on_trial.get(stream.address) is stream:
+            del self._on_trial[stream.address]
+
+    def _trials(self) -> Collection[str]:
+        """Addresses of targets where a sequence is apart."""
+        self._on_trial = {at: stream for at, stream in self._on_trial.items() if not stream.is_closed}
+        return self._on_trial
+
+    def open_draft(self, sequence: Sequence) -> DraftStream:
+        """Raises WorkerLostError if there is no draft worker."""
+        link = self._choose("draft", sequence)
+        stub = rounds_pb2_grpc.DraftWorkerStub(link.channel)  # type: ignore[no-untyped-call]
+        call = stub.Stream(metadata=self._trust.metadata)
+        sampling = _without(range(self.vocab_size(), link.worker.vocab_size), sequence.sampling)
+        return DraftStream(link, call, rounds_pb2.DraftRequest, sequence, sampling)
+
+    def vocab_size(self) -> int:
+        """Of the ids that all workers know; 0 without any."""
+        return min((worker.vocab_size for worker in self._workers()), default=0)
+
+    def _choose(self, role: Role, sequence: Sequence, taken: Collection[str] = ()) -> Link:
+        """Where the prompt's beginning is cached, unless that worker is much busier than another.
+
+        taken: addresses of workers that do not come into question.
+        """
+        links = [link for link in self.links() if link.worker.role == role]
+        links = [link for link in links if link.worker.address not in taken]
+        if not links:
+            raise WorkerLostError(f"no {role} worker is ready{', that is not on trial' if taken else ''}")
+        # Where workers differ the sequence goes to one that holds all of it.
+        links = [link for link in links if link.worker.max_length >= sequence.limit] or links
+        now = asyncio.get_running_loop().time()
+        trusted = [link for link in links if link.suspect_until <= now]
+        chosen = min(trusted or links, key=lambda link: link.busy(now))
+        if len(trusted) > 1:
+            holder = self._prefixes[role].holder(sequence.prompt)
+            holding = next((link for link in trusted if link.worker.address == holder), chosen)
+            if holding.busy(now) <= chosen.busy(now) + IMBALANCE:
+                chosen = holding
+        self._prefixes[role].note(sequence.prompt, chosen.worker.address)
+        return chosen
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            await link.channel.close(grace=None)
+
+
+def _without(ids: range, sampling: Sampling) -> Sampling:
+    """Without ids that only the draft has: its embeddings may be padded further than the target's."""
+    if not ids:
+        return sampling
+    return sampling.model_copy(update={"bad_token_ids": (*sampling.bad_token_ids, *ids)})

@@ -1,0 +1,17 @@
+"""The workers that exist, as this process knows them. Written by Serve's thread, read by the event loop."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gateway.workers.streams import Worker
+
+_BY_DEPLOYMENT: dict[str, tuple[Worker, ...]] = {}
+
+
+def put(deployment: str, metadata: Iterable[Mapping[str, Any]]) -> None:
+    """Replaces a deployment's workers by those that published this metadata."""
+    _BY_DEPLOYMENT[deployment] = tuple(Worker(**fields) for fields in metadata)
+
+
+def workers() -> list[Worker]:
+    return [worker for deployment in list(_BY_DEPLOYMENT.values()) for worker in deployment]

@@ -1,0 +1,108 @@
+"""Sampling settings that change or ban single tokens; each function is one setting.
+
+All change float32 logits [num_rows, vocab_size] in place, every row of which asks for the setting. Token ids
+beyond the vocabulary are ignored.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.decoding.row import Row, TokenIds
+
+BANNED = -torch.inf
+
+
+def add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Adds each token's bias to its logit."""
+    at, biases = _entries(logits, [row.lists.biased for row in rows], [row.lists.biases for row in rows])
+    logits[at] += biases
+
+
+def penalize_repetition(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Divides positive logits, and multiplies negative ones, by the penalty: tokens of prompt and output.
+
+    Source: Keskar et al., "CTRL", 2019, section 4.1; negative logits as in transformers.
+    """
+    at = _occurrences(logits, [(row.prompt, row.generated, row.path) for row in rows])
+    penalties = _column(logits, [row.sampling.repetition_penalty for row in rows])[at[0]]
+    seen = logits[at]
+    # A token that occurs twice is written twice, with the same value.
+    logits[at] = torch.where(seen > 0, seen / penalties, seen * penalties)
+
+
+def penalize_output(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Subtracts frequency_penalty per occurrence in the output, presence_penalty once (as OpenAI does)."""
+    at = _occurrences(logits, [(row.generated, row.path) for row in rows])
+    presence = _column(logits, [row.sampling.presence_penalty for row in rows])[at[0]]
+    frequency = _column(logits, [row.sampling.frequency_penalty for row in rows])[at[0]]
+    logits[at] = logits[at] - presence
+    logits.index_put_(at, -frequency, accumulate=True)
+
+
+def ban_all_but_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
+    at, _ = _entries(logits, [row.lists.allowed for row in rows])
+    allowed = logits[at]
+    logits.fill_(BANNED)
+    logits[at] = allowed
+
+
+def ban_bad(logits: Tensor, rows: Sequence[Row]) -> None:
+    at, _ = _entries(logits, [row.lists.bad for row in rows])
+    logits[at] = BANNED
+
+
+def ban_ends(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Bans the tokens that end the generation."""
+    at, _ = _entries(logits, [row.lists.ends for row in rows])
+    logits[at] = BANNED
+
+
+def ban_masked(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Bans the tokens at which the row's mask is false."""
+    masks = torch.stack([row.mask for row in rows if row.mask is not None]).to(logits.device)
+    logits.masked_fill_(~masks, BANNED)
+
+
+def leave_an_end(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Where every token is banned, lets the generation end: by its lowest end token, or 0 without one."""
+    stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)
+    ends = torch.tensor([[min(row.end_token_ids, default=0)] for row in rows], device=logits.device)
+    # A stuck row gets 0 instead of -inf there; the others get back what they hold.
+    held = logits.gather(1, ends)
+    logits.scatter_(1, ends, torch.where(stuck[:, None] > 0, 0.0, held))
+
+
+def _occurrences(
+    logits: Tensor, texts: Sequence[tuple[Sequence[int] | TokenIds, ...]]
+) -> tuple[Tensor, Tensor]:
+    """Row and token id of every occurrence of a token in its row's texts, both int64 [num_occurrences]."""
+    arrays: dict[int, NDArray[np.int64]] = {}  # rows of one Sequence share its lists
+    for part in (part for parts in texts for part in parts):
+        if id(part) not in arrays:
+            arrays[id(part)] = np.asarray(part, np.int64)
+    joined = [np.concatenate([arrays[id(part)] for part in parts]) for parts in texts]
+    rows = np.repeat(np.arange(len(texts)), [len(tokens) for tokens in joined])
+    token_ids = np.concatenate(joined)
+    inside = token_ids < logits.shape[1]
+    index = torch.from_numpy(np.stack([rows[inside], token_ids[inside]])).to(logits.device)
+    return index[0], index[1]
+
+
+def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=logits.dtype, device=logits.device)
+
+
+def _entries(
+    logits: Tensor, ids: Sequence[TokenIds], values: Sequence[NDArray[np.float32]] = ()
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Index (rows, token ids) of each row's ids into the logits, and their values; all [num_entries]."""
+    token_ids = np.concatenate(ids)
+    rows = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
+    inside = token_ids < logits.shape[1]
+    index = torch.from_numpy(np.stack([rows[inside], token_ids[inside]])).to(logits.device)
+    of_each = np.concatenate(values)[inside] if values else np.zeros(0, np.float32)
+    return (index[0], index[1]), torch.from_numpy(of_each).to(logits.device)

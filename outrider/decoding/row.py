@@ -1,0 +1,71 @@
+"""Row: all that the choice of one token depends on besides its logits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.decoding.settings import Sampling
+
+TokenIds = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenLists:
+    """The token ids that a sequence's settings name, as arrays: made once, used by every row."""
+
+    biased: TokenIds  # [num_biased]
+    biases: NDArray[np.float32]  # [num_biased]
+    allowed: TokenIds
+    bad: TokenIds
+    ends: TokenIds
+
+    @classmethod
+    def of(cls, sampling: Sampling, end_token_ids: Iterable[int]) -> "TokenLists":
+        """Each id once, sorted."""
+        biased = sorted(sampling.logit_bias)
+        return cls(
+            np.array(biased, np.int64),
+            np.array([sampling.logit_bias[token_id] for token_id in biased], np.float32),
+            np.unique(np.array(sampling.allowed_token_ids or (), np.int64)),
+            np.unique(np.array(sampling.bad_token_ids, np.int64)),
+            np.unique(np.fromiter(end_token_ids, np.int64)),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One position of one Sequence at which a token is to be chosen.
+
+    The tokens before it are ``prompt``, ``generated`` and ``path``: the drafted tokens from the root of a
+    Draft down to this position. Rows of one Sequence may share their lists, which nothing here changes.
+    """
+
+    sampling: Sampling
+    noise_key: int  # unsigned 64-bit
+    position: int  # of the token to be chosen: len(prompt) + len(generated) + len(path)
+    prompt: Sequence[int] | TokenIds
+    generated: Sequence[int]
+    path: tuple[int, ...] = ()
+    end_token_ids: frozenset[int] = frozenset()  # they end the generation, hence are banned before min_tokens
+    mask: Tensor | None = None  # bool [vocab_size], true where a token may be chosen
+    given_lists: TokenLists | None = None  # those of its Sequence; None: the row makes its own
+
+    @cached_property
+    def lists(self) -> TokenLists:
+        """The token ids that its settings name."""
+        return self.given_lists or TokenLists.of(self.sampling, self.end_token_ids)
+
+    @property
+    def may_be_stuck(self) -> bool:
+        """Whether its settings might together ban every token."""
+        sampling, length = self.sampling, len(self.generated) + len(self.path)
+        bans = sampling.allowed_token_ids is not None or sampling.bad_token_ids or self.mask is not None
+        return bool(bans) or length < sampling.min_tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.temperature == 0.0

@@ -1,0 +1,135 @@
+"""From logits to tokens: every sampling setting at every position, then the choice under keyed noise.
+
+Rows are independent: what comes out for one does not depend on which others are in the batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.decoding import penalties as adjustments
+from outrider.decoding import truncation
+from outrider.decoding.gumbel_max import best, best_perturbed
+from outrider.decoding.penalties import BANNED
+from outrider.decoding.row import Row as Row
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One sampling setting (or a few that share their work)."""
+
+    applies: Callable[[Row], bool]
+    apply: Callable[
+        [Tensor, Sequence[Row]], None
+    ]  # of the rows that it applies to; changes float32 [num_rows, vocab_size] in place
+
+
+def _divide_by_temperature(logits: Tensor, rows: Sequence[Row]) -> None:
+    logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
+
+
+# In the order in which they apply. Greedy rows skip what cannot change the likeliest token, so that processed
+# log-probabilities and runners-up are still those of the model.
+SETTINGS: tuple[Setting, ...] = (
+    Setting(lambda row: bool(row.sampling.logit_bias), adjustments.add_bias),
+    Setting(lambda row: row.sampling.repetition_penalty != 1.0, adjustments.penalize_repetition),
+    Setting(
+        lambda row: row.sampling.presence_penalty != 0.0 or row.sampling.frequency_penalty != 0.0,
+        adjustments.penalize_output,
+    ),
+    Setting(lambda row: row.sampling.allowed_token_ids is not None, adjustments.ban_all_but_allowed),
+    Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
+    Setting(lambda row: len(row.generated) + len(row.path) < row.sampling.min_tokens, adjustments.ban_ends),
+    Setting(lambda row: row.mask is not None, adjustments.ban_masked),
+    Setting(lambda row: row.may_be_stuck, adjustments.leave_an_end),
+    Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
+    Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
+    Setting(lambda row: row.sampling.top_k > 0 and not row.is_greedy, truncation.keep_top_k),
+    Setting(lambda row: row.sampling.top_p < 1.0 and not row.is_greedy, truncation.keep_top_p),
+    Setting(lambda row: row.sampling.min_p > 0.0 and not row.is_greedy, truncation.keep_min_p),
+)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural logarithm) at one position."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
+
+
+def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Applies every setting of each row to its logits, of any float type, [num_rows, vocab_size].
+
+    Returns float32 [num_rows, vocab_size], -inf at tokens that may not be chosen. The argument is not
+    changed; it is returned itself if it is float32 and no row asks for anything.
+    """
+    processed = logits.float()
+    for setting in SETTINGS:
+        touched = [index for index, row in enumerate(rows) if setting.applies(row)]
+        if touched and processed is logits:
+            processed = logits.clone()
+        if len(touched) == len(rows):
+            setting.apply(processed, rows)
+        elif touched:
+            part = processed[touched]
+            setting.apply(part, [rows[index] for index in touched])
+            processed[touched] = part
+    return processed
+
+
+def choose(processed: Tensor, rows: Sequence[Row]) -> Tensor:
+    """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals."""
+    return best_perturbed(processed, rows, 1)[0][:, 0]
+
+
+def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
+    """int64 [num_rows, count]: the tokens with the largest perturbed logits, the largest (choose()) first.
+
+    Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.
+    """
+    return best_perturbed(processed, rows, count)[0]
+
+
+def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
+    """float32 [num_rows]: the largest perturbed logit minus the next; inf if there is no next."""
+    first, second = best_perturbed(processed, rows, 2)[1].unbind(1)
+    return first - second
+
+
+def probabilities(processed: Tensor) -> Tensor:
+    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows of the ratio rules.
+
+    A row that has no distribution, because a logit is not finite, is one-hot at its largest number.
+    """
+    probs = processed.softmax(dim=1)
+    likeliest = processed.nan_to_num(nan=BANNED).argmax(dim=1)
+    one_hot = torch.nn.functional.one_hot(likeliest, processed.shape[1]).to(probs.dtype)
+    return torch.where(probs.isnan().any(dim=1, keepdim=True), one_hot, probs)
+
+
+def logprobs(
+    logits: Tensor,  # [num_rows, vocab_size], as they were before process()
+    processed: Tensor,  # [num_rows, vocab_size]
+    rows: Sequence[Row],
+    chosen: Sequence[int],  # [num_rows]
+) -> list[TokenLogprobs | None]:
+    """Per row the log-probabilities it asks for, of raw or processed logits; None where it asks for none."""
+    reported: list[TokenLogprobs | None] = []
+    for index, row in enumerate(rows):
+        count = row.sampling.logprobs
+        if count is None:
+            reported.append(None)
+            continue
+        source = logits if row.sampling.logprobs_of == "raw" else processed
+        values = source[index].float().log_softmax(dim=0)
+        top = best(values[None], count)[0][0]
+        pairs = [
+            (token, value)
+            for token, value in zip(top.tolist(), values[top].tolist(), strict=True)
+            if value > BANNED
+        ]
+        reported.append(TokenLogprobs(float(values[chosen[index]]), tuple(pairs)))
+    return reported

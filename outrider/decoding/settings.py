@@ -1,0 +1,90 @@
+"""How a request wants its tokens chosen. Torch-free: the gateway validates with it, the engine obeys it."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-1e4, le=1e4)]  # far beyond what decides, far from what overflows
+Verification = Literal["coupled", "rejection", "block"]
+
+SEED_BITS = 64
+SMALLEST_TEMPERATURE = 1e-6  # beside 0: a logit divided by less could overflow
+
+
+class RequestedSampling(BaseModel):
+    """What a caller may say of sampling. It applies at every position, drafted ones included.
+
+    The order in which they change the logits is that of outrider/decoding/sampling.py: logit bias and
+    penalties, then token bans, then temperature, then top-k, top-p and min-p.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    temperature: float = Field(
+        default=1.0,
+        ge=0.0,
+        le=100.0,
+        description=f"0 chooses the likeliest token; else at least {SMALLEST_TEMPERATURE:g}",
+    )
+    top_k: int = Field(default=0, ge=0, description="keep the k likeliest tokens; 0 keeps all")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="keep the smallest set with this mass")
+    min_p: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest"
+    )
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0, description="over prompt and output")
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, once per token")
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, per occurrence")
+    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, description="added to a token's logit")
+    min_tokens: int = Field(default=0, ge=0, description="tokens before an end of sequence may be chosen")
+    max_tokens: int = Field(
+        default=16, ge=1, validate_default=True, description="tokens after which the generation ends"
+    )
+    stop_token_ids: tuple[TokenId, ...] = Field(
+        default=(), description="end the generation like an end of sequence"
+    )
+    ignore_eos: bool = Field(default=False, description="go on after an end of sequence")
+    allowed_token_ids: tuple[TokenId, ...] | None = Field(
+        default=None, description="nothing else may be chosen"
+    )
+    bad_token_ids: tuple[TokenId, ...] = Field(default=(), validate_default=True, description="never chosen")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported"
+    )
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="likeliest tokens reported per position"
+    )
+    logprobs_of: Literal["raw", "processed"] = Field(
+        default="raw", description="log-probabilities before or after these settings"
+    )
+
+    @field_validator("temperature")
+    @classmethod
+    def _is_zero_or_not_tiny(cls, temperature: float) -> float:
+        if 0.0 < temperature < SMALLEST_TEMPERATURE:
+            raise ValueError(f"temperature={temperature:g} must be 0, or at least {SMALLEST_TEMPERATURE:g}")
+        return temperature
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _leaves_room_for_min_tokens(cls, max_tokens: int | None, info: ValidationInfo) -> int | None:
+        min_tokens = info.data.get("min_tokens", 0)
+        if max_tokens is not None and max_tokens < min_tokens:
+            raise ValueError(f"max_tokens={max_tokens} must not be below min_tokens={min_tokens}")
+        return max_tokens
+
+    @field_validator("bad_token_ids")
+    @classmethod
+    def _leaves_a_token(cls, bad: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        allowed = info.data.get("allowed_token_ids")
+        if allowed is not None and not set(allowed) - set(bad):
+            raise ValueError(
+                f"of allowed_token_ids={list(allowed)} no token is left: name one not in bad_token_ids"
+            )
+        return bad
+
+
+class Sampling(RequestedSampling):
+    """How the tokens of one sequence are chosen, and how a Draft of them is verified."""
+
+    verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")

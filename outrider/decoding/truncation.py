@@ -1,0 +1,85 @@
+"""Sampling settings that keep the likeliest tokens of a row.
+
+All change float32 logits [num_rows, vocab_size] in place, after temperature; every row asks for the
+setting. Of tokens that are equally likely at the boundary the lower ids are kept. Probabilities are those of
+the tokens that the settings before have left.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.penalties import BANNED
+from outrider.decoding.row import Row
+
+_BLOCK = 64
+_FIRST_CANDIDATES = 64
+_MORE_CANDIDATES = 16  # times as many, when those did not hold enough mass
+
+
+def keep_likeliest(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Keeps the likeliest token: what temperature 0 means to a rule that looks at distributions."""
+    _keep(logits, _largest(logits, 2), torch.ones(len(rows), dtype=torch.int64, device=logits.device))
+
+
+def keep_top_k(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Keeps the k likeliest tokens."""
+    vocab_size = logits.shape[1]
+    counts = torch.tensor([min(row.sampling.top_k, vocab_size) for row in rows], device=logits.device)
+    candidates = max(min(row.sampling.top_k + 1, vocab_size) for row in rows)
+    _keep(logits, _largest(logits, candidates), counts)
+
+
+def keep_top_p(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Keeps the likeliest tokens up to and including the one with which their mass reaches top_p.
+
+    Source: Holtzman et al., "The curious case of neural text degeneration", 2020, section 3.1.
+    """
+    vocab_size = logits.shape[1]
+    enough = torch.tensor([row.sampling.top_p for row in rows], dtype=torch.float64, device=logits.device)
+    # Not logsumexp: its sums are split among threads, and so differ, with the number of rows.
+    largest_prob = logits.softmax(dim=1).amax(dim=1, keepdim=True).double()
+    candidates = min(_FIRST_CANDIDATES, vocab_size)
+    while True:
+        largest = _largest(logits, candidates)
+        mass = (largest.double() - largest[:, :1]).exp_().mul_(largest_prob).cumsum_(dim=1)
+        counts = (mass < enough[:, None]).sum(dim=1) + 1
+        if candidates == vocab_size or bool((counts < candidates).all()):
+            break
+        candidates = min(candidates * _MORE_CANDIDATES, vocab_size)
+    _keep(logits, largest, counts.clamp_(max=vocab_size))
+
+
+def keep_min_p(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Keeps the tokens at least min_p times as likely as the likeliest.
+
+    Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024, section 3.
+    """
+    distances = torch.tensor([[math.log(row.sampling.min_p)] for row in rows], device=logits.device)
+    logits.masked_fill_(logits < logits.amax(dim=1, keepdim=True) + distances, BANNED)
+
+
+def _keep(logits: Tensor, largest: Tensor, counts: Tensor) -> None:
+    """Keeps counts[row] tokens, given the largest logits in descending order, one more than it keeps."""
+    last = largest.gather(1, counts[:, None] - 1)
+    logits.masked_fill_(logits < last, BANNED)
+    following = largest.gather(1, counts[:, None].clamp(max=largest.shape[1] - 1))
+    tied = ((following == last) & (last > BANNED)).squeeze(1) & (counts < largest.shape[1])
+    for row in tied.nonzero().flatten().tolist():
+        above = int((largest[row] > last[row]).sum())
+        ties = (logits[row] == last[row]).nonzero().flatten()
+        logits[row, ties[int(counts[row]) - above :]] = BANNED
+
+
+def _largest(logits: Tensor, count: int) -> Tensor:
+    """float32 [num_rows, count]: the largest logits in descending order."""
+    whole = logits.shape[1] // _BLOCK * _BLOCK
+    if 4 * count * _BLOCK > whole:
+        return logits.topk(count, dim=1).values
+    # The count largest lie in the count blocks with the largest maxima, and maxima are cheap.
+    blocks = logits[:, :whole].reshape(len(logits), -1, _BLOCK)
+    best = blocks.amax(dim=2).topk(count, dim=1).indices
+    candidates = blocks.gather(1, best[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    return torch.cat([candidates, logits[:, whole:]], dim=1).topk(count, dim=1).values

@@ -1,0 +1,144 @@
+"""Makes the demo pair from scratch on a CPU: `python -m outrider.demo.train`.
+
+First target and draft together, the draft after the live target's distribution; then the draft alone on what
+the target became, half of the text being the target's own. Data, seeds and step counts are fixed.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from outrider.demo.batches import Stream, make_stream, mixed_batch
+from outrider.demo.corpus import load_corpus, shorten
+from outrider.demo.optimization import Optimization
+from outrider.demo.pair import DRAFT, TARGET, new_model, save_model
+from outrider.demo.prompts import DEMO, KINDS
+from outrider.demo.tokenizer import train_tokenizer
+from outrider.demo.writing import sampler, write
+
+SEED = 1
+OPENING_TOKENS = 16  # of a document, from which the target writes on
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A number of optimizer steps on batches of one shape."""
+
+    steps: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How much is trained. The learning rate is constant in the first joint phase, then decays."""
+
+    characters: int = 9_000_000  # of training text per kind
+    joint: tuple[Phase, ...] = (Phase(1000, 16, 256), Phase(400, 8, 512), Phase(80, 2, 2048))
+    distillation: Phase = Phase(1000, 10, 384)
+    written_rows: int = 64  # per kind and writing temperature
+    writing_temperatures: tuple[float, ...] = (1.0, 1.0, 0.7, 0.0)
+
+
+def logits_of(model: Any, tokens: Tensor) -> Tensor:
+    """Return the logits after all tokens but the last, float32 [rows, length - 1, vocab_size]."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits[:, :-1].float()
+
+
+def divergence(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
+    """Cross-entropy of the draft under the target, averaged: KL(target, draft) up to a constant."""
+    return -(target_probs * draft_logits.log_softmax(-1)).sum(-1).mean()
+
+
+def total_variation(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
+    """Mean over positions of half the absolute difference, which is 1 - the sum of minima."""
+    return 0.5 * (target_probs - draft_logits.softmax(-1)).abs().sum(-1).mean()
+
+
+def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: tuple[Phase, ...]) -> None:
+    """Train the target on text and the draft on the target's distribution."""
+    generator = torch.Generator().manual_seed(SEED)
+    steps = sum(phase.steps for phase in phases)
+    optimization = Optimization("target and draft", [target, draft], steps, phases[0].steps)
+    for phase in phases:
+        for _ in range(phase.steps):
+            tokens = mixed_batch(streams, phase.rows, phase.length, generator)
+            target_logits = logits_of(target, tokens)
+            target_loss = cross_entropy(target_logits.flatten(0, 1), tokens[:, 1:].flatten())
+            draft_loss = divergence(target_logits.detach().softmax(-1), logits_of(draft, tokens))
+            report = f"target {target_loss.item():.3f}, draft {draft_loss.item():.3f}"
+            optimization.descend(target_loss + draft_loss, report)
+
+
+def write_streams(target: Any, streams: dict[str, Stream], schedule: Schedule) -> dict[str, Stream]:
+    """Let the target continue openings of training documents, which are the documents returned."""
+    generator = torch.Generator().manual_seed(SEED + 1)
+    length = schedule.distillation.length
+    written = {}
+    for kind in KINDS:
+        rows = []
+        for temperature in schedule.writing_temperatures:
+            openings = streams[kind].openings(schedule.written_rows, OPENING_TOKENS, generator)
+            choose = sampler(temperature, generator)
+            rows.append(write(target, openings, length - OPENING_TOKENS, choose))
+        tokens = torch.cat(rows)
+        written[kind] = Stream(tokens.flatten(), torch.arange(len(tokens)) * length)
+        print(f"text by the target: {kind}, {tokens.numel():,} tokens", flush=True)
+    return written
+
+
+def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Phase) -> None:
+    """Train the draft on KL + 2 * total variation to the finished target, on equal parts of every source."""
+    generator = torch.Generator().manual_seed(SEED + 2)
+    optimization = Optimization("distillation", [draft], phase.steps, phase.steps // 3)
+    rows = phase.rows // len(sources)
+    for _ in range(phase.steps):
+        tokens = torch.cat([mixed_batch(source, rows, phase.length, generator) for source in sources])
+        with torch.no_grad():
+            target_probs = logits_of(target, tokens).softmax(-1)
+        draft_logits = logits_of(draft, tokens)
+        distance = total_variation(target_probs, draft_logits)
+        report = f"acceptance {1 - distance.item():.3f}"
+        optimization.descend(divergence(target_probs, draft_logits) + 2 * distance, report)
+
+
+def train(output: Path, schedule: Schedule) -> None:
+    """Write target/, draft/ and prompts.json under `output`."""
+    torch.manual_seed(SEED)
+    corpus = load_corpus(schedule.characters)
+    # equal parts, so that no kind owns the vocabulary
+    parts = [shorten(corpus.training[kind], schedule.characters // 8) for kind in KINDS]
+    tokenizer = train_tokenizer(text for part in parts for text in part)
+    streams = {kind: make_stream(tokenizer, corpus.training[kind]) for kind in KINDS}
+    for kind, stream in streams.items():
+        print(f"{kind}: {len(stream.starts):,} documents, {len(stream.tokens):,} tokens", flush=True)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "prompts.json").write_text(json.dumps(corpus.held_out, indent=1) + "\n")
+
+    target, draft = new_model(TARGET), new_model(DRAFT)
+    train_jointly(target, draft, streams, schedule.joint)
+    save_model(target, tokenizer, output / "target")
+    written = write_streams(target.eval(), streams, schedule)
+    distill(target, draft, [streams, written], schedule.distillation)
+    save_model(draft, tokenizer, output / "draft")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m outrider.demo.train", description=__doc__)
+    parser.add_argument("--output", type=Path, default=DEMO, help="folder for the pair and its prompts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train(arguments.output, Schedule())
+
+
+if __name__ == "__main__":
+    main()

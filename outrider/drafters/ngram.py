@@ -1,0 +1,49 @@
+"""Drafting without a model: what followed the last few tokens when they occurred before. Torch-free.
+
+Source: Saxena, "Prompt lookup decoding", 2023.
+"""
+
+from collections.abc import Sequence
+
+from outrider.decoding.draft import Draft
+
+
+class NgramIndex:
+    """Tokens of one Sequence, and for every n-gram among them where it last ended with a token after it."""
+
+    def __init__(self, tokens: Sequence[int] = (), longest: int = 3, shortest: int = 1) -> None:
+        """
+        Raises:
+            ValueError: not 1 <= shortest <= longest.
+        """
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"shortest={shortest} must be at least 1 and at most longest={longest}")
+        self._sizes = range(longest, shortest - 1, -1)
+        self._tokens: list[int] = []
+        self._followed_at: dict[tuple[int, ...], int] = {}
+        self.append(tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Takes note of tokens that have been committed."""
+        for token in tokens:
+            end = len(self._tokens)
+            for size in self._sizes:
+                if size <= end:
+                    self._followed_at[tuple(self._tokens[end - size :])] = end
+            self._tokens.append(token)
+
+    def propose(self, depth: int) -> Draft:
+        """A chain of at most ``depth`` tokens, after the latest earlier occurrence of the longest suffix.
+
+        A continuation that reaches the end of the tokens goes on with itself, so that repetition is followed
+        to any depth. Empty if no suffix occurred before.
+        """
+        for size in self._sizes:
+            start = self._followed_at.get(tuple(self._tokens[-size:])) if size <= len(self._tokens) else None
+            if start is not None:
+                period = len(self._tokens) - start
+                return Draft.chain([self._tokens[start + offset % period] for offset in range(depth)])
+        return Draft()

@@ -1,0 +1,55 @@
+"""What an exception in a step says: that one sequence cannot go on, or that the whole process cannot."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from outrider.engine.errors import CacheLostError, RankLostError
+from outrider.engine.sequence import Sequence
+
+NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words on a CPU, in a plain RuntimeError
+BROKEN = (RankLostError, CacheLostError, torch.AcceleratorError, torch.distributed.DistError)
+
+
+class NotFiniteError(Exception):
+    """What the model computed for a sequence is NaN or infinite."""
+
+    def __init__(self) -> None:
+        super().__init__("its logits, or its keys and values, are not finite numbers")
+
+
+class BlamedError(Exception):
+    """Its cause came from what is done for one sequence alone."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(f"sequence {sequence.number}")
+        self.sequence = sequence
+
+
+def reason_of(error: BaseException) -> str:
+    """To be told to the client: words of our own, since those of others may repeat the prompt."""
+    return str(error) if isinstance(error, NotFiniteError) else f"{type(error).__name__} in a step"
+
+
+@contextmanager
+def blaming(sequence: Sequence) -> Iterator[None]:
+    """What raises under it is the sequence's, unless it says more."""
+    try:
+        yield
+    except Exception as error:
+        if says_broken(error) or isinstance(error, BlamedError):
+            raise
+        raise BlamedError(sequence) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device's memory was not enough: less may fit."""
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY):
+        return True
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def says_broken(error: BaseException) -> bool:
+    """Whether no sequence can go on in this process, whatever is fed."""
+    return isinstance(error, BROKEN) or is_out_of_memory(error)

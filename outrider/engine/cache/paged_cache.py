@@ -1,0 +1,229 @@
+"""The paged cache: keys and values of every layer in blocks, and which sequence holds which."""
+
+import hashlib
+import math
+import mmap
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from outrider.decoding.draft import ROOT
+from outrider.engine.cache.blocks import BlockPool
+from outrider.engine.sequence import Sequence
+from outrider.engine.step_input import Move, Numbers, Rows
+
+LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
+
+
+class GatherSpace:
+    """Memory into which scattered blocks are copied, used again by every layer and step.
+
+    Fresh memory would cost several times as much as the copy itself: its pages have to be mapped first.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._memory: torch.Tensor | None = None
+
+    def gather(self, stored: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """[num_blocks * block_size, kv_heads, dim] of ``stored`` [slots, kv_heads, dim], one at a time."""
+        rows = stored.view(stored.shape[0] // self._block_size, -1)
+        size = len(blocks) * rows.shape[1]
+        if self._memory is None or len(self._memory) < size:
+            self._memory = stored.new_empty(2 * size)
+        copied = self._memory[:size].view(len(blocks), -1)
+        torch.index_select(rows, 0, blocks, out=copied)
+        return copied.view(-1, *stored.shape[1:])
+
+
+class PagedCache:
+    """Storage and bookkeeping of cached tokens.
+
+    ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dimension]; a slot is a row.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self._moves: list[Move] = []  # still to be made
+        self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
+        self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
+        self.spare_block = num_blocks  # beyond the pool: nobody's, for padding to write to
+        slots = (num_blocks + 1) * block_size
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self._stored: list[torch.Tensor] = []  # [layers, slots, kv_heads, dim] of all layers alike
+        for shape in dict.fromkeys(shapes.values()):
+            heads, *dims = shape
+            layers = [layer for layer, one in shapes.items() if one == shape]
+            for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
+                stored = _zeros((len(layers), slots, heads, dim), dtype, device)
+                self._stored.append(stored)
+                of_layer |= zip(layers, stored, strict=True)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit, of one sequence or of several."""
+        return self.pool.num_blocks * self.block_size
+
+    def blocks_for(self, length: int) -> int:
+        """Blocks that ``length`` tokens fill."""
+        return -(-length // self.block_size)
+
+    def reserve(self, sequence: Sequence, length: int) -> bool:
+        """Gives the sequence blocks for ``length`` slots; False, with nothing done, if too few are free."""
+        missing = self.blocks_for(length) - len(sequence.blocks)
+        if missing > self.pool.available:
+            return False
+        if missing > 0:
+            sequence.push_blocks(
+                self.pool.allocate(missing, sequence.blocks[-1] if sequence.blocks else None)
+            )
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes back everything the sequence holds."""
+        self._drop_blocks(sequence, 0)
+
+    def discard(self, sequence: Sequence) -> None:
+        """As ``release``, for a cache with numbers that are not finite: nobody reads them again."""
+        self.clear(sequence, len(sequence.digests) * self.block_size)
+        self.release(sequence)
+
+    def clear(self, sequence: Sequence, length: int) -> None:
+        """Has everything that its blocks hold beyond ``length`` tokens filled with zeros.
+
+        A mask hides what lies there, but nothing hides a number that is not finite: 0 times it is NaN.
+        """
+        places = np.arange(length, len(sequence.blocks) * self.block_size)
+        self._cleared.append(self._slots(sequence, places))
+
+    def adopt_prefix(self, sequence: Sequence) -> None:
+        """Shares published blocks with the tokens that come next; the last token is always computed."""
+        index, rest = divmod(sequence.cached, self.block_size)
+        if rest or sequence.pending:
+            return
+        while index < self._adoptable(sequence):
+            block = self.pool.find(self._digest(sequence, index))
+            if block is None:
+                break
+            self._drop_blocks(sequence, index)  # those that were reserved, but not written yet
+            self.pool.share(block)
+            sequence.push_blocks([block])
+            sequence.digests.append(self._digest(sequence, index))
+            index += 1
+            sequence.cached = index * self.block_size
+
+    def to_be_published(self, sequence: Sequence) -> list[bytes]:
+        """Digests of the blocks that its tokens will fill, the next one first."""
+        first = sequence.cached // self.block_size
+        return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
+
+    def _adoptable(self, sequence: Sequence) -> int:
+        """Blocks that another sequence with the same tokens could share."""
+        return (len(sequence.tokens) - 1) // self.block_size
+
+    def publish(self, sequence: Sequence) -> None:
+        """Lets others find the blocks that committed tokens fill. Drafted tokens are never among them."""
+        for index in range(len(sequence.digests), sequence.cached // self.block_size):
+            digest = self._digest(sequence, index)
+            sequence.digests.append(digest)
+            self.pool.publish(sequence.blocks[index], digest)
+
+    def roll_back(self, sequence: Sequence, length: int) -> None:
+        """Forgets what is cached beyond ``length`` tokens, and everything pending.
+
+        A published block is never written again: one that would be is given up and computed anew elsewhere.
+        """
+        sequence.forget_pending()
+        del sequence.hashes[length // self.block_size :]
+        sequence.cached = min(sequence.cached, length)
+        if sequence.cached < len(sequence.digests) * self.block_size:
+            self._drop_blocks(sequence, sequence.cached // self.block_size)
+
+    def keep_path(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+        """Commits the pending nodes of ``path``, root first: their cache is to move up, the rest goes."""
+        self._move(sequence, path)
+        sequence.cached += len(path)
+        sequence.forget_pending()
+
+    def keep_branch(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+        """As ``keep_path``, but what follows the path stays pending."""
+        last = path[-1] if path else ROOT
+        below = sequence.pending.below(last)
+        self._move(sequence, (*path, *below))
+        sequence.cached += len(path)
+        index = {last: ROOT} | {node: place for place, node in enumerate(below)}
+        sequence.pending = sequence.pending.part(last, below)
+        sequence.ranked = {index[node]: ranked for node, ranked in sequence.ranked.items() if node in index}
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Frees the blocks that only pending nodes fill."""
+        self._drop_blocks(sequence, self.blocks_for(sequence.cached))
+
+    def take_changes(self) -> tuple[list[Move], Numbers]:
+        """What has to be copied, and then cleared, before the next forward pass; the caller's from now on."""
+        moves, self._moves = self._moves, []
+        cleared, self._cleared = self._cleared, []
+        return moves, np.concatenate([np.zeros(0, np.int64), *cleared])
+
+    def make(self, moves: list[Move], cleared: Numbers) -> None:
+        """Copies, one move after the other, and clears."""
+        for move in moves:
+            source, target = torch.from_numpy(move.source), torch.from_numpy(move.target)
+            for stored in self._stored:
+                stored[:, target] = stored[:, source]
+        if len(cleared):
+            slots = torch.from_numpy(cleared)
+            for stored in self._stored:
+                stored[:, slots] = 0.0
+
+    def are_finite(self, slots: Rows) -> torch.Tensor:
+        """bool [num_slots]: whether every key and value there is, in all layers."""
+        # The largest of some numbers is NaN where one is, and costs one reading.
+        largest = [stored[:, slots].abs().amax(dim=(0, 2, 3)) for stored in self._stored]
+        return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
+
+    def _move(self, sequence: Sequence, nodes: tuple[int, ...]) -> None:
+        """Brings pending nodes to the front."""
+        if nodes != tuple(range(len(nodes))):
+            start = sequence.cached
+            source = self._slots(sequence, start + np.asarray(nodes))
+            self._moves.append(Move(source, self._slots(sequence, start + np.arange(len(nodes)))))
+
+    def _slots(self, sequence: Sequence, places: Numbers) -> Numbers:
+        blocks: Numbers = sequence.table[places // self.block_size]
+        return blocks * self.block_size + places % self.block_size
+
+    def _digest(self, sequence: Sequence, index: int) -> bytes:
+        """Of the block's tokens and all before it."""
+        while len(sequence.hashes) <= index:
+            first = len(sequence.hashes) * self.block_size
+            tokens = np.asarray(sequence.tokens[first : first + self.block_size], np.int64).tobytes()
+            before = sequence.hashes[-1] if sequence.hashes else b""
+            sequence.hashes.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
+        return sequence.hashes[index]
+
+    def _drop_blocks(self, sequence: Sequence, keep: int) -> None:
+        for block in reversed(sequence.blocks[keep:]):  # the end of a prefix is evicted before its beginning
+            self.pool.release(block)
+        del sequence.blocks[keep:], sequence.digests[keep:]
+        sequence.cached = min(sequence.cached, keep * self.block_size)
+        sequence.forget_pending()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU pages are mapped as they are written; torch.zeros would write all of them at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,160 @@
+"""Draft-ahead: what follows the likely verdicts on a Draft, drafted before one comes."""
+
+import time
+from collections.abc import Sequence as Items
+
+from outrider.decoding.draft import ROOT, Draft, agreed
+from outrider.decoding.outcomes import FORGETTING_OF_ONE, Branch, Foresight, faded
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices
+from outrider.engine.sequence import Sequence
+from outrider.engine.tasks.propose import chain, extended, leaves_of
+from outrider.engine.tasks.task import Task
+from outrider.engine.work import Foreseen, Prepared, Result
+
+
+class PrepareTask(Task):
+    """Grows a Draft by branches, all of them together: a step each for every token of the next Draft.
+
+    A branch begins with the token with which a Verdict would end. One more step comes first where that token
+    follows the whole Draft, whose last token was not fed yet. Nobody waits for the result.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        round: int,
+        draft: Draft,
+        depth: int,
+        branches: list[Branch],
+        leaves: list[Branch],
+        ranks: int,
+    ) -> None:
+        """
+        Args:
+            draft: of that round, a chain and leaves beside it.
+            depth: of the Drafts that are prepared.
+            branches: verdicts to be prepared for.
+            leaves: what these Drafts hold beside their chains.
+            ranks: as for the Draft.
+        """
+        super().__init__(sequence, time.perf_counter())
+        self.ranks = ranks
+        self._round = round
+        self._draft = draft
+        self._chain = chain(sequence, depth)
+        self._depth = depth
+        self._branches = branches
+        self._leaves = leaves
+        self._own = len(sequence.pending)  # pending nodes that are the Draft's
+        self._steps: list[float] = []  # seconds
+        self._fed = 0  # tokens
+        self._grown: tuple[Draft, Draft] | None = None  # what was pending, and that with what comes next
+
+    def tree(self) -> Draft:
+        pending = self.sequence.pending
+        if self._grown is None or self._grown[0] is not pending:
+            self._grown = pending, extended(pending, self._next())
+        return self._grown[1]
+
+    def nodes(self) -> list[int]:
+        return list(range(len(self.sequence.pending), len(self.tree())))
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing is left to be drafted, also where the cache that it began with was lost."""
+        return not self.nodes()
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        pending = self.sequence.pending
+        first = len(pending) - len(choices.ranked)
+        self.sequence.ranked |= {first + index: ranked for index, ranked in enumerate(choices.ranked)}
+        self._steps.append(self._last_step.seconds)
+        self._fed += len(choices.ranked)
+        self.done = self.is_complete
+        return [Prepared(self.sequence, self._round, self.draft(), self.timings())] if self.done else []
+
+    def draft(self) -> Draft:
+        """The Draft, its nodes first, and what is known of the branches."""
+        draft = self._draft
+        for branch in self._branches:
+            parent = self._parent(branch)
+            if parent is None:
+                continue
+            tokens = chain(self.sequence, self._room(branch) + 1, parent, branch.rank)
+            draft, path = _with(draft, self._chain[: branch.accepted], ROOT)
+            draft, path = _with(draft, tokens, path[-1])
+            first = self.sequence.pending.child(parent, tokens[0]) if tokens else None
+            if first is not None:
+                for above, token in leaves_of(self.sequence, first, tokens[1:], self._leaves):
+                    draft, _ = _with(draft, [token], path[above + 2])
+        return draft
+
+    def _parent(self, branch: Branch) -> int | None:
+        """The pending node, or ROOT, that the branch follows; None while it is not known what does."""
+        path = [ROOT, *self.sequence.pending.path_of(self._chain[: branch.accepted])]
+        is_known = len(path) > branch.accepted and path[-1] in self.sequence.ranked
+        return path[-1] if is_known else None
+
+    def _next(self) -> list[tuple[int, int]]:
+        """Nodes to be fed next: parent and token."""
+        sequence = self.sequence
+        if ROOT not in sequence.ranked:
+            return []
+        nodes: dict[tuple[int, int], None] = {}
+        for branch in self._branches:
+            parent = self._parent(branch)
+            if parent is None:  # the whole Draft has to be fed first
+                fed = sequence.pending.path_of(self._chain)
+                if len(fed) == len(self._chain) - 1 and self._chain[-1] not in sequence.end_token_ids:
+                    nodes[fed[-1] if fed else ROOT, self._chain[-1]] = None
+                continue
+            room = self._room(branch)
+            tokens = chain(sequence, room + 1, parent, branch.rank)
+            node: int | None = parent
+            for token in tokens[:-1]:
+                assert node is not None
+                node = sequence.pending.child(node, token)
+            if len(tokens) <= room and tokens[-1] not in sequence.end_token_ids and node is not None:
+                nodes[node, tokens[-1]] = None
+        return list(nodes)
+
+    def _room(self, branch: Branch) -> int:
+        """Tokens that the next Draft may have after such a Verdict."""
+        length = len(self.sequence.tokens) + branch.accepted + 1
+        return max(min(self._depth, self.sequence.limit - length - 1), 0)
+
+    def observe(self, tokens: tuple[int, ...], foresight: Foresight) -> Foreseen | None:
+        """How the Verdict fell whose tokens are to be committed; None if they are none on this Draft."""
+        sequence = self.sequence
+        stood = len(self._draft.path_of(tokens))
+        if stood != len(tokens) - 1:
+            return None
+        accepted = agreed(self._chain, tokens)
+        verified = min(accepted + 1, len(self._chain))
+        parent = self._parent(Branch(accepted, 0))
+        rank = None if parent is None else _rank(tokens[accepted], sequence.ranked[parent])
+        refused = accepted < len(self._chain)
+        foresight.observe(accepted, verified, rank if refused else None)
+        sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
+        path = sequence.pending.path_of(tokens)
+        if len(path) < len(tokens):
+            return Foreseen(0, rank, 0.0, self._fed)
+        known = len(chain(sequence, self._depth, path[-1]))
+        used = sum(node >= self._own for node in (*path, *sequence.pending.below(path[-1])))
+        return Foreseen(known, rank, sum(self._steps[:known]), self._fed - used)
+
+
+def _rank(token: int, ranked: Items[int]) -> int:
+    return ranked.index(token) if token in ranked else len(ranked)
+
+
+def _with(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:
+    """The Draft with a path of tokens after a node, and that path, the node first."""
+    path = [node]
+    for token in tokens:
+        child = draft.child(path[-1], token)
+        if child is None:
+            child, draft = len(draft), extended(draft, [(path[-1], token)])
+        path.append(child)
+    return draft, path

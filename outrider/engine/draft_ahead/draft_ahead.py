@@ -1,0 +1,72 @@
+"""Which verdicts on a Draft are prepared for while nobody waits, and what came of it."""
+
+from outrider.decoding.outcomes import RANKS, Foresight
+from outrider.engine.draft_ahead.branches import PrepareTask
+from outrider.engine.sequence import Sequence
+from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
+from outrider.engine.work import Foreseen, Propose
+
+
+class DraftAhead:
+    """What a draft prepares, sequence by sequence: from one piece of work to the next."""
+
+    def __init__(self, branches: int) -> None:
+        """branches: verdicts, of all sequences together, that are prepared for; 0: none."""
+        self.unfinished: dict[int, PrepareTask] = {}  # by number of their sequence: idle time goes to them
+        self._newest: dict[int, PrepareTask] = {}  # the same, with those that are done or given up
+        self._branches = branches
+        self._foresight = Foresight()
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Of all chains: what a new sequence begins with."""
+        return self._foresight.acceptance_rate
+
+    def observe(self, work: Propose) -> Foreseen | None:
+        """What the Verdict, which the work tells of, shows about what was prepared for it."""
+        sequence = work.sequence
+        sequence.in_rounds = _follows_verdict(work)
+        newest = self._newest.get(sequence.number)
+        is_next = work.base == len(sequence.tokens)
+        return newest.observe(work.tokens, self._foresight) if newest and is_next else None
+
+    def propose(self, work: Propose, room: int, arrived: float, foreseen: Foreseen | None) -> ProposeTask:
+        """The task that makes the Draft, with as many guesses as it and its preparation need.
+
+        Args:
+            room: tokens that the sequence may still grow by.
+            arrived: when it was asked for, by time.perf_counter.
+        """
+        sequence = work.sequence
+        if sequence.sampling.verification != "coupled":
+            return SampledProposeTask(work, room, arrived)
+        leaves = self._foresight.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
+        ranks = RANKS if leaves or self._branches else 1
+        return CoupledProposeTask(work, room, arrived, ranks, leaves, foreseen)
+
+    def prepare(self, task: ProposeTask) -> None:
+        """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
+        sequence, draft = task.sequence, task.draft()
+        sequence.drafted = draft
+        if not self._branches or not isinstance(task, CoupledProposeTask) or not draft:
+            return
+        if not sequence.in_rounds:
+            return  # its Drafts are only compared with the text
+        share = max(self._branches // (len(self.unfinished) + 1), 1)
+        branches = self._foresight.likeliest(sequence.acceptance_rate, len(task.chain()), share)
+        begun = PrepareTask(sequence, task.work.round, draft, task.depth, branches, task.leaves, RANKS)
+        self._newest[sequence.number] = self.unfinished[sequence.number] = begun
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has other work, or is closed."""
+        self._newest.pop(sequence.number, None)
+        self.unfinished.pop(sequence.number, None)
+
+
+def _follows_verdict(work: Propose) -> bool:
+    """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
+    sequence = work.sequence
+    if work.base + len(work.tokens) <= sequence.prompt_length + 1:
+        return True
+    is_next = work.base == len(sequence.tokens)
+    return is_next and len(sequence.drafted.path_of(work.tokens)) >= len(work.tokens) - 1

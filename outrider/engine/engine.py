@@ -1,0 +1,317 @@
+"""One model and the sequences it works on: continuous batching over a paged cache."""
+
+import logging
+import time
+
+import numpy as np
+import torch
+
+from outrider.decoding.draft import Draft, agreed
+from outrider.decoding.settings import Sampling
+from outrider.engine.blame import BlamedError, blaming, reason_of
+from outrider.engine.draft_ahead.branches import PrepareTask
+from outrider.engine.draft_ahead.draft_ahead import DraftAhead
+from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.forward.batch import Item
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loading.weights import context_length, end_of_sequence
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.memory import free_memory
+from outrider.engine.runner import Runner, StepTimings
+from outrider.engine.sampler import Choices
+from outrider.engine.scheduling.batch_delay import Gathering
+from outrider.engine.scheduling.scheduler import Scheduler, Selected
+from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.tasks.propose import ProposeTask
+from outrider.engine.tasks.task import Task
+from outrider.engine.tasks.verify import VerifyTask
+from outrider.engine.validation import check_sampling, check_work
+from outrider.engine.work import Failed, Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Target or draft: one model, on one device or as rank 0 of several. One thread makes it and drives it.
+
+    ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
+    work at a time: a new one voids the old.
+    """
+
+    def __init__(self, settings: EngineSettings, group: RankGroup | None = None) -> None:
+        """
+        group: this process is its rank 0; where ``settings.tensor_parallel`` is more than 1.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot run here, with the reason.
+            CacheTooSmallError: the memory budget buys no block.
+        """
+        self._group = group
+        self._forward = ForwardPass(settings, group)
+        self.settings = self._forward.settings
+        self.load_timings = self._forward.load_timings
+        self._model = self._forward.model
+        self._cache = self._forward.cache
+        self.vocab_size: int = self._model.config.get_text_config().vocab_size
+        self._context_length = context_length(self._model)
+        self.max_length = min(self._context_length, self._cache.capacity)  # tokens of the longest sequence
+        self.eos_token_ids = end_of_sequence(self._model)
+        self._scheduler = Scheduler(settings, self._cache)
+        self._gathering = Gathering()
+        self._runner = Runner(self._forward, group, self._gathering)
+        self._sequences: dict[int, Sequence] = {}  # by number, oldest first
+        self._tasks: dict[int, Task] = {}  # by number of their sequence
+        self._draft_ahead = DraftAhead(settings.branches)
+        self._ready: list[Result] = []  # known without a step
+        self._opened = 0
+
+    def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> Sequence:
+        """A sequence without tokens; it takes up cache once work is submitted for it.
+
+        Raises:
+            ValueError: the sampling settings do not suit this model's vocabulary.
+        """
+        eos = frozenset[int]() if sampling.ignore_eos else self.eos_token_ids
+        ends = eos.union(sampling.stop_token_ids)
+        check_sampling(sampling, self.vocab_size, ends)
+        limit = min(prompt_length + sampling.max_tokens, self._context_length)
+        sequence = Sequence(self._opened, prompt_length, noise_key, sampling, ends, limit)
+        sequence.acceptance_rate = self._draft_ahead.acceptance_rate
+        self._opened += 1
+        self._sequences[sequence.number] = sequence
+        return sequence
+
+    def close(self, sequence: Sequence) -> None:
+        """Voids its work and frees its cache. Closing twice does nothing more."""
+        if self._sequences.pop(sequence.number, None) is not None:
+            self._gathering.left(sequence)
+            self._void(sequence)
+            self._cache.release(sequence)
+
+    def fail(self, sequence: Sequence, error: BaseException) -> Failed:
+        """Closes a sequence that cannot go on, and says so."""
+        logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
+        self._cache.discard(sequence)
+        self.close(sequence)
+        return Failed(sequence, reason_of(error))
+
+    def shut_down(self) -> None:
+        """After the last step: lets the other ranks of its group go."""
+        if self._group is not None:
+            self._group.dismiss()
+
+    @property
+    def last_step(self) -> StepTimings | None:
+        """Where the time of the newest step went."""
+        return self._runner.last_step
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._tasks or self._ready or self._draft_ahead.unfinished)
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has taken."""
+        return free_memory(self._model.device)
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        running = sum(bool(task.sequence.blocks) for task in self._tasks.values())
+        pool = self._cache.pool
+        return Load(
+            decoding=sum(
+                bool(sequence.blocks) and len(sequence.tokens) > sequence.prompt_length
+                for sequence in self._sequences.values()
+            ),
+            running=running,
+            waiting=len(self._tasks) - running,
+            free_blocks=pool.available,
+            total_blocks=pool.num_blocks,
+        )
+
+    def patience(self) -> float:
+        """Seconds that the next step should wait for sequences between two rounds; 0: none."""
+        tasks = self._tasks.values()
+        if self._ready or not all(isinstance(task, VerifyTask) for task in tasks):
+            return 0.0  # who decodes freely would lose what the others gain
+        return self._gathering.patience([task.num_tokens for task in tasks])
+
+    def submit(self, work: Work, arrived: float | None = None) -> None:
+        """Takes on work for an open sequence.
+
+        arrived: when it was asked for, by time.perf_counter; None: now. Timings count from there.
+
+        Raises:
+            ValueError: the work contradicts its sequence; the message says how.
+            CacheTooSmallError: the sequence may outgrow the whole cache. (A Propose gets an empty Draft.)
+        """
+        sequence = work.sequence
+        if sequence.number not in self._sequences:
+            raise ValueError(f"sequence {sequence.number} is closed: open another")
+        check_work(work, self.vocab_size)
+        if not isinstance(work, Propose) and not self._fits(sequence.limit):
+            raise CacheTooSmallError(
+                f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
+                f"{self._cache.capacity}"
+            )
+        arrived = time.perf_counter() if arrived is None else arrived
+        if isinstance(work, Generate) and sequence.is_free and _holds(work):
+            self._top_up(work)
+        elif isinstance(work, Verify) and sequence.verified_round == work.round and _holds(work):
+            sequence.ahead = work.base + len(work.tokens), work.draft
+            self._go_on(sequence)
+            if sequence.number in self._tasks:
+                self._gathering.left(sequence)  # it was not away for a Draft
+        else:
+            self._gathering.returned(sequence, arrived)
+            foreseen = self._draft_ahead.observe(work) if isinstance(work, Propose) else None
+            self._void(sequence)
+            self._commit(sequence, work.base, work.tokens)
+            self._start(work, arrived, foreseen)
+        sequence.is_free = isinstance(work, Generate)
+        sequence.verified_round = work.round if isinstance(work, Verify) else None
+
+    def _start(self, work: Work, arrived: float, foreseen: Foreseen | None) -> None:
+        sequence = work.sequence
+        length = len(sequence.tokens)
+        if isinstance(work, Verify):
+            self._verify(sequence, work.draft, work.round, arrived)
+        elif isinstance(work, Generate):
+            self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
+        else:
+            room = min(sequence.limit, self.max_length) - length
+            task = self._draft_ahead.propose(work, room, arrived, foreseen)
+            if task.nodes() or (work.depth == 0 and sequence.cached < length <= self.max_length):
+                self._tasks[sequence.number] = task
+            else:
+                self._ready.append(task.result())
+                self._draft_ahead.prepare(task)
+
+    def _verify(self, sequence: Sequence, draft: Draft, round: int, arrived: float) -> None:
+        length = len(sequence.tokens)
+        if not self._fits(length + len(draft)):
+            draft = NO_DRAFT
+        room = sequence.limit - length
+        self._tasks[sequence.number] = VerifyTask(sequence, draft, round, room, self.vocab_size, arrived)
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """Verifies the Draft that follows the newest Verdict, if that was foreseen."""
+        if sequence.ahead is None or sequence.number in self._tasks or sequence.has_ended:
+            return
+        base, draft = sequence.ahead
+        following = draft.after(sequence.tokens[base:])
+        if following:
+            assert sequence.verified_round is not None
+            self._verify(sequence, following, sequence.verified_round, time.perf_counter())
+
+    def _top_up(self, work: Generate) -> None:
+        sequence = work.sequence
+        length = work.base + len(work.tokens) + work.count
+        task = self._tasks.get(sequence.number)
+        if isinstance(task, GenerateTask):
+            task.length = max(task.length, length)
+        elif len(sequence.tokens) < length and not sequence.has_ended:
+            self._tasks[sequence.number] = GenerateTask(sequence, length, time.perf_counter())
+
+    def _commit(self, sequence: Sequence, base: int, tokens: tuple[int, ...]) -> None:
+        """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
+        held = sequence.tokens[base:]
+        if held != list(tokens[: len(held)]):
+            self._cache.roll_back(sequence, base + agreed(held, tokens))
+        else:
+            new = tokens[len(held) :]
+            path = sequence.pending.path_of(new)
+            keep = self._cache.keep_branch if len(path) == len(new) else self._cache.keep_path
+            keep(sequence, path)
+        sequence.tokens[base:] = tokens
+        if base < sequence.prompt_length:
+            sequence.prompt = np.array(sequence.tokens[: sequence.prompt_length], np.int64)
+
+    def _void(self, sequence: Sequence) -> None:
+        self._tasks.pop(sequence.number, None)
+        self._draft_ahead.forget(sequence)
+        sequence.ahead = None
+        self._ready = [result for result in self._ready if result.sequence is not sequence]
+
+    def _fits(self, length: int) -> bool:
+        return self._cache.blocks_for(length) <= self._cache.pool.num_blocks
+
+    @torch.inference_mode()
+    def step(self) -> list[Result]:
+        """One forward pass over everything that may take part; returns what it completed.
+
+        A sequence with which the pass raises, or whose numbers are not finite, fails alone: the others go on.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+        if self._ready:
+            results, self._ready = self._ready, []
+            return results
+        try:
+            selected = self._select()
+        except BlamedError as blamed:
+            return [self.fail(blamed.sequence, blamed.__cause__ or blamed)]
+        if not selected:
+            return []
+        outcome = self._runner.run(selected)
+        results = self._take(outcome.chosen)
+        return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
+
+    def _select(self) -> Selected:
+        """Who takes part: all that is waited for, or else what is prepared."""
+        if self._tasks:
+            return self._scheduler.select(self._tasks, self._sequences)
+        selected = self._scheduler.select_idle(self._draft_ahead.unfinished)
+        if not selected:
+            self._draft_ahead.unfinished.clear()  # there is no cache to spare
+        return selected
+
+    def _take(self, chosen: list[tuple[Task, Item, Choices]]) -> list[Result]:
+        """What the pieces of work make of their tokens; begins with what comes after those that are done."""
+        results: list[Result] = []
+        for task, item, choices in chosen:
+            try:
+                with blaming(item.sequence):
+                    results += self._advance(task, item, choices)
+            except BlamedError as blamed:
+                results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
+        self._gathering.answered(
+            result.sequence
+            for result in results
+            if isinstance(result, Verified)
+            and result.finish is None
+            and result.sequence.number not in self._tasks
+        )
+        return results
+
+    def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:
+        sequence = item.sequence
+        results: list[Result] = []
+        sequence.cached += item.num_committed
+        if sequence.cached == len(sequence.tokens):
+            sequence.pending = task.tree()
+            results = task.take(choices, self._cache)
+        self._cache.publish(sequence)
+        if not all(choices.are_sound):  # of what was drafted: nobody is to read it again
+            self._cache.roll_back(sequence, sequence.cached)
+            self._cache.clear(sequence, sequence.cached)
+        if task.done:
+            self._finish(task)
+        return results
+
+    def _finish(self, task: Task) -> None:
+        """What comes after a piece of work, without anybody asking."""
+        running = self._draft_ahead.unfinished if isinstance(task, PrepareTask) else self._tasks
+        del running[task.sequence.number]
+        if isinstance(task, ProposeTask):
+            self._draft_ahead.prepare(task)
+        elif isinstance(task, VerifyTask):
+            self._go_on(task.sequence)
+
+
+def _holds(work: Generate | Verify) -> bool:
+    """Whether the sequence goes on from what the sender holds, or has done so."""
+    end = work.base + len(work.tokens)
+    return tuple(work.sequence.tokens[work.base : end]) == work.tokens

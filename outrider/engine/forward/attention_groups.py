@@ -1,0 +1,197 @@
+"""Groups of sequences whose attention is computed in one call, and the masks they need."""
+
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.decoding.draft import Draft
+from outrider.engine.step_input import Numbers, Rows
+
+FEW_QUERIES = 16  # up to here sequences with different counts share a call, padded; beyond, each has its own
+PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second call is cheaper
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One sequence's queries in the packed batch."""
+
+    blocks: Numbers  # of its sequence
+    first: int  # row of its first query
+    count: int  # queries
+    start: int  # slots written before this step
+    tree: Draft | None  # the last slots, where they branch
+
+    @property
+    def length(self) -> int:
+        """Slots its last query may look at."""
+        return self.start + self.count
+
+    def positions(self) -> list[int]:
+        """Position of each query."""
+        if self.tree is None:
+            return list(range(self.start, self.length))
+        root = self.length - len(self.tree)
+        depths = self.tree.depths[max(0, self.start - root) :]
+        return [*range(self.start, root), *(root + depth for depth in depths)]
+
+
+@dataclass
+class Group:
+    """Lanes padded to one number of queries and one length.
+
+    The context is what ``view`` picks from the cache, where that is given, else gathered from ``blocks``.
+    """
+
+    lanes: list[Lane]
+    num_queries: int  # padding included
+    length: int  # slots, padding included
+    query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a lane's last row
+    real: torch.Tensor | None  # which of them are no padding; None: all
+    output_rows: Rows  # [real] rows of the batch
+    view: Rows | None
+    blocks: torch.Tensor | None  # int64 [num_lanes * blocks per lane]
+    dtype: torch.dtype
+    _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+
+    def is_plainly_causal(self, window: int | None) -> bool:
+        """True when a causal flag replaces the mask: one lane, nothing cached before its queries."""
+        lane = self.lanes[0]
+        return len(self.lanes) == 1 and lane.start == 0 and lane.tree is None and not self._cuts(window)
+
+    def mask(self, window: int | None, repeats: int, device: torch.device) -> torch.Tensor | None:
+        """Additive mask, 0 or -inf, [num_lanes, 1, repeats * num_queries, length]; None: all is visible.
+
+        Args:
+            window: positions a query sees, its own included; None: all before it.
+            repeats: query heads folded into the query axis.
+        """
+        if (
+            self.num_queries == 1
+            and not self._cuts(window)
+            and all(lane.length == self.length and lane.tree is None for lane in self.lanes)
+        ):
+            return None
+        if (window, repeats) not in self._masks:
+            hidden = torch.from_numpy(~self._visible(window)).to(device)
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=device).masked_fill_(hidden, -math.inf)
+            self._masks[window, repeats] = mask.repeat(1, repeats, 1)[:, None]
+        return self._masks[window, repeats]
+
+    def _cuts(self, window: int | None) -> bool:
+        return window is not None and self.length > window
+
+    def _visible(self, window: int | None) -> NDArray[np.bool_]:
+        """[num_lanes, num_queries, length]"""
+        slots = np.arange(self.length)
+        starts = np.array([lane.start for lane in self.lanes])[:, None]
+        last = np.array([lane.count - 1 for lane in self.lanes])[:, None]
+        query_slots = starts + np.minimum(np.arange(self.num_queries), last)  # [num_lanes, num_queries]
+        visible: NDArray[np.bool_] = slots <= query_slots[:, :, None]
+        query_positions = query_slots.copy()
+        slot_positions = np.tile(slots, (len(self.lanes), 1))
+        for index, lane in enumerate(self.lanes):
+            if lane.tree is not None:
+                self._branch(lane, lane.tree, visible[index], query_positions[index], slot_positions[index])
+        if window is not None:
+            visible &= query_positions[:, :, None] - slot_positions[:, None] < window
+        return visible
+
+    @staticmethod
+    def _branch(
+        lane: Lane,
+        tree: Draft,
+        visible: NDArray[np.bool_],
+        query_positions: NDArray[np.int64],
+        slot_positions: NDArray[np.int64],
+    ) -> None:
+        """Lets a lane's drafted nodes see only their own ancestors among the drafted."""
+        root = lane.length - len(tree)
+        nodes = min(len(tree), lane.count)
+        slot_positions[root : lane.length] = root + np.array(tree.depths)
+        visible[lane.count - nodes : lane.count, root : lane.length] = np.array(tree.ancestor_mask())[-nodes:]
+        visible[lane.count :] = visible[lane.count - 1]
+        query_positions[: lane.count] = lane.positions()
+        query_positions[lane.count :] = query_positions[lane.count - 1]
+
+
+def form_groups(lanes: Items[Lane], block_size: int, dtype: torch.dtype, device: torch.device) -> list[Group]:
+    """Splits the lanes into groups with alike numbers of queries and alike lengths."""
+    single = [lane for lane in lanes if lane.count == 1]
+    few = [lane for lane in lanes if 1 < lane.count <= FEW_QUERIES]
+    many = [[lane] for lane in lanes if lane.count > FEW_QUERIES]
+    members = [*_alike_lengths(single), *_alike_lengths(few), *many]
+    return [_group(lanes, block_size, dtype, device) for lanes in members]
+
+
+def _alike_lengths(lanes: list[Lane]) -> Iterator[list[Lane]]:
+    group: list[Lane] = []
+    padded = 0
+    for lane in sorted(lanes, key=lambda lane: lane.length, reverse=True):
+        padded += group[0].length - lane.length if group else 0
+        if padded > PADDED_SLOTS:
+            yield _in_batch_order(group)
+            group, padded = [], 0
+        group.append(lane)
+    if group:
+        yield _in_batch_order(group)
+
+
+def _in_batch_order(lanes: list[Lane]) -> list[Lane]:
+    return sorted(lanes, key=lambda lane: lane.first)
+
+
+def _group(lanes: list[Lane], block_size: int, dtype: torch.dtype, device: torch.device) -> Group:
+    num_queries = max(lane.count for lane in lanes)
+    length = max(lane.length for lane in lanes)
+    is_padded = any(lane.count < num_queries for lane in lanes)
+    output_rows = [row for lane in lanes for row in range(lane.first, lane.first + lane.count)]
+    query_rows, real = output_rows, None
+    if is_padded:
+        query_rows = [lane.first + min(i, lane.count - 1) for lane in lanes for i in range(num_queries)]
+        real = torch.tensor([n * num_queries + i for n, lane in enumerate(lanes) for i in range(lane.count)])
+        real = real.to(device)
+    view = _view(lanes[0], block_size) if len(lanes) == 1 else None
+    return Group(
+        lanes,
+        num_queries,
+        length,
+        as_rows(query_rows, device),
+        real,
+        as_rows(output_rows, device),
+        view,
+        None if view else _blocks(lanes, length, block_size, device),
+        dtype,
+    )
+
+
+def _view(lane: Lane, block_size: int) -> slice | None:
+    """The lane's context as one slice of the cache, if its blocks follow one another."""
+    count = -(-lane.length // block_size)
+    first = int(lane.blocks[0])
+    if lane.blocks[count - 1] - first != count - 1:
+        return None
+    if count > 1 and not (np.diff(lane.blocks[:count]) == 1).all():
+        return None
+    return slice(first * block_size, first * block_size + lane.length)
+
+
+def _blocks(lanes: list[Lane], length: int, block_size: int, device: torch.device) -> torch.Tensor:
+    blocks = np.empty((len(lanes), -(-length // block_size)), np.int64)
+    for index, lane in enumerate(lanes):
+        count = -(-lane.length // block_size)
+        blocks[index, :count] = lane.blocks[:count]
+        blocks[index, count:] = lane.blocks[count - 1]  # padding reads its own: another's may not be finite
+    return torch.from_numpy(blocks.ravel()).to(device)
+
+
+def as_rows(rows: list[int], device: torch.device) -> Rows:
+    """A slice where the rows follow one another: it is read and written without a copy."""
+    if rows[-1] - rows[0] == len(rows) - 1 and all(b - a == 1 for a, b in pairwise(rows)):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)

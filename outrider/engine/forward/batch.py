@@ -1,0 +1,103 @@
+"""One step's work packed into one forward pass: tokens of many sequences in a row."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from outrider.decoding.draft import Draft
+from outrider.engine.forward.attention_groups import Group, Lane, as_rows, form_groups
+from outrider.engine.forward.varlen import Ragged, ragged
+from outrider.engine.sequence import Sequence
+from outrider.engine.step_input import Feed, Rows
+
+
+@dataclass(frozen=True)
+class Item:
+    """What one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
+
+    sequence: Sequence
+    tokens: list[int]
+    num_committed: int
+    num_logits: int  # rows of logits wanted, of the last tokens
+    tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
+
+    def feed(self) -> Feed:
+        """The same for the forward pass, which knows no sequences. It must hold blocks for what it feeds."""
+        sequence = self.sequence
+        blocks = sequence.table[: len(sequence.blocks)]
+        return Feed(self.tokens, self.num_logits, sequence.written, blocks, self.tree)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The packed tensors of one forward pass."""
+
+    token_ids: torch.Tensor  # int64 [1, num_tokens]
+    position_ids: torch.Tensor  # int64 [1, num_tokens]
+    slots: Rows  # where the tokens' keys and values go, [num_tokens]
+    logit_rows: torch.Tensor  # int64 [num_logits]
+    lanes: list[Lane]
+    block_size: int
+    dtype: torch.dtype  # of queries and masks
+    ragged: Ragged | None  # for the paged kernel; None where it does not fit
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[1]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some rows belong to no lane."""
+        return False
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """For attention without the paged kernel; made when the first layer asks."""
+        return form_groups(self.lanes, self.block_size, self.dtype, self.token_ids.device)
+
+
+def pack(
+    feeds: Items[Feed],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_paged: bool = False,
+) -> Batch:
+    """Lays out one after the other.
+
+    is_paged: whether attention goes through the paged kernel where it fits.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logit_rows: list[int] = []
+    lanes = []
+    for feed in feeds:
+        lane = Lane(feed.blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
+        tokens += feed.tokens
+        positions += lane.positions()
+        slots += _slots(lane, block_size)
+        logit_rows += range(len(tokens) - feed.num_logits, len(tokens))
+        lanes.append(lane)
+    return Batch(
+        torch.tensor([tokens], device=device),
+        torch.tensor([positions], device=device),
+        as_rows(slots, device),
+        torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        lanes,
+        block_size,
+        dtype,
+        ragged(lanes, block_size, device) if is_paged else None,
+    )
+
+
+def _slots(lane: Lane, block_size: int) -> list[int]:
+    if lane.count == 1:
+        return [int(lane.blocks[lane.start // block_size]) * block_size + lane.start % block_size]
+    places = np.arange(lane.start, lane.length)
+    slots: list[int] = (lane.blocks[places // block_size] * block_size + places % block_size).tolist()
+    return slots

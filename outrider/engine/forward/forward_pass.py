@@ -1,0 +1,136 @@
+"""A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
+
+from collections.abc import Mapping
+
+import torch
+
+from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.errors import CacheLostError
+from outrider.engine.forward.attention import Paged, Probe
+from outrider.engine.forward.batch import Batch, pack
+from outrider.engine.forward.batch_invariant import check_rows_are_apart, passes
+from outrider.engine.forward.graphs import Graphs, capture_cuda
+from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.forward.varlen import Kernel, find_kernel
+from outrider.engine.loading.self_check import blocks_needed, check_model
+from outrider.engine.loading.skeleton import outline
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.loading.weights import attach, context_length, load_model
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.memory import blocks_in, device_memory
+from outrider.engine.planning.memory_plan import resolve_cache
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import StepInput
+
+
+class ForwardPass:
+    """The model, or a rank's shard of it, with the keys and values that it computes."""
+
+    def __init__(self, settings: EngineSettings, group: RankGroup | None = None) -> None:
+        """
+        group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at once.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot run here, with the reason.
+            CacheTooSmallError: the memory budget buys no block.
+        """
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.load_timings = LoadTimings()
+        with self.load_timings.timed("weights"):
+            self.model = load_model(settings)
+            layers = attach(self.model, settings.model)
+        if settings.reproducible:
+            check_rows_are_apart(self.model, settings.model)
+        dtype, device = self.model.dtype, self.model.device
+        found = {
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+        }
+        self.settings = settings = settings.model_copy(update=found)
+        self._group = group
+        self._graphs: Graphs | None = None
+        self._kernel: Kernel | None = None
+        if layers.has_plain_scores:
+            self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)
+        if settings.self_check:
+            with self.load_timings.timed("self_check"):
+                self._check(layers)
+        if device.type == "cpu":
+            with self.load_timings.timed("weights"):
+                optimize_for_cpu(self.model)
+        with self.load_timings.timed("cache"):
+            memory = device_memory(device)
+            if settings.cache_memory is None:
+                settings = resolve_cache(outline(settings), settings, memory)
+            num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
+            if group is not None:
+                num_blocks = group.least(num_blocks)
+            self.cache = self._cache_of(layers.shapes, num_blocks)
+        self.settings = settings  # those in force: nothing is left open
+        if self._kernel is not None and settings.graphs and not settings.reproducible and group is None:
+            self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
+
+    def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
+        return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)
+
+    def _check(self, layers: Probe) -> None:
+        """With a cache of its own, before there is much else in memory."""
+        block_size = self.settings.block_size
+        self.cache = self._cache_of(layers.shapes, blocks_needed(block_size))
+        check_model(
+            self.model,
+            self.settings.model,
+            layers.modules,
+            lambda step: self.run(self.prepare(step))[0],
+            block_size,
+            context_length(self.model),
+            self._group,
+        )
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()  # what it took is free for the cache
+
+    def prepare(self, step: StepInput) -> Batch:
+        """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError."""
+        try:
+            self.cache.make(step.moves, step.cleared)
+        except Exception as error:
+            raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
+        model, is_paged = self.model, self._kernel is not None
+        return pack(step.feeds, self.settings.block_size, model.dtype, model.device, is_paged=is_paged)
+
+    def run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feeds the batch.
+
+        Returns:
+            Logits [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary; and
+            bool [num_tokens], whether all keys and values of each token are finite numbers, at all ranks.
+        """
+        logits = self._logits(batch)
+        are_finite = self.cache.are_finite(batch.slots)
+        if self._group is not None:
+            self._group.agree(are_finite)
+        return logits, are_finite
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        if self.settings.reproducible:
+            return self._run_in_passes(batch)
+        logits = self._graphs.run(batch) if self._graphs is not None else None
+        return self._run(batch) if logits is None else logits
+
+    def _run_in_passes(self, batch: Batch) -> torch.Tensor:
+        spare_slot = self.cache.spare_block * self.settings.block_size
+        logits = [self._run(part)[part.wanted] for part in passes(batch, spare_slot)]
+        return torch.cat([part for part in logits if len(part)] or logits[:1])
+
+    def _run(self, batch: Batch) -> torch.Tensor:
+        output = self.model(
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            outrider=Paged(batch, self.cache, self._kernel),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

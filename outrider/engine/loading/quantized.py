@@ -1,0 +1,140 @@
+"""Linear layers with 8 and 4 bit weights on a CPU, made from the checkpoint's weights at load.
+
+8 bit: one scale per output; a row of inputs is rounded to 8 bit by a scale of its own, products are added up
+as integers. So a row's result is the same in any company, bit for bit.
+4 bit: a smallest value and a step per 32 weights; inputs stay as they are. Fast for a row or two, and slower
+with each further one. The output projection, and layers whose shape the kernel does not take, get 8 bit.
+
+On CUDA transformers quantizes while loading (``bitsandbytes_config``).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.linear import linear_groups, replace
+from outrider.engine.settings import Quantization
+
+LARGEST_INT8 = 127
+GROUP = 32  # weights of one output that share a scale in 4 bit
+LARGEST_INT4 = 15
+MIDDLE_INT4 = 8  # torch's kernel computes (code - 8) * step + zero
+OUTPUTS_INT4 = 16  # its outputs come in multiples of this
+SMALLEST_SCALE = 1e-12  # in the place of 0, where all weights or inputs are alike
+
+
+class Int8Linear(nn.Module):
+    """`nn.Linear` for inference with 8 bit weights and inputs."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """
+        Args:
+            weight: [out_features, in_features], floating point
+            bias: [out_features]
+        """
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.detach()
+        weight = weight.detach().float()
+        scales = weight.abs().amax(1).clamp_min(SMALLEST_SCALE) / LARGEST_INT8
+        codes = (weight / scales[:, None]).round_().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
+        self.scales = scales / LARGEST_INT8  # the inputs' share of it included
+        self.zeros = torch.zeros(self.out_features, dtype=torch.int64)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        flat = rows.reshape(-1, self.in_features)
+        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True, dtype=torch.float32)
+        largest.clamp_min_(SMALLEST_SCALE)
+        codes = torch.mul(flat, LARGEST_INT8 / largest).round_().to(torch.int8)
+        weights = self.packed, self.scales, self.zeros, None
+        result: Tensor = torch.ops.onednn.qlinear_pointwise(
+            codes, 1.0, 0, *weights, 1.0, 0, torch.float32, "none", [], ""
+        )
+        result = result.mul_(largest).to(rows.dtype).view(*rows.shape[:-1], self.out_features)
+        return result if self.bias is None else result + self.bias
+
+
+class Int4Linear(nn.Module):
+    """`nn.Linear` for inference with 4 bit weights."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """
+        Args:
+            weight: [out_features, in_features], multiples of 16 and 32, floating point
+            bias: [out_features]
+        """
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.detach()
+        groups = weight.detach().float().view(self.out_features, -1, GROUP)
+        least, most = groups.amin(-1), groups.amax(-1)
+        steps = ((most - least) / LARGEST_INT4).clamp_min(SMALLEST_SCALE)
+        codes = ((groups - least[..., None]) / steps[..., None]).round_().clamp_(0, LARGEST_INT4)
+        codes = codes.to(torch.int32).view(weight.shape)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        rule = torch.stack([steps, least + MIDDLE_INT4 * steps], -1)  # [out_features, groups, 2]
+        self.rule = rule.transpose(0, 1).contiguous().to(weight.dtype)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        flat = rows.reshape(-1, self.in_features)
+        result: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.packed, GROUP, self.rule)
+        result = result.view(*rows.shape[:-1], self.out_features)
+        return result if self.bias is None else result + self.bias
+
+
+def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None:
+    """Replaces every linear layer, in place; embeddings and norms stay as they are.
+
+    Raises:
+        UnsupportedModelError: this build of torch has no such kernel, or the model no linear layer.
+    """
+    if not kernel_works(quantization):
+        raise UnsupportedModelError(
+            f"quantization={quantization!r}: this build of torch has no kernel for it here; leave it unset"
+        )
+    head = model.get_output_embeddings()
+    of_head = set() if head is None else {*head.modules()}
+    is_quantized = False
+    for module in list(model.modules()):
+        for names in linear_groups(module):
+            projections: list[nn.Linear] = [getattr(module, name) for name in names]
+            kind = (
+                Int8Linear if quantization == "int8" or of_head.intersection(projections) else _int4_or_int8
+            )
+            replace(module, names, projections, kind)
+            is_quantized = True
+    if not is_quantized:
+        raise UnsupportedModelError(
+            f"quantization={quantization!r}: {type(model).__name__} has no nn.Linear; leave it unset"
+        )
+
+
+def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    fits = weight.shape[0] % OUTPUTS_INT4 == 0 and weight.shape[1] % GROUP == 0
+    return Int4Linear(weight, bias) if fits else Int8Linear(weight, bias)
+
+
+def kernel_works(quantization: Quantization) -> bool:
+    """Whether torch has the operators, which are not public, and they compute what they should."""
+    kind: Callable[[Tensor, Tensor | None], nn.Module] = {"int8": Int8Linear, "int4": Int4Linear}[
+        quantization
+    ]
+    weight, rows = torch.eye(GROUP), torch.ones(2, GROUP)
+    try:
+        return torch.allclose(kind(weight, None)(rows), rows, atol=1e-2)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def bitsandbytes_config(quantization: Quantization, dtype: Any) -> BitsAndBytesConfig:
+    """What transformers is told on CUDA: 8 bit, or 4 bit in the NF4 format. dtype: of the products."""
+    if quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)

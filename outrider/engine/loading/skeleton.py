@@ -1,0 +1,179 @@
+"""A model without its weights: what it would store and compute, told from the checkpoint's config alone."""
+
+import math
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import Probe
+from outrider.engine.forward.linear import SMALLEST_PACKED_BYTES
+from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
+from outrider.engine.loading.weights import attach, context_length, is_quantized
+from outrider.engine.settings import EngineSettings, Quantization
+
+PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
+BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
+BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
+GATHERED = ("colwise_gather_output", "colwise_rep")  # styles after which each device has the whole output
+WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
+
+
+class ModelOutline:
+    """A model built of tensors without content, which are passed through it."""
+
+    def __init__(
+        self, config: Any, name: str, dtype: torch.dtype | None = None, stored: int | None = None
+    ) -> None:
+        """
+        Args:
+            config: of transformers.
+            name: for messages.
+            dtype: of weights and cache; None: the config's, float32 where it has none.
+            stored: bytes of all weights, where they are quantized already.
+
+        Raises:
+            UnsupportedModelError: the model cannot run on the paged cache.
+        """
+        self.name = name
+        self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
+        self._stored = stored
+        self._fake = FakeTensorMode()
+        self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
+        try:
+            with self._fake:
+                self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()
+                self.layers: Mapping[int, LayerShape] = attach(self._model, name).shapes
+        except (ValueError, KeyError) as error:
+            raise UnsupportedModelError(f"model={name!r} is no decoder-only model: {error}") from error
+        text = self._model.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
+        self.context_length = context_length(self._model)
+        self.parameters = sum(weight.numel() for weight in self._model.parameters())
+
+    def weight_bytes(
+        self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True
+    ) -> int:
+        """On each of ``devices``, as transformers' tensor parallelism shares them out.
+
+        On a CPU linear layers are packed (outrider/engine/forward/linear.py), so a tied embedding is there
+        twice.
+        """
+        if self._stored is not None:
+            return self._stored
+        head = self._model.get_output_embeddings()
+        size: int = sum(buffer.nbytes for buffer in self._model.buffers())
+        for name, weight in self._model.named_parameters():
+            owner = self._model.get_submodule(name.rpartition(".")[0])
+            is_linear = type(owner) is nn.Linear and name.endswith(".weight")
+            kind = quantization if is_linear else None
+            stored = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
+            size += -(-stored // devices) if self._is_shared(name) else stored
+        is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
+        if is_tied and not on_cuda:
+            stored = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
+            is_packed = quantization or stored >= SMALLEST_PACKED_BYTES.get(self.dtype, math.inf)
+            size += -(-stored // devices) if is_packed else 0
+        return size
+
+    def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
+        """As outrider/engine/loading/quantized.py and, on CUDA, bitsandbytes keep it."""
+        return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
+
+    def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
+        bits = 8.0 * self.dtype.itemsize
+        if kind is None or (on_cuda and is_head):
+            return bits
+        if on_cuda:
+            return BITS_ON_CUDA[kind]
+        outputs, inputs = weight.shape
+        if kind == "int4" and not is_head and outputs % OUTPUTS_INT4 == inputs % GROUP == 0:
+            return 4 + 2 * bits / GROUP
+        return 8 + 8 * BYTES_OF_OUTPUT / inputs
+
+    def _is_shared(self, parameter: str) -> bool:
+        """Whether tensor parallelism gives each device a part of it."""
+        generic = ".".join("*" if part.isdigit() else part for part in parameter.split("."))
+        plan = self._model.tp_plan
+        style = plan.get(generic, plan.get(generic.rpartition(".")[0]))
+        return style is not None and style not in WHOLE
+
+    def layers_of(self, devices: int) -> dict[int, LayerShape]:
+        """What each of ``devices`` stores, where they can share the model (weights.check_shares).
+
+        Of keys from a fused projection, which is gathered, every device stores all.
+        """
+        styles = {name.rpartition(".")[2]: style for name, style in self._model.tp_plan.items()}
+        parts = 1 if styles.get("qkv_proj") in GATHERED else devices
+        return {layer: (heads // parts, key, value) for layer, (heads, key, value) in self.layers.items()}
+
+    def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
+        """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""
+        size = num_tokens, num_logits
+        if size not in self._activations:
+            self._activations[size] = self._pass(num_tokens, num_logits)
+        return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
+
+    def _pass(self, num_tokens: int, num_logits: int) -> int:
+        with self._fake, torch.inference_mode():
+            ids = torch.zeros(1, num_tokens, dtype=torch.int64)
+            rows = torch.zeros(num_logits, dtype=torch.int64)
+            with AliveBytes() as alive:
+                self._model(
+                    input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=rows, outrider=Probe()
+                )
+        peak: int = alive.peak
+        return peak
+
+
+def outline(settings: EngineSettings) -> ModelOutline:
+    """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
+    dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    config = AutoConfig.from_pretrained(settings.model)
+    files = Path(settings.model).glob("*.safetensors") if is_quantized(config) else ()
+    stored = sum(file.stat().st_size for file in files)
+    return ModelOutline(config, settings.model, dtype, stored or None)
+
+
+class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the memory of every tensor that operations make, until nothing refers to it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._total = 0
+        self._alive: set[int] = set()  # storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        output = func(*args, **(kwargs or {}))
+        for storage in _storages(output):
+            if storage._cdata not in given:  # neither a view nor written in place
+                self._follow(storage)
+        return output
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._alive:
+            self._alive.add(key)
+            self._total += size
+            self.peak = max(self.peak, self._total)
+            weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._alive.remove(key)
+        self._total -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]

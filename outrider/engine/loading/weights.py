@@ -1,0 +1,206 @@
+"""Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import ATTENTION, Probe
+from outrider.engine.forward.batch_invariant import check_rows_are_apart
+from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
+from outrider.engine.parallel.layers import use_plain_shares
+from outrider.engine.settings import EngineSettings
+
+UNLIMITED = 1 << 30  # positions of a model that states no limit
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # rotations change with the longest sequence of a batch
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is the first GPU, or else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def load_model(settings: EngineSettings) -> Any:
+    """The checkpoint as a transformers model in evaluation mode, on its device.
+
+    A checkpoint that is quantized loads as it is, through the library that transformers takes for it. Of
+    several devices each process loads its share alone, in its process group.
+
+    Raises:
+        UnsupportedModelError: transformers cannot load it as a decoder, or it cannot be quantized or shared.
+    """
+    device = resolve_device(settings.device)
+    try:
+        config = AutoConfig.from_pretrained(settings.model)
+        check_config(config, settings)
+        model = AutoModelForCausalLM.from_pretrained(settings.model, **_loading(config, settings, device))
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModelError(
+            f"model={settings.model!r} does not load as a decoder-only model: {error}"
+        ) from error
+    model = model.eval()
+    if not is_quantized(model.config):
+        model = model.to(device)
+    if settings.tensor_parallel > 1:
+        use_plain_shares(model)
+    if device.type == "cpu" and settings.quantization is not None:
+        quantize_for_cpu(model, settings.quantization)
+    return model
+
+
+def check_shares(settings: EngineSettings) -> None:
+    """Looks at a checkpoint's config alone.
+
+    Raises:
+        UnsupportedModelError: so many ranks cannot share this model evenly; the message says what would do.
+    """
+    config = AutoConfig.from_pretrained(settings.model).get_text_config()
+    size = settings.tensor_parallel
+    if size > 1 and not config.base_model_tp_plan:
+        raise UnsupportedModelError(
+            f"tensor_parallel={size}: transformers has no plan to share model={settings.model!r} between "
+            f"devices, a {config.model_type}; give 1"
+        )
+    for name in ("num_key_value_heads", "num_global_key_value_heads", "num_attention_heads"):
+        counts = getattr(config, name, None) or []
+        for count in [counts] if isinstance(counts, int) else counts:
+            if count % size:
+                raise UnsupportedModelError(
+                    f"tensor_parallel={size}: model={settings.model!r} has {name}={count}, which they "
+                    f"cannot share evenly; give a divisor of {count}"
+                )
+
+
+def check_config(config: Any, settings: EngineSettings) -> None:
+    """Builds the model of tensors without content, before any weight is read.
+
+    Raises:
+        UnsupportedModelError: it cannot run on the paged cache, or not with reproducible numerics.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    try:
+        attach(model, settings.model)
+    except UnsupportedModelError as error:
+        if not isinstance(error.__cause__, RuntimeError):  # which may be for want of content
+            raise
+    if settings.reproducible:
+        check_rows_are_apart(model, settings.model)
+
+
+def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dict[str, Any]:
+    """Arguments of from_pretrained."""
+    dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    options: dict[str, Any] = {"dtype": dtype}
+    if is_quantized(config):
+        if settings.quantization is not None:
+            raise UnsupportedModelError(
+                f"quantization={settings.quantization!r}: model={settings.model!r} is quantized already;"
+                " leave it unset, or name the checkpoint it was made from"
+            )
+        options["device_map"] = {"": device}
+    elif settings.quantization is not None and device.type == "cuda":
+        compute = config.dtype or torch.bfloat16 if dtype == "auto" else dtype
+        options["quantization_config"] = bitsandbytes_config(settings.quantization, compute)
+        options["device_map"] = {"": device}
+    if settings.tensor_parallel > 1:
+        check_shares(settings)
+        if "device_map" in options:
+            raise UnsupportedModelError(
+                f"tensor_parallel={settings.tensor_parallel}: weights that a library quantizes cannot "
+                f"be shared between devices; give 1, or weights that are not, for model={settings.model!r}"
+            )
+        options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
+    return options
+
+
+def is_quantized(config: Any) -> bool:
+    """Whether the checkpoint's weights are, already."""
+    return getattr(config, "quantization_config", None) is not None
+
+
+def attach(model: Any, name: str) -> Probe:
+    """Routes the model's attention through the paged cache; returns what was found out about its layers.
+
+    A model may accept another attention and silently go on with its own, so one token is run to see which
+    layers really call ours.
+
+    Raises:
+        UnsupportedModelError: some layer does not, or looks back otherwise than we can tell.
+    """
+    kind = type(model).__name__
+    if not model.is_backend_compatible():
+        raise UnsupportedModelError(
+            f"model={name!r}: {kind} does not route its attention through AttentionInterface"
+        )
+    model.set_attn_implementation(ATTENTION)
+    config = model.config.get_text_config()
+    probe = Probe()
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, outrider=probe)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model does that does not suit
+        raise UnsupportedModelError(
+            f"model={name!r}: {kind} does not run on the paged cache: {type(error).__name__}: {error}"
+        ) from error
+    if probe.needs:
+        needs = " and ".join(sorted(probe.needs))
+        raise UnsupportedModelError(
+            f"model={name!r}: {kind} needs {needs}, which attention here does not give"
+        )
+    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys())
+    if missing:
+        raise UnsupportedModelError(
+            f"model={name!r}: layers {missing} of {kind} keep no keys and values, or hide them"
+        )
+    blind = [
+        i
+        for i, window in probe.windows.items()
+        if _kind_of(config, i) == "sliding_attention" and window is None
+    ]
+    if blind:
+        raise UnsupportedModelError(
+            f"model={name!r}: layers {blind} of {kind} have a sliding window but do not say so"
+        )
+    return probe
+
+
+def _kind_of(config: Any, layer: int) -> str | None:
+    kinds = getattr(config, "layer_types", None)
+    return kinds[layer] if kinds else None
+
+
+def context_length(model: Any) -> int:
+    """Positions that the model computes alike whatever else is in the batch."""
+    config = model.config.get_text_config()
+    limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
+    limits += [
+        rope.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for rope in _ropes(getattr(config, "rope_parameters", None) or {})
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE
+    ]
+    return min((limit for limit in limits if limit is not None), default=UNLIMITED)
+
+
+def _ropes(parameters: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """A model's rotary settings: one set, or one per kind of layer."""
+    return (
+        [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    )
+
+
+def end_of_sequence(model: Any) -> frozenset[int]:
+    """Token ids that end a generation."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)

@@ -1,0 +1,31 @@
+"""What ranks other than 0 do: the forward passes that rank 0 orders, until it has no more."""
+
+import logging
+
+import torch
+
+from outrider.engine.blame import says_broken
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.rank_group import RankGroup
+
+logger = logging.getLogger(__name__)
+
+
+@torch.inference_mode()
+def follow(forward: ForwardPass, group: RankGroup) -> None:
+    """Over this rank's share of the model; returns when rank 0 dismisses its group.
+
+    A pass that raises here has raised at rank 0 too, which says whose sequence it was. Where it has not, the
+    two wait for different exchanges, and the limit on a step's time ends both.
+
+    Raises:
+        RankLostError: rank 0 or another rank is gone.
+        Exception: the device is broken, or out of memory.
+    """
+    while (step := group.receive()) is not None:
+        try:
+            forward.run(forward.prepare(step))
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.exception("a forward pass failed at this rank")

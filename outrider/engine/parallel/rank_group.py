@@ -1,0 +1,92 @@
+"""One model on several devices: a group of processes, of which rank 0 leads and the others follow.
+
+Rank 0 schedules and samples. What a step feeds reaches the others in one broadcast of ids and indices, then
+all run the same forward pass, each over its share of the weights and of the key/value heads.
+"""
+
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from outrider.engine.errors import RankLostError
+from outrider.engine.step_input import Numbers, StepInput
+
+FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
+FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
+
+
+class RankGroup:
+    """This process's place in its group. A process has one group in its life."""
+
+    def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device) -> None:
+        """Returns when all ranks have come.
+
+        Args:
+            store: where they meet: rank 0's, to which the others connect.
+            rank: of this process, from 0.
+            size: ranks in the group.
+            device: of this rank. On CUDA tensors travel by NCCL; the numbers of a step always by gloo.
+        """
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device.index or 0)
+        store.set_timeout(FOREVER)  # NCCL meets there at the first exchange, and one rank may load for longer
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
+        self._frame = torch.zeros(FRAME, dtype=torch.int64)
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers; each rank has to ask."""
+        numbers = torch.tensor([number])
+        dist.all_reduce(numbers, dist.ReduceOp.MIN)
+        return int(numbers)
+
+    def agree(self, flags: torch.Tensor) -> None:
+        """Makes each flag, bool of any shape, false that is false at any rank; each rank has to ask."""
+        numbers = flags.to(torch.uint8)
+        dist.all_reduce(numbers, dist.ReduceOp.MIN)
+        flags.copy_(numbers)
+
+    def send(self, step: StepInput) -> None:
+        """At rank 0: what the others are to do next. Raises RankLostError."""
+        self._send(step.to_numbers())
+
+    def dismiss(self) -> None:
+        """At rank 0: nothing more will come for this model."""
+        self._send(np.zeros(0, np.int64))
+
+    def receive(self) -> StepInput | None:
+        """At the others: waits for what to do next; None: nothing more.
+
+        Raises:
+            RankLostError: rank 0 is gone.
+        """
+        _broadcast(self._frame)
+        length = int(self._frame[0])
+        if not length:
+            return None
+        numbers = self._frame[1 : 1 + length]
+        if length > len(numbers):
+            rest = torch.empty(length - len(numbers), dtype=torch.int64)
+            _broadcast(rest)
+            numbers = torch.cat([numbers, rest])
+        return StepInput.from_numbers(numbers.numpy())
+
+    def _send(self, numbers: Numbers) -> None:
+        content = torch.from_numpy(numbers)
+        head, rest = content[: FRAME - 1], content[FRAME - 1 :]
+        self._frame[0] = len(content)
+        self._frame[1 : 1 + len(head)] = head
+        _broadcast(self._frame)
+        if len(rest):
+            _broadcast(rest)
+
+
+def _broadcast(numbers: torch.Tensor) -> None:
+    """From rank 0 to all. Raises RankLostError."""
+    try:
+        dist.broadcast(numbers, 0)
+    except RuntimeError as error:  # what gloo says of a connection that is closed
+        raise RankLostError(f"a rank of the group is gone: {error}") from error

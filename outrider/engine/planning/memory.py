@@ -1,0 +1,74 @@
+"""How many cache blocks the memory budget buys."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.settings import EngineSettings
+
+_MEMORY = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_LIMIT = _CGROUP / "memory.max"  # of a container; "max" where there is none
+
+
+def blocks_in(
+    memory: int, settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype
+) -> int:
+    """Blocks that fit into ``settings.cache_memory``, which is not None, of a device with ``memory`` bytes.
+
+    Raises:
+        CacheTooSmallError: not one block fits.
+    """
+    budget = settings.cache_memory
+    assert budget is not None
+    if isinstance(budget, float):
+        budget = int(budget * memory)
+    block = block_bytes(settings, shapes, dtype)
+    if budget < block:
+        raise CacheTooSmallError(
+            f"cache_memory={settings.cache_memory} gives {budget} bytes: one block takes {block}"
+        )
+    return budget // block
+
+
+def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
+    """Of one block in all layers."""
+    numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
+    return numbers * dtype.itemsize * settings.block_size
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of the device's memory that nobody has taken; what only caches files counts as free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = _number_in(_MEMORY, "MemAvailable:") * 1024
+    if not _CGROUP_LIMIT.exists() or (limit := _CGROUP_LIMIT.read_text().strip()) == "max":
+        return available
+    used = int((_CGROUP / "memory.current").read_text()) - _number_in(
+        _CGROUP / "memory.stat", "inactive_file"
+    )
+    return min(available, int(limit) - used)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Gives memory back that torch keeps for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _number_in(file: Path, name: str) -> int:
+    return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name))
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of memory that the device has, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(installed, math.inf if limit == "max" else int(limit)))

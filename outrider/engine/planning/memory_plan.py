@@ -1,0 +1,148 @@
+"""What an engine takes of its device's memory, before any weight is read."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.forward.graphs import MOST_CAPTURED_TOKENS
+from outrider.engine.forward.varlen import KERNEL_DTYPES
+from outrider.engine.loading.skeleton import ModelOutline
+from outrider.engine.loading.weights import resolve_device
+from outrider.engine.planning.memory import block_bytes, blocks_in
+from outrider.engine.settings import EngineSettings
+from outrider.pace.settings import MAX_DEPTH
+
+# Per logit, to choose a token, and to rank several: float32 copies that settings and noise change, the noise.
+CHOICE_BYTES, RANKING_BYTES = 16, 24
+RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
+# By default a cache takes so much of a machine's memory at most, or half of its engine's part if that is
+# less; it leaves so much of a GPU's to what is not planned, such as fragments and NCCL.
+MOST_OF_MACHINE, MARGIN_ON_CUDA = 0.2, 0.05
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on each device of one engine. ``activations`` is the largest step, with all its logits."""
+
+    model: str
+    parameters: int  # of the whole model
+    vocab_size: int
+    dtype: torch.dtype
+    context_length: int  # tokens of the longest sequence
+    weights: int
+    num_blocks: int
+    block_size: int  # tokens
+    block: int  # bytes, in all layers
+    cache: int
+    activations: int
+    graphs: int
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.activations + self.graphs + self.runtime
+
+    def sequences(self, context: int) -> int:
+        """That the cache holds at a time, each of ``context`` tokens."""
+        return self.num_blocks // -(-context // self.block_size)
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number from 1 to ``most`` that fits, 0 if there is none. All below one that fits do."""
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+
+
+def resolve_cache(
+    model: ModelOutline, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH
+) -> EngineSettings:
+    """The settings with bytes in place of a ``cache_memory`` left open. Arguments as ``plan_memory``.
+
+    Raises:
+        CacheTooSmallError: the model leaves no room for a cache.
+    """
+    if settings.cache_memory is not None:
+        return settings
+    cache = default_cache(model, settings, memory, depth)
+    if cache == 0:
+        raise CacheTooSmallError(
+            f"model={model.name!r} leaves no room for a cache in {settings.device_share:g} of a device with "
+            f"{memory} bytes: a larger share or device would"
+        )
+    return settings.model_copy(update={"cache_memory": cache})
+
+
+def default_cache(model: ModelOutline, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH) -> int:
+    """Bytes in whole blocks; 0 where not one fits. Arguments as ``plan_memory``."""
+    block = block_bytes(settings, model.layers_of(settings.tensor_parallel), model.dtype)
+    room = int(settings.device_share * memory)
+
+    def fits(blocks: int) -> bool:
+        planned = settings.model_copy(update={"cache_memory": blocks * block})
+        return plan_memory(model, planned, memory, depth).total <= room
+
+    if resolve_device(settings.device).type == "cuda":
+        room = int(room * (1 - MARGIN_ON_CUDA))
+        return block * largest(fits, room // block)
+    needed = settings.max_running * -(-model.context_length // settings.block_size)
+    most = min(needed, min(int(MOST_OF_MACHINE * memory), room // 2) // block)
+    # A model that outgrows its part of a machine may still run there, if others leave room.
+    return block * (largest(fits, most) or most)
+
+
+def plan_memory(
+    model: ModelOutline,
+    settings: EngineSettings,
+    memory: int,
+    depth: int = MAX_DEPTH,
+) -> MemoryPlan:
+    """What it takes on each of its devices; activations are counted as on one, an upper bound for several.
+
+    Args:
+        settings: ``cache_memory`` may be left open.
+        memory: bytes of each device, of which ``settings.cache_memory`` may be a share.
+        depth: of the Drafts that the engine verifies; 0 for one that only drafts.
+
+    Raises:
+        CacheTooSmallError: not one block fits into ``settings.cache_memory``.
+    """
+    settings = resolve_cache(model, settings, memory, depth)
+    on_cuda = resolve_device(settings.device).type == "cuda"
+    layers = model.layers_of(settings.tensor_parallel)
+    num_blocks = blocks_in(memory, settings, layers, model.dtype)
+    block = block_bytes(settings, layers, model.dtype)
+    num_logits = settings.max_running * (1 + depth)
+    activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
+    activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
+    # A kernel that needs no gathering is known to work only when it is tried at load.
+    longest = min(num_blocks * settings.block_size, settings.max_running * model.context_length)
+    activations += _gather_bytes(layers, longest, model.dtype)
+    has_kernel = on_cuda and model.dtype in KERNEL_DTYPES
+    graphs = 0
+    if has_kernel and settings.graphs and not settings.reproducible and settings.tensor_parallel == 1:
+        graphs = model.activation_bytes(MOST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS)
+    return MemoryPlan(
+        model=model.name,
+        parameters=model.parameters,
+        vocab_size=model.vocab_size,
+        dtype=model.dtype,
+        context_length=model.context_length,
+        weights=model.weight_bytes(settings.tensor_parallel, settings.quantization, on_cuda=on_cuda),
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        block=block,
+        cache=(num_blocks + 1) * block,  # one for padding
+        activations=activations,
+        graphs=graphs,
+        runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],
+    )
+
+
+def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:
+    """Into which one layer's cache of so many tokens is gathered; GatherSpace takes twice what it needs."""
+    keys = max(heads * key_dim for heads, key_dim, _ in layers.values())
+    values = max(heads * value_dim for heads, _, value_dim in layers.values())
+    return 2 * num_tokens * (keys + values) * dtype.itemsize

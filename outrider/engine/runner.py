@@ -1,0 +1,162 @@
+"""Runs a step's forward pass and chooses its tokens; where it cannot, finds the sequence that is to blame."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
+from outrider.engine.forward.batch import Item
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.memory import empty_cache
+from outrider.engine.sampler import Choices, choose_tokens
+from outrider.engine.scheduling.batch_delay import Gathering
+from outrider.engine.scheduling.scheduler import Selected
+from outrider.engine.sequence import Sequence
+from outrider.engine.step_input import StepInput
+from outrider.engine.tasks.task import Task
+from outrider.engine.tasks.verify import VerifyTask
+from outrider.pace.cost_model import Step, StepSize
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepTimings:
+    """Where a step's time went, in seconds, and how much it did."""
+
+    build: float  # packing the items
+    forward: float  # the model
+    sample: float  # choosing tokens
+    total: float
+    sequences: int
+    tokens: int
+
+
+@dataclass
+class Outcome:
+    """What came of a step."""
+
+    chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
+    blamed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # they cannot go on
+
+    def add(self, other: "Outcome") -> None:
+        self.chosen += other.chosen
+        self.blamed += other.blamed
+
+
+class Runner:
+    """Passes over the model, one a step; several where a sequence has to be found that is to blame."""
+
+    def __init__(self, forward: ForwardPass, group: RankGroup | None, gathering: Gathering) -> None:
+        """
+        Args:
+            group: this process is its rank 0; None where there is but one.
+            gathering: is told of each step that verifies.
+        """
+        self._forward = forward
+        self._group = group
+        self._gathering = gathering
+        self._steps = 0
+        self.last_step: StepTimings | None = None
+
+    def run(self, selected: Selected) -> Outcome:
+        """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+        try:
+            choices, are_finite = self._pass(selected)
+        except Exception as error:
+            outcome, parts = Outcome(), _parts(selected)
+            if is_out_of_memory(error) and parts:
+                logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
+                empty_cache(self._forward.model.device)
+            elif says_broken(error):
+                raise
+            elif len(selected) == 1:
+                return Outcome(blamed=[(selected[0][1].sequence, error)])
+            for part in parts:
+                outcome.add(self.run(part))
+            return outcome
+        return self._without_doubtful(selected, choices, are_finite)
+
+    def _without_doubtful(
+        self, selected: Selected, choices: list[Choices], are_finite: list[bool]
+    ) -> Outcome:
+        """Those whose numbers are not finite run once more: alone, since another may have spoilt them, and
+        then without their Draft, whose tokens may have.
+
+        are_finite: per token that was fed.
+        """
+        outcome, first = Outcome(), 0
+        for (task, item), chosen in zip(selected, choices, strict=True):
+            fed, first = are_finite[first : first + len(item.tokens)], first + len(item.tokens)
+            if all(fed[: item.num_committed]) and all(chosen.are_sound[:1]):
+                outcome.chosen.append((task, item, chosen.limited(fed)))
+            elif len(selected) > 1:
+                outcome.add(self.run([(task, item)]))
+            elif task.give_up_draft():
+                outcome.add(self.run([(task, self._committed_part(task, item))]))
+            else:
+                outcome.blamed.append((item.sequence, NotFiniteError()))
+        return outcome
+
+    def _pass(self, selected: Selected) -> tuple[list[Choices], list[bool]]:
+        """What it chose for each; and per token that was fed, whether its keys and values are finite."""
+        begun = time.perf_counter()
+        feeds = [item.feed() for _, item in selected]
+        fed = StepInput(*self._forward.cache.take_changes(), feeds)
+        if self._group is not None:
+            self._group.send(fed)
+        batch = self._forward.prepare(fed)
+        built = time.perf_counter()
+        logits, are_finite = self._forward.run(batch)
+        passed = time.perf_counter()
+        choices = choose_tokens(
+            logits,
+            [task.rows() if item.num_logits else [] for task, item in selected],
+            min(max(task.ranks for task, _ in selected), logits.shape[1]),
+        )
+        shortest = self._forward.settings.shortest_step_s
+        if shortest:
+            time.sleep(max(begun + shortest - time.perf_counter(), 0.0))
+        sampled = time.perf_counter()
+        self._steps += 1
+        step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
+        if any(isinstance(task, VerifyTask) for task, _ in selected):
+            self._gathering.stepped(step)
+        for task, _ in selected:
+            task.took_part(begun, passed - built, sampled - passed, step)
+        self.last_step = StepTimings(
+            built - begun, passed - built, sampled - passed, sampled - begun, len(selected), batch.num_tokens
+        )
+        return choices, are_finite.tolist()
+
+    def _committed_part(self, task: Task, item: Item) -> Item:
+        sequence, count = item.sequence, item.num_committed
+        self._forward.cache.clear(sequence, sequence.cached + count)
+        return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
+
+    def _size_of(self, items: list[Item]) -> StepSize:
+        block_size = self._forward.settings.block_size
+        prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
+        return StepSize(
+            sequences=len(items),
+            tokens=sum(len(item.tokens) for item in items) - prompts,
+            prompt_tokens=prompts,
+            context_tokens=sum(len(item.sequence.tokens) for item in items),
+        )
+
+
+def _parts(selected: Selected) -> list[Selected]:
+    """Less at a time: half of the sequences, or of one sequence's prompt, the rest of which comes later."""
+    if len(selected) > 1:
+        middle = len(selected) // 2
+        return [selected[:middle], selected[middle:]]
+    ((task, item),) = selected
+    half = item.num_committed // 2
+    if not half:
+        return []
+    return [[(task, Item(item.sequence, item.tokens[:half], half, 0, None))]]

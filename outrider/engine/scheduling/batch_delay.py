@@ -1,0 +1,84 @@
+"""Whether a step should wait for sequences whose next Draft is on its way."""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.pace.cost_model import Step, StepCost
+
+FORGETTING = 0.1  # weight of the newest absence in the mean
+PATIENT_FOR = 2.0  # times the mean absence; whoever is away for longer is not waited for
+
+REPAID_IN = 4  # rounds
+MARGIN = 0.5  # of the mean absence, that is waited beyond what is expected
+
+
+class Gathering:
+    """Rounds alone leave the target idle between a Verdict and the next Draft.
+
+    Before a step it is known who is absent, and from earlier absences when each should be back. Taken
+    together, those who are ready and the next k to come need one step and one absence per round. Taken apart,
+    one half steps while the other is absent: two steps, or one and an absence if that is longer. The step
+    waits for the k for which together gains most, the wait itself deducted, and begins at once where none
+    does. Whoever is gathered once mostly comes back together: the wait has a few rounds to be repaid.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: in seconds."""
+        self._clock = clock
+        self._cost = StepCost()
+        self._absent_since: dict[Hashable, float] = {}
+        self._absence = 0.0  # seconds, mean
+
+    def stepped(self, step: Step) -> None:
+        """A step is over."""
+        self._cost.observe(step)
+
+    def answered(self, sequences: Iterable[Hashable]) -> None:
+        """They got Verdicts, and are away until their next Drafts come."""
+        now = self._clock()
+        self._absent_since |= dict.fromkeys(sequences, now)
+
+    def returned(self, sequence: Hashable, arrived: float) -> None:
+        """It has work again, which came at that time."""
+        since = self._absent_since.pop(sequence, None)
+        if since is None:
+            return
+        absence = max(arrived - since, 0.0)
+        if self._absence:
+            absence = min(absence, PATIENT_FOR * self._absence)  # one client that dawdles is no measure
+        self._absence += (FORGETTING if self._absence else 1.0) * (absence - self._absence)
+
+    def left(self, sequence: Hashable) -> None:
+        """It is closed."""
+        self._absent_since.pop(sequence, None)
+
+    def patience(self, tokens: Sequence[int]) -> float:
+        """Seconds to wait before the next step, unless work comes earlier; 0: begin.
+
+        tokens: of each sequence that is ready; all are in rounds.
+        """
+        if not self._absent_since or not self._cost.is_known:
+            return 0.0
+        waits = self._arrivals()
+        if not len(waits):
+            return 0.0
+        ready, total = len(tokens), sum(tokens)
+        more = np.arange(1, len(waits) + 1)
+        first = self._cost.seconds(ready, total)
+        second = self._cost.seconds(more, more * total / ready)
+        together = self._absence + self._cost.seconds(ready + more, total * (1 + more / ready))
+        apart = np.maximum(first + second, self._absence + np.maximum(first, second))
+        gains = REPAID_IN * (apart - together) - waits
+        best = int(gains.argmax())
+        # Half of all absences are longer than usual: to give up just before would be the worst of both.
+        return float(waits[best] + MARGIN * self._absence) if gains[best] > 0.0 else 0.0
+
+    def _arrivals(self) -> NDArray[np.float64]:
+        """Seconds until the absent are expected, soonest first."""
+        usual = self._absence
+        away = self._clock() - np.fromiter(self._absent_since.values(), np.float64)
+        # One who is overdue may come at any moment: as a guess, within a tenth of the usual absence.
+        return np.sort(np.maximum(usual - away[away < PATIENT_FOR * usual], usual / 10))

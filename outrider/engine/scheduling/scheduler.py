@@ -1,0 +1,142 @@
+"""Which sequences take part in the next step, and who gives up cache when it runs short."""
+
+from collections.abc import Mapping
+
+from outrider.decoding.draft import ROOT
+from outrider.engine.blame import BlamedError, blaming
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.forward.batch import Item
+from outrider.engine.sequence import Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.task import Task
+
+Selected = list[tuple[Task, Item]]
+
+SPARE_SHARE = 0.1  # of the cache, that idle work leaves free
+
+
+class Scheduler:
+    """The oldest sequence comes first, in steps and in cache; the youngest is preempted and computed again.
+
+    All prompts together get ``prefill_chunk`` tokens of a step, so nobody waits for more than a chunk. A
+    suffix that fits into one block does not count: that is how a sequence goes on after a round.
+    """
+
+    def __init__(self, settings: EngineSettings, cache: PagedCache) -> None:
+        self._settings = settings
+        self._cache = cache
+
+    def select(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
+        """The next step's items, each with cache to write to. Empty only when there are no tasks.
+
+        Args:
+            tasks: by the number of their sequence.
+            sequences: every open one by its number, oldest first.
+
+        Raises:
+            BlamedError: a sequence cannot take part, in this step or ever.
+        """
+        selected = self._fill(tasks, sequences)
+        while tasks and not selected:
+            # Sequences between two pieces of work hold the cache, or tokens that are only drafted do.
+            holding = [sequence for sequence in sequences.values() if sequence.blocks]
+            idle = [sequence for sequence in holding if sequence.number not in tasks]
+            for sequence in idle[-1:] or holding:
+                self._preempt(sequence, tasks)
+            selected = self._fill(tasks, sequences)
+            if not (holding or selected):
+                oldest = tasks[min(tasks)].sequence
+                raise BlamedError(oldest) from CacheTooSmallError("it does not fit into the whole cache")
+        return selected
+
+    def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
+        """The next step of work for which nobody waits: only with cache that is left over."""
+        selected: Selected = []
+        for task in tasks.values():
+            if len(selected) == self._settings.max_running:
+                break
+            with blaming(task.sequence):
+                item = self._idle_item(task)
+            if item is not None:
+                selected.append((task, item))
+        return selected
+
+    def _idle_item(self, task: Task) -> Item | None:
+        sequence, tree = task.sequence, task.tree()
+        length = len(sequence.tokens) + len(tree)
+        left = self._cache.pool.available - (self._cache.blocks_for(length) - len(sequence.blocks))
+        if not task.nodes() or left < SPARE_SHARE * self._cache.pool.num_blocks:
+            return None
+        self._cache.reserve(sequence, length)
+        nodes = list(tree.tokens[len(sequence.pending) :])
+        return Item(sequence, nodes, 0, len(nodes), None if tree.is_chain else tree)
+
+    def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
+        selected: Selected = []
+        budget = self._settings.prefill_chunk
+        computed: set[bytes] = set()  # digests of blocks that older sequences are about to fill
+        for number in sorted(tasks):
+            task = tasks[number]
+            if len(selected) == self._settings.max_running:
+                break
+            with blaming(task.sequence):
+                if self._waits_for_prefix(task.sequence, computed):
+                    continue
+                if not self._make_room(task, tasks, sequences):
+                    break
+                item = self._item(task, budget)
+            if item is not None:
+                selected.append((task, item))
+                budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
+        return selected
+
+    def _waits_for_prefix(self, sequence: Sequence, computed: set[bytes]) -> bool:
+        """Whether an older sequence is at the block that this one needs next: it will be shared.
+
+        computed: digests that those before it are about to publish; its own are added.
+        """
+        if len(sequence.tokens) - sequence.cached <= self._cache.block_size:
+            return False
+        self._cache.adopt_prefix(sequence)
+        digests = self._cache.to_be_published(sequence)
+        if digests and digests[0] in computed:
+            return True
+        computed.update(digests)
+        return False
+
+    def _make_room(self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> bool:
+        """Gets the sequence cache for its next step, at the cost of younger ones; False: it has to wait."""
+        sequence, cache = task.sequence, self._cache
+        if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
+            cache.roll_back(sequence, sequence.cached - 1)  # logits come only from a token that is fed
+        length = len(sequence.tokens) + len(task.tree())
+        if not cache.reserve(sequence, length):
+            for other in sequences.values():
+                if other.number not in tasks:
+                    cache.shrink(other)
+        while not cache.reserve(sequence, length):
+            youngest = next(
+                other for other in reversed(list(sequences.values())) if other.blocks or other is sequence
+            )
+            self._preempt(youngest, tasks)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence, tasks: Mapping[int, Task]) -> None:
+        sequence.preemptions += bool(sequence.blocks)
+        self._cache.release(sequence)
+        if sequence.number in tasks:
+            tasks[sequence.number].restart()
+
+    def _item(self, task: Task, budget: int) -> Item | None:
+        """What the sequence feeds next; None when the step's share for prompts is used up."""
+        sequence, tree = task.sequence, task.tree()
+        suffix = sequence.tokens[sequence.cached :]
+        if len(suffix) > max(budget, self._cache.block_size):
+            return Item(sequence, suffix[:budget], budget, 0, None) if budget else None
+        nodes = tree.tokens[len(sequence.pending) :]
+        return Item(
+            sequence, [*suffix, *nodes], len(suffix), len(task.nodes()), None if tree.is_chain else tree
+        )

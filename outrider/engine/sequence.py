@@ -1,0 +1,82 @@
+"""One generation as the engine sees it: tokens, and how much of them the cache holds."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.row import TokenLists
+from outrider.decoding.settings import Sampling
+
+NO_DRAFT = Draft()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens of one generation and its place in the cache.
+
+    The cache holds ``tokens[:cached]`` at slots 0, 1, ... and after them the nodes of ``pending`` in order.
+    What lies beyond is garbage. Nodes are pending only while every committed token is cached.
+    """
+
+    number: int  # order of opening: the youngest has the highest
+    prompt_length: int
+    noise_key: int
+    sampling: Sampling
+    end_token_ids: frozenset[int]
+    limit: int  # tokens at which the generation ends, prompt included
+    lists: TokenLists = field(init=False)  # what the sampling settings name
+    prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    tokens: list[int] = field(default_factory=list)  # committed
+    cached: int = 0
+    pending: Draft = NO_DRAFT  # drafted tokens whose cache is kept while it may turn out right
+    ranked: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # at a draft: the best tokens after a pending node or ROOT, best first, as far as they are known
+    acceptance_rate: float = 0.0  # at a draft: of its latest chains
+    drafted: Draft = NO_DRAFT  # at a draft: its newest Draft
+    in_rounds: bool = False  # at a draft: the newest tokens were a Verdict on the Draft before
+    verified_round: int | None = None  # at a target: of its last work, if that was to verify
+    ahead: tuple[int, Draft] | None = None  # at a target: Drafts that follow so many tokens, to go on with
+    blocks: list[int] = field(default_factory=list)
+    preemptions: int = 0  # since its last result
+    is_free: bool = False  # its last work was to generate freely
+    digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
+    hashes: list[bytes] = field(
+        default_factory=list
+    )  # of leading blocks of tokens, as far as they were asked for
+    table: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(8, np.int64)
+    )  # blocks, then room to grow
+
+    def __post_init__(self) -> None:
+        self.lists = TokenLists.of(self.sampling, self.end_token_ids)
+
+    @property
+    def written(self) -> int:
+        """Slots that hold something: the next token fed goes here."""
+        return self.cached + len(self.pending)
+
+    def forget_pending(self) -> None:
+        """Nothing follows the committed tokens."""
+        self.pending, self.ranked = NO_DRAFT, {}
+
+    def push_blocks(self, blocks: list[int]) -> None:
+        """Appends cache blocks, the table grown by doubling."""
+        start, end = len(self.blocks), len(self.blocks) + len(blocks)
+        if end > len(self.table):
+            self.table = np.resize(self.table, max(end, 2 * len(self.table)))
+        self.table[start:end] = blocks
+        self.blocks += blocks
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the generation has."""
+        return self.finish_of(self.tokens[-1], len(self.tokens)) is not None
+
+    def finish_of(self, token: int, length: int) -> str | None:
+        """Why the generation ends with ``token`` as its ``length``-th: "stop", "length" or None."""
+        if token in self.end_token_ids:
+            return "stop"
+        return "length" if length >= self.limit else None

@@ -1,0 +1,165 @@
+"""Drafting with a model: a chain token by token, and runners-up beside it."""
+
+from abc import abstractmethod
+from collections.abc import Sequence as Items
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.outcomes import Branch
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices
+from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.tasks.task import Task
+from outrider.engine.work import Foreseen, Propose, Proposed, Result
+
+
+class ProposeTask(Task):
+    """Makes a Draft of ``depth`` tokens. The last one is not fed: nobody asks what follows."""
+
+    def __init__(self, work: Propose, room: int, arrived: float, foreseen: Foreseen | None = None) -> None:
+        """room: tokens that the sequence may still grow by."""
+        super().__init__(work.sequence, arrived)
+        self.work = work
+        self.depth = min(work.depth, room - 1)  # the target adds one token of its own
+        self._foreseen = foreseen
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing may be drafted."""
+        return self.depth <= 0
+
+    @abstractmethod
+    def draft(self) -> Draft:
+        """As it stands."""
+
+    def result(self) -> Proposed:
+        return Proposed(self.sequence, self.work.round, self.draft(), self.timings(), self._foreseen)
+
+
+class CoupledProposeTask(ProposeTask):
+    """The chain of the best tokens under the keyed noise; an end of sequence is not drafted beyond.
+
+    It begins with what is pending, which may be all of it.
+    """
+
+    def __init__(
+        self,
+        work: Propose,
+        room: int,
+        arrived: float,
+        ranks: int,
+        leaves: list[Branch],
+        foreseen: Foreseen | None = None,
+    ) -> None:
+        """
+        Args:
+            ranks: guesses to be kept for each position, the best ones.
+            leaves: what the Draft holds beside its chain, as far as there are such positions.
+        """
+        super().__init__(work, room, arrived, foreseen)
+        self.ranks = ranks
+        self.leaves = leaves
+
+    def tree(self) -> Draft:
+        if self.is_empty or self._is_complete() or ROOT not in self.sequence.ranked:
+            return self.sequence.pending
+        return extended(self.sequence.pending, [(self._end(), self.chain()[-1])])
+
+    def nodes(self) -> list[int]:
+        if self.is_empty or self._is_complete():
+            return []
+        return [len(self.sequence.pending) if ROOT in self.sequence.ranked else ROOT]
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        if not self.is_empty:
+            self.sequence.ranked[len(self.sequence.pending) - 1] = choices.ranked[0]
+        self.done = self._is_complete()
+        return [self.result()] if self.done else []
+
+    def chain(self) -> list[int]:
+        """Its tokens, as far as they are known."""
+        return chain(self.sequence, self.depth)
+
+    def draft(self) -> Draft:
+        draft = Draft.chain(self.chain())
+        return extended(draft, leaves_of(self.sequence, ROOT, draft.tokens, self.leaves))
+
+    def _path(self) -> list[int]:
+        """ROOT, and the chain's nodes that are pending."""
+        return [ROOT, *self.sequence.pending.path_of(self.chain())]
+
+    def _end(self) -> int:
+        return self._path()[-1]
+
+    def _is_complete(self) -> bool:
+        tokens = self.chain()
+        has_ended = bool(tokens) and tokens[-1] in self.sequence.end_token_ids
+        return len(tokens) >= self.depth or has_ended
+
+
+class SampledProposeTask(ProposeTask):
+    """Under the ratio rules: a chain sampled with noise of its own, and what it was sampled from."""
+
+    def __init__(self, work: Propose, room: int, arrived: float) -> None:
+        super().__init__(work, room, arrived)
+        self.restart()
+
+    def restart(self) -> None:
+        super().restart()
+        self._tree = NO_DRAFT
+
+    def tree(self) -> Draft:
+        return self._tree
+
+    def nodes(self) -> list[int]:
+        return [] if self.is_empty else [len(self._tree) - 1]
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        if not self.is_empty:
+            token, probs = choices.sample_draft_token(self.work.round)
+            self._tree = Draft.chain((*self._tree.tokens, token), (*self._tree.draft_probs, probs))
+        self.done = len(self._tree) >= self.depth
+        return [self.result()] if self.done else []
+
+    def draft(self) -> Draft:
+        return self._tree
+
+
+def chain(sequence: Sequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
+    """The tokens that are known to follow a pending node: best after best, the first one being of that rank.
+
+    At most ``depth`` of them, and up to one that ends the generation.
+    """
+    tokens: list[int] = []
+    following: int | None = node
+    while following in sequence.ranked and len(tokens) < depth:
+        tokens.append(sequence.ranked[following][0 if tokens else rank])
+        if tokens[-1] in sequence.end_token_ids:
+            break
+        following = sequence.pending.child(following, tokens[-1])
+    return tokens
+
+
+def leaves_of(
+    sequence: Sequence, node: int, tokens: Items[int], leaves: list[Branch]
+) -> list[tuple[int, int]]:
+    """Of a chain of these tokens after a pending node: how much of the chain each follows, and its token."""
+    path = [node]
+    for token in tokens:
+        child = sequence.pending.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    return [
+        (leaf.accepted - 1, sequence.ranked[path[leaf.accepted]][leaf.rank])
+        for leaf in leaves
+        if leaf.accepted < min(len(tokens), len(path))
+        and leaf.rank < len(sequence.ranked.get(path[leaf.accepted], ()))
+    ]
+
+
+def extended(draft: Draft, nodes: list[tuple[int, int]]) -> Draft:
+    """With further nodes, each given by its parent and its token."""
+    if not nodes:
+        return draft
+    parents, tokens = zip(*nodes, strict=True)
+    return Draft((*draft.tokens, *tokens), (*draft.parents, *parents))

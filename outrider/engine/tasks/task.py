@@ -1,0 +1,110 @@
+"""A piece of work under way: what it feeds with the next step, and what it makes of the logits."""
+
+import time
+from abc import ABC, abstractmethod
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.row import Row
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices
+from outrider.engine.sequence import Sequence
+from outrider.engine.work import Result, Timings
+from outrider.pace.cost_model import Step, StepSize
+
+NO_STEP = Step(0, StepSize(0, 0), 0.0)
+
+
+class Task(ABC):
+    """Work for one sequence, over one or more steps. ``done`` once it needs no further one."""
+
+    ranks = 1  # best tokens that it wants to know after each of its nodes
+
+    def __init__(self, sequence: Sequence, arrived: float) -> None:
+        """arrived: when the work was asked for, by time.perf_counter."""
+        self.sequence = sequence
+        self.done = False
+        self._since = arrived
+        self._started: float | None = None
+        self._forward = self._sample = self._step = 0.0
+        self._step_count = 0
+        self._last_step = NO_STEP
+
+    @abstractmethod
+    def tree(self) -> Draft:
+        """Drafted tokens that follow the committed ones in the next step, those already pending first."""
+
+    @abstractmethod
+    def nodes(self) -> list[int]:
+        """After which of the tree's nodes logits are wanted, ROOT for after the last committed token."""
+
+    @abstractmethod
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        """Uses the logits of ``nodes``, in that order."""
+
+    @property
+    def num_tokens(self) -> int:
+        """That its sequence has to feed: committed ones that are not cached, and the tree's."""
+        return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
+
+    def give_up_draft(self) -> bool:
+        """Goes on without the drafted tokens that it would feed; False if there are none."""
+        return False
+
+    def restart(self) -> None:
+        """The sequence lost its cache: whatever was drafted for it is drafted again."""
+        self.sequence.forget_pending()
+
+    def rows(self) -> list[Row]:
+        """What choosing a token after each of ``nodes`` depends on."""
+        sequence, tree = self.sequence, self.tree()
+        generated = sequence.tokens[sequence.prompt_length :]
+        rows = []
+        for node in self.nodes():
+            path = tuple(tree.tokens[n] for n in tree.path(node))
+            rows.append(
+                Row(
+                    sampling=sequence.sampling,
+                    noise_key=sequence.noise_key,
+                    position=len(sequence.tokens) + len(path),
+                    prompt=sequence.prompt,
+                    generated=generated,
+                    path=path,
+                    end_token_ids=sequence.end_token_ids,
+                    given_lists=sequence.lists,
+                )
+            )
+        return rows
+
+    def took_part(self, begun: float, forward: float, sample: float, step: Step) -> None:
+        """A step that fed its sequence is over.
+
+        Args:
+            begun: when, by time.perf_counter.
+            forward, sample: seconds of its forward pass, and of choosing tokens.
+        """
+        if self._started is None:
+            self._started = begun
+        self._forward += forward
+        self._sample += sample
+        self._step += step.seconds
+        self._step_count += 1
+        self._last_step = step
+
+    def timings(self) -> Timings:
+        """Since submission, or since the last result of the same work."""
+        now = time.perf_counter()
+        started = now if self._started is None else self._started
+        timings = Timings(
+            queue=started - self._since,
+            forward=self._forward,
+            sample=self._sample,
+            step=self._step,
+            total=now - self._since,
+            last_step=self._last_step,
+            steps=self._step_count,
+            preemptions=self.sequence.preemptions,
+        )
+        self._since, self._started = now, None
+        self._forward = self._sample = self._step = 0.0
+        self._step_count = self.sequence.preemptions = 0
+        return timings

@@ -1,0 +1,140 @@
+"""What an engine is asked to do for a sequence, and what it answers.
+
+Every piece of work says what the sender holds committed: the engine's tokens up to ``base``, then ``tokens``.
+"""
+
+from dataclasses import dataclass
+
+from outrider.decoding.draft import Draft, Verdict
+from outrider.decoding.sampling import TokenLogprobs
+from outrider.engine.sequence import Sequence
+from outrider.pace.cost_model import Step
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Judge a Draft that follows the committed tokens. An empty one asks for one token."""
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    draft: Draft
+    round: int
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Decode freely, up to ``count`` tokens beyond the committed ones.
+
+    While an earlier Generate of the sequence still runs, or was its last work, and the tokens agree, this one
+    tops it up: tokens decoded meanwhile count, and none is sent twice.
+    """
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Draft a chain of up to ``depth`` tokens beyond the committed ones; 0: fill the cache.
+
+    Beside it ``leaves`` runners-up, each for one of its positions: where they are likeliest to be right.
+    """
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    depth: int
+    round: int
+    leaves: int = 0
+
+
+Work = Verify | Generate | Propose
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of a piece of work went, in seconds."""
+
+    queue: float  # before its first forward pass
+    forward: float  # in forward passes that it took part in
+    sample: float  # in choosing tokens after these
+    step: float  # in steps that it took part in, from building the batch to token ids on the host
+    total: float  # from submission to result
+    last_step: Step  # of these
+    steps: int
+    preemptions: int  # times that its sequence lost its cache to an older one
+
+
+@dataclass(frozen=True)
+class Verified:
+    sequence: Sequence
+    round: int
+    verdict: Verdict
+    logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
+    finish: str | None  # "stop" or "length" when the generation ends here
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Generated:
+    sequence: Sequence
+    position: int  # of the token
+    token: int
+    logprobs: tuple[TokenLogprobs, ...]  # of the one token; empty unless asked for
+    finish: str | None
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What was prepared for a Draft before it was asked for, and what in vain."""
+
+    tokens: int  # of the Draft's chain; 0: the Verdict was not foreseen
+    rank: int | None  # of the target's own token among the guesses for it, 0 being the first; None: unknown
+    saved: float  # seconds of steps
+    discarded: int  # tokens that were drafted for other verdicts
+
+
+@dataclass(frozen=True)
+class Proposed:
+    sequence: Sequence
+    round: int
+    draft: Draft
+    timings: Timings
+    foreseen: Foreseen | None  # None: nothing had been prepared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The Draft of a round once more, and after it those that follow its likely verdicts."""
+
+    sequence: Sequence
+    round: int
+    draft: Draft
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The sequence was closed, because a step could not go on with it. Nothing more comes for it."""
+
+    sequence: Sequence
+    reason: str  # without anything of its text
+
+
+Answered = Verified | Generated | Proposed | Prepared
+Result = Answered | Failed
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy an engine is."""
+
+    decoding: int  # open sequences beyond their prompt, those between two rounds too
+    running: int  # sequences with work that hold cache
+    waiting: int  # sequences with work that hold none yet
+    free_blocks: int
+    total_blocks: int

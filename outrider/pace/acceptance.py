@@ -1,0 +1,99 @@
+"""How often drafted tokens are right: per task and position, and per sequence. Torch-free."""
+
+import math
+
+from outrider.pace.settings import MAX_DEPTH
+
+PRIOR_RATE = 0.7  # of a first position about which nothing is known
+PRIOR_SAMPLES = 8.0  # with which a task's rate is believed before it is measured
+ALIKE_SAMPLES = 4.0  # with which a sequence is believed to be like its task
+ENOUGH_SAMPLES = 12.0
+LARGEST_ERROR = 0.15  # standard error up to which a rate counts as measured
+
+
+class TaskAcceptance:
+    """Accepted / verified at each position, given that it was reached, over one task's latest rounds."""
+
+    def __init__(self, memory: float = 200.0) -> None:
+        """memory: rounds after which an older one weighs 1/e."""
+        self._kept = 1.0 - 1.0 / memory
+        self._verified = [0.0] * MAX_DEPTH
+        self._accepted = [0.0] * MAX_DEPTH
+        self._rates: tuple[float, ...] | None = None  # until the next round
+        self._wrong = 0.0  # first guesses that were
+        self._second = 0.0  # of these, where the second one was right
+
+    def observe_rank(self, rank: int) -> None:
+        """The target's token was the drafter's guess of that rank, the first being 0."""
+        if rank:
+            self._wrong = self._kept * self._wrong + 1.0
+            self._second = self._kept * self._second + (rank == 1)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the second guess where the first one is wrong; 0 until that is known."""
+        return self._second / self._wrong if self._wrong >= ENOUGH_SAMPLES else 0.0
+
+    def observe(self, accepted: int, verified: int) -> None:
+        """A round in which so many positions were reached, and all or all but the last were right."""
+        for position in range(MAX_DEPTH):
+            self._verified[position] *= self._kept
+            self._accepted[position] *= self._kept
+        for position in range(verified):
+            self._verified[position] += 1.0
+            self._accepted[position] += position < accepted
+        self._rates = None
+
+    def rates(self) -> tuple[float, ...]:
+        """[MAX_DEPTH] Each position is taken to be like the one before it as far as it was not measured."""
+        if self._rates is None:
+            rates, rate = [], PRIOR_RATE
+            for accepted, verified in zip(self._accepted, self._verified, strict=True):
+                rate = (accepted + PRIOR_SAMPLES * rate) / (verified + PRIOR_SAMPLES)
+                rates.append(rate)
+            self._rates = tuple(rates)
+        return self._rates
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough rounds were seen to trust the first position's rate."""
+        verified = self._verified[0]
+        if verified < ENOUGH_SAMPLES:
+            return False
+        rate = self._accepted[0] / verified
+        return math.sqrt(rate * (1.0 - rate) / verified) <= LARGEST_ERROR
+
+
+class SequenceAcceptance:
+    """How one sequence differs from its task: by as much at every position."""
+
+    def __init__(self, task: TaskAcceptance, memory: float = 16.0) -> None:
+        """memory: rounds after which an older one weighs 1/e."""
+        self.task = task
+        self._kept = 1.0 - 1.0 / memory
+        self._accepted = 0.0
+        self._expected = 0.0  # accepted, if it were like its task
+        self._verified = 0.0
+
+    def observe(self, accepted: int, verified: int) -> None:
+        """As for the task, which is told too."""
+        rates = self.task.rates()
+        self._accepted = self._kept * self._accepted + accepted
+        self._expected = self._kept * self._expected + sum(rates[:verified])
+        self._verified = self._kept * self._verified + verified
+        self.task.observe(accepted, verified)
+
+    @property
+    def is_known(self) -> bool:
+        return self.task.is_known
+
+    def rates(self) -> list[float]:
+        """[MAX_DEPTH], given that the position is reached."""
+        offset = (self._accepted - self._expected) / (self._verified + ALIKE_SAMPLES)
+        return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
+
+    @property
+    def overall_rate(self) -> float:
+        """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
+        first = self.task.rates()[0]
+        return (self._accepted + ENOUGH_SAMPLES * first) / (self._verified + ENOUGH_SAMPLES)

@@ -1,0 +1,289 @@
+"""The pace of all sequences at one target: observations in, depths out."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider.pace.acceptance import SequenceAcceptance
+from outrider.pace.calibration import Kind, Overrun
+from outrider.pace.cost_model import DrafterCost, Step, StepCost
+from outrider.pace.expected import expected_tokens_by_position
+from outrider.pace.optimizer import Vector, best_depths, best_leaves, mix_of, round_seconds
+from outrider.pace.settings import PaceSettings
+from outrider.pace.thresholds import threshold_depth
+
+TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
+TRIAL_ROUNDS = 3  # in a row: before the first nothing could be foreseen
+FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
+PROBE_DEPTH = 4  # of a guess that is compared with what the target said
+LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
+PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
+THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
+SLACK = 4.0  # times that a Draft may take as long as expected before it is late
+
+
+class PacedSequence:
+    """One sequence under a Pace: its depth, and what is known of its Drafts."""
+
+    def __init__(
+        self, drafter: str, acceptance: SequenceAcceptance, max_depth: int, is_batch: bool = False
+    ) -> None:
+        """max_depth: the request's own cap."""
+        self.drafter = drafter
+        self.acceptance = acceptance
+        self.max_depth = max_depth
+        self.is_batch = is_batch
+        self.length = 0  # tokens, prompt included
+        self.depth = max_depth  # as last decided; a new one counts as drafting
+        self.decided_by = THRESHOLDS  # what the depth comes from: that or MEASURED
+        self.leaves = 0  # runners-up beside its chain, as last decided
+        self.failed_probes = 0  # in a row
+        self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
+        self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
+
+    def is_like(self, other: "PacedSequence") -> bool:
+        """Whether as much is known of both, as long as one of them is new."""
+        mine, theirs = self.acceptance.task, other.acceptance.task
+        return mine is theirs and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)
+
+
+class Pace:
+    """Decides together for all sequences, again whenever each has told something new.
+
+    Until costs and acceptance are known, and under policy "thresholds", the fixed rules decide.
+    """
+
+    def __init__(self, settings: PaceSettings) -> None:
+        self._settings = settings
+        self._sequences: list[PacedSequence] = []
+        self._target = StepCost()
+        self._newest_step_s = 0.0  # of the target
+        self._drafters: dict[str, DrafterCost] = {}
+        self._running = 0.0  # sequences that decode at the target, those of other gateways too
+        # Steps of one kind since there was one of the other: verifying Drafts, or decoding.
+        self._uniform_steps = float(settings.trial_steps - FIRST_TRIAL)
+        self._had_drafts = False
+        self._tried_with = 1  # sequences at the last trial; twice as many call for another
+        self._overrun = Overrun()
+        self._expected_s: dict[Kind, float] = {}  # from answer to answer, by the costs, as last decided
+        self._observations = 0  # since the last decision
+        self._decided_for = 0  # sequences
+
+    def use(self, settings: PaceSettings) -> None:
+        """In force from the next turn of every sequence on."""
+        self._settings = settings
+        self._decide()
+
+    def join(self, sequence: PacedSequence) -> None:
+        self._sequences.append(sequence)
+        if len(self._sequences) >= 2 * self._tried_with:
+            self._uniform_steps = max(self._uniform_steps, self._settings.trial_steps - FIRST_TRIAL)
+            self._tried_with = len(self._sequences)
+        alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)
+        if alike is None or len(self._sequences) >= 2 * self._decided_for:
+            self._decide()
+        else:
+            sequence.depth = min(alike.depth, self._cap(sequence))  # until the next decision
+            sequence.decided_by = alike.decided_by
+
+    def leave(self, sequence: PacedSequence) -> None:
+        self._sequences.remove(sequence)
+
+    def observe_target(self, step: Step, running: int) -> None:
+        """A step of the target.
+
+        running: sequences that decode there, whether in this step or not.
+        """
+        self._running, self._newest_step_s = running, step.seconds
+        if self._target.observe(step):
+            self._observations += 1
+            had_drafts = step.size.tokens > step.size.sequences
+            self._uniform_steps = self._uniform_steps + 1.0 if had_drafts is self._had_drafts else 0.0
+            self._had_drafts = had_drafts
+            self._overrun.unseen("plain" if had_drafts else "rounds")
+
+    def observe_drafting(self, drafter: str, step: Step) -> None:
+        """A step of the draft."""
+        self._cost_of(drafter).step.observe(step)
+
+    def observe_round(
+        self,
+        sequence: PacedSequence,
+        accepted: int,
+        verified: int,
+        depth: int,
+        seconds: float,
+        overhead_s: float,
+        target_s: float,
+        was_foreseen: bool | None = None,
+    ) -> None:
+        """A Verdict on a Draft.
+
+        Args:
+            depth: of the Draft.
+            seconds: of the round, in which the target did not work on it.
+            overhead_s: of these, spent outside of the drafter too.
+            target_s: of the round, in which the target had it, in a step or waiting for one.
+            was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
+        """
+        if not sequence.trial_turns and self._observe_time("rounds", sequence, seconds + target_s):
+            expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
+            self._overrun.observe_tokens(1.0 + accepted, expected, len(self._sequences))
+        sequence.acceptance.observe(accepted, verified)
+        sequence.failed_probes = 0
+        sequence.trial_turns = max(sequence.trial_turns - 1, 0)
+        self._observations += 1
+        in_rounds = sum(other.depth > 0 for other in self._sequences)
+        cost = self._cost_of(sequence.drafter)
+        if not was_foreseen:
+            cost.round.observe(in_rounds, overhead_s)
+        if was_foreseen is not None:
+            cost.observe_ahead(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
+
+    def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
+        """A token of plain decoding, so long after the one before it."""
+        if sequence.depth == 0:
+            self._observe_time("plain", sequence, seconds)
+
+    def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
+        """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""
+        sequence.acceptance.task.observe_rank(rank)
+
+    def observe_probe(self, sequence: PacedSequence, accepted: int, verified: int) -> None:
+        """A guess that was made while the sequence was plain, compared with what the target said."""
+        sequence.acceptance.observe(accepted, verified)
+        self._decide()
+        sequence.failed_probes += sequence.depth == 0 and sequence.acceptance.is_known
+
+    def refresh(self) -> None:
+        """Decides again if enough was observed since: to be called where nobody waits for it."""
+        if self._observations >= len(self._sequences):
+            self._decide()
+
+    def may_pay(self, sequence: PacedSequence) -> bool:
+        """Whether its next turn should be a round."""
+        return (sequence.depth > 0) is not (sequence.trial_turns > 0)
+
+    def depth(self, sequence: PacedSequence) -> int:
+        """Of its next Draft; 0 for plain decoding."""
+        if not self.may_pay(sequence):
+            sequence.trial_turns = 0
+            return 0
+        if sequence.trial_turns:
+            return min(TRIAL_DEPTH, self._cap(sequence))
+        return sequence.depth
+
+    def why(self, sequence: PacedSequence) -> str:
+        """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""
+        return TRIAL if sequence.trial_turns else sequence.decided_by
+
+    def plain_rate(self, sequences: int) -> float:
+        """Tokens per second that plain decoding would give so many of ours; 0 until that is known."""
+        if not sequences or not self._target.is_known:
+            return 0.0
+        running = max(self._running, sequences)
+        context = sum(sequence.length for sequence in self._sequences) / max(len(self._sequences), 1)
+        return sequences / float(self._target.seconds(running, running, context * running))
+
+    def probe_tokens(self, sequence: PacedSequence) -> int:
+        """Plain tokens until its drafter is to guess again.
+
+        More after every guess that changed nothing, and where many guess: together they tell as much.
+        """
+        many = min(len(self._sequences), MANY_PROBERS) // PROBERS
+        return self._settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
+
+    def _cost_of(self, drafter: str) -> DrafterCost:
+        return self._drafters.setdefault(drafter, DrafterCost())
+
+    def _cap(self, sequence: PacedSequence) -> int:
+        return min(sequence.max_depth, self._settings.max_depth)
+
+    def _observe_time(self, kind: Kind, sequence: PacedSequence, seconds: float) -> bool:
+        """Whether there was an expectation."""
+        if sequence.decided_by != MEASURED:
+            return False
+        self._overrun.observe(kind, seconds, self._expected_s[kind], len(self._sequences))
+        return True
+
+    def _decide(self) -> None:
+        self._observations, self._decided_for = 0, len(self._sequences)
+        measured: list[PacedSequence] = []
+        for sequence in self._sequences:
+            if self._is_measured(sequence):
+                measured.append(sequence)
+            else:
+                fixed = threshold_depth(
+                    self._settings,
+                    sequence.acceptance.overall_rate,
+                    self._running,
+                    is_drafting=sequence.depth > 0,
+                    is_batch=sequence.is_batch,
+                )
+                sequence.depth, sequence.patience_s = min(fixed, self._cap(sequence)), math.inf
+                sequence.leaves, sequence.decided_by = 0, THRESHOLDS
+        if measured:
+            self._allot(measured)
+        if self._settings.policy == "measured" and self._uniform_steps >= self._settings.trial_steps:
+            self._uniform_steps = 0.0
+            self._tried_with = len(self._sequences)
+            for sequence in self._sequences:
+                sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else 1
+
+    def _is_measured(self, sequence: PacedSequence) -> bool:
+        return self._settings.policy == "measured" and self._target.is_known and sequence.acceptance.is_known
+
+    def _allot(self, sequences: list[PacedSequence]) -> None:
+        reach = self._reach(sequences)
+        is_batch = np.array([sequence.is_batch for sequence in sequences])
+        scale = max(self._running / len(self._sequences), 1.0)
+        context = sum(sequence.length for sequence in sequences) / len(sequences)
+        drafters = [self._cost_of(name) for name in _names(sequences)]
+        costs = _Costs(self._target, drafters, context, self._overrun.of_rounds)
+        depths = best_depths(reach, is_batch, costs, scale)
+        hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
+        leaves = best_leaves(depths, reach, hit_rates, costs, scale)
+        mix = mix_of(depths, reach, scale)
+        mix = replace(mix, drafted=mix.drafted + scale * leaves.sum())
+        round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
+        self._expected_s = {"rounds": round_s, "plain": step_s}
+        # As long as plain decoding would need for the tokens that a round should bring, but never so short
+        # that a Draft which is slow by chance is given up.
+        emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
+        worth = (emitted - 1.0) * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
+        patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, np.zeros(())))
+        for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
+            sequence.depth, sequence.leaves = int(depth), int(count)
+            sequence.patience_s, sequence.decided_by = float(seconds), MEASURED
+
+    def _reach(self, sequences: list[PacedSequence]) -> Vector:
+        """[sequences, MAX_DEPTH]"""
+        rates = np.array([sequence.acceptance.rates() for sequence in sequences])
+        is_drafting = np.array([sequence.depth > 0 for sequence in sequences])
+        caps = np.array([self._cap(sequence) for sequence in sequences])
+        kept = 1.0 + np.where(is_drafting, 1.0, -1.0) * self._settings.hysteresis
+        reach = np.minimum(np.cumprod(rates, axis=1) * kept[:, None], 1.0)
+        return np.asarray(np.where(np.arange(reach.shape[1]) < caps[:, None], reach, 0.0))
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Costs at the batch's mean context, drafted by the slowest of the drafters in use."""
+
+    target: StepCost
+    drafters: list[DrafterCost]
+    context: float  # tokens per sequence
+    overrun: float
+
+    def step(self, sequences: Vector, tokens: Vector) -> Vector:
+        return self.target.seconds(sequences, tokens, self.context * sequences)
+
+    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+        seconds = [drafter.seconds(sequences, depth, target_step) for drafter in self.drafters]
+        return np.asarray(np.max(seconds, axis=0))
+
+
+def _names(sequences: Iterable[PacedSequence]) -> set[str]:
+    return {sequence.drafter for sequence in sequences}

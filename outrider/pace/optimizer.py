@@ -1,0 +1,191 @@
+"""The depths at which a batch is served fastest. Pure functions over arrays, torch-free.
+
+What counts is the mean over the sequences of the logarithm of their tokens per second. In a batch whose
+sequences are alike that is the most tokens per second. Where they are not, the most tokens per second at a
+moment would come from deep Drafts for those that are easy to guess, at the cost of all others; but these are
+soon through, and the others then fill the batch. Answers do not get longer by being fast: if S streams answer
+request after request in rounds of P seconds, with E tokens a round, the tokens per second over whole answers
+are S / (P mean(1 / E)), the mean over answers. A sequence is in the batch for a share of the time as 1 / E,
+so what these tokens per second change by, relatively, is what the batch's mean of log E - log P changes by.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+LEAST_REACH = 0.02  # probability below which a drafted token is not considered
+POINTS = 65  # counts of drafted tokens that are compared, for each depth
+
+
+class Costs(Protocol):
+    """Seconds; arguments and results broadcast."""
+
+    @property
+    def overrun(self) -> float:
+        """By what factor rounds take longer than these costs say, as far as plain decoding does not."""
+
+    def step(self, sequences: Vector, tokens: Vector) -> Vector:
+        """Of a target step over so many tokens of so many sequences."""
+
+    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+        """From a Verdict to the next Verify, with so many sequences in rounds.
+
+        target_step: seconds, in which draft-ahead has time.
+        """
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Ways to run a batch, an array entry each."""
+
+    plain: Vector  # sequences that decode freely
+    rounds: Vector  # sequences in rounds
+    drafted: Vector  # tokens that these verify per round, all together
+    log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
+    depth: Vector  # of the deepest Draft
+
+
+def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
+    """One way to run a batch: [sequences] depths; ``reach`` and ``scale`` as for ``best_depths``."""
+    drafted = np.arange(reach.shape[1]) < depths[:, None]
+    in_rounds = depths > 0
+    log_tokens = np.log1p((reach * drafted).sum(axis=1))
+    return Mix(
+        plain=np.asarray(scale * (~in_rounds).sum(), np.float64),
+        rounds=np.asarray(scale * in_rounds.sum(), np.float64),
+        drafted=np.asarray(scale * drafted.sum(), np.float64),
+        log_tokens=np.asarray(scale * log_tokens.sum(), np.float64),
+        depth=np.asarray(depths.max(initial=0), np.float64),
+    )
+
+
+def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
+    """Seconds from Verdict to Verdict by the costs alone, and of a step.
+
+    - All in rounds: the target verifies everyone and then waits for Drafts, or it verifies one half while the
+      other drafts, whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py).
+    - Mixed: plain sequences fill every step, so a Draft misses at least the one that begins with its Verdict,
+      and one that takes longer waits half a step for its turn.
+    """
+    verified = mix.rounds + mix.drafted
+    half = costs.step(mix.rounds / 2, verified / 2)
+    drafting = costs.drafting(mix.rounds, mix.depth, half)
+    in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
+    whole = costs.step(mix.rounds, verified)
+    together = costs.drafting(mix.rounds, mix.depth, whole) + whole
+    share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
+    for _ in range(3):
+        step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
+        drafting = costs.drafting(mix.rounds, mix.depth, step)
+        mixed = step + np.maximum(step, drafting + step / 2)
+        share = step / mixed
+    return np.where(mix.plain == 0, np.minimum(in_halves, together), mixed), step
+
+
+def log_rate(mix: Mix, costs: Costs) -> Vector:
+    """Mean over all sequences of the logarithm of their tokens per second."""
+    round_, step = round_seconds(mix, costs)
+    step = np.where(mix.rounds == 0, costs.step(mix.plain, mix.plain), step)
+    round_ = round_ * costs.overrun
+    total = mix.log_tokens - mix.rounds * np.log(round_) - mix.plain * np.log(step)
+    return np.asarray(total / (mix.plain + mix.rounds))
+
+
+def best_depths(
+    reach: Vector, is_batch: NDArray[np.bool_], costs: Costs, scale: float = 1.0
+) -> NDArray[np.int64]:
+    """[sequences] the depth of each, 0 for plain decoding.
+
+    Interactive sequences get the Drafts that pay while all others decode freely. Sequences marked batch get
+    those that still pay on top: they are the first to lose them.
+
+    Args:
+        reach: [sequences, max_depth] probability that a drafted token of that depth stands; falls with the
+            depth, 0 where none may be drafted.
+        is_batch: [sequences]
+        scale: sequences at the target for each one here, which are taken to be like these.
+    """
+    depths = np.zeros(len(reach), np.int64)
+    for rows in (~is_batch, is_batch):
+        if rows.any():
+            depths = _extended(depths, np.where(rows[:, None], reach, 0.0), reach, costs, scale)
+    return depths
+
+
+def best_leaves(
+    depths: NDArray[np.int64],  # [sequences]
+    reach: Vector,  # [sequences, max_depth]
+    hit_rates: Vector,  # [sequences]
+    costs: Costs,
+    scale: float = 1.0,
+) -> NDArray[np.int64]:
+    """[sequences] runners-up that pay beside the chains, one for a position at most.
+
+    A leaf is right where its position is reached, the chain's token wrong and the second guess right. It adds
+    one token to the Verdict then, and costs what the target pays for one token more; the draft pays nothing.
+
+    Args:
+        depths, reach, scale: as for ``best_depths``.
+        hit_rates: of second guesses where the first one is wrong.
+    """
+    max_depth = reach.shape[1]
+    before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)
+    has_position = np.arange(max_depth) < depths[:, None]
+    tokens = 1.0 + (reach * has_position).sum(axis=1)
+    right = (before - reach) * hit_rates[:, None] * has_position
+    gains = np.log1p(right / tokens[:, None]).ravel()
+    order = np.argsort(-gains, kind="stable")
+    order = order[gains[order] > 0.0]
+    counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
+    given = mix_of(depths, reach, scale)
+    mix = Mix(
+        plain=given.plain,
+        rounds=given.rounds,
+        drafted=given.drafted + scale * counts,
+        log_tokens=given.log_tokens + scale * _counted(gains[order])[counts],
+        depth=given.depth,
+    )
+    chosen = order[: counts[log_rate(mix, costs).argmax()]]
+    leaves: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
+    return leaves
+
+
+def _extended(
+    depths: NDArray[np.int64], open_reach: Vector, reach: Vector, costs: Costs, scale: float
+) -> NDArray[np.int64]:
+    """With the Drafts among ``open_reach`` that pay."""
+    max_depth = reach.shape[1]
+    given = mix_of(depths, reach)
+    log_tokens = np.log1p(np.cumsum(reach, axis=1))  # of a round as deep
+    gains = np.diff(log_tokens, axis=1, prepend=0.0)  # of each drafted token; they fall along a row
+    gains = np.where(open_reach >= LEAST_REACH, gains, 0.0).ravel()
+    order = np.argsort(-gains, kind="stable")
+    order = order[gains[order] > 0.0]
+    position = order % max_depth
+    deepest = int(position.max(initial=-1)) + 1
+    # Candidates: the best so many tokens, none deeper than so much. [deepest + 1, len(order)]
+    allowed = position < np.arange(deepest + 1)[:, None]
+    counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
+    added = _counted(allowed)[:, counts]
+    begun = _counted(allowed & (position == 0))[:, counts]
+    mix = Mix(
+        plain=scale * (given.plain - begun),
+        rounds=scale * (given.rounds + begun),
+        drafted=scale * (given.drafted + added),
+        log_tokens=scale * (given.log_tokens + _counted(allowed * gains[order])[:, counts]),
+        depth=np.maximum(np.arange(deepest + 1)[:, None], given.depth) + np.zeros_like(begun),
+    )
+    depth, point = np.unravel_index(log_rate(mix, costs).argmax(), begun.shape)
+    chosen = order[: counts[point]][allowed[depth, : counts[point]]]
+    more: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
+    return depths + more
+
+
+def _counted(values: NDArray[Any]) -> Vector:
+    """[..., n + 1] sums of the first 0, 1, 2, ... values [..., n]."""
+    sums = np.cumsum(values, axis=-1, dtype=np.float64)
+    return np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)

@@ -1,0 +1,194 @@
+"""Where the time of traced requests went, and which setting would help."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from outrider.telemetry.trace_file import FileSpan
+
+GENERATIONS = ("chat ", "text_completion ")
+WORKER_SPANS = ("verify", "generate")  # of the target
+IN_TARGET = ("queue", "forward", "sample")
+PARTS = ("draft", "wire", "wait", "target", "gateway")
+MEANING = {
+    "queue": "in the gateway's queue, for a place",
+    "draft": "steps of the draft that a round waited for",
+    "wire": "messages between gateway and workers",
+    "wait": "for a step of draft or target to begin, or for a Draft that never came",
+    "target": "steps of the target",
+    "gateway": "everything else in the gateway",
+}
+MUCH = 0.2  # of the time, from which on advice is given
+FEW = 0.02  # of the rounds
+POOR, GOOD = 0.4, 0.9  # accepted / verified
+LARGE_BATCH = 8  # sequences in a step
+
+
+@dataclass
+class Report:
+    """Of one generation or several; times in milliseconds."""
+
+    generations: int = 0
+    lasted: float = 0.0
+    first_token: float = 0.0
+    tokens: int = 0
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEANING, 0.0))
+    in_target: dict[str, float] = field(default_factory=lambda: dict.fromkeys(IN_TARGET, 0.0))
+    counts: Counter[str] = field(default_factory=Counter)  # rounds, drafted, accepted, ...
+    plain_why: Counter[str] = field(default_factory=Counter)  # tokens decoded plainly, by reason
+    events: Counter[str] = field(default_factory=Counter)  # what they say
+    modes: set[str] = field(default_factory=set)
+    batch: float = 0.0  # sequences in the target's steps, summed over rounds
+
+    def share(self, part: str) -> float:
+        """Of all times."""
+        return self.times[part] / (sum(self.times.values()) or 1.0)
+
+
+def report(spans: Sequence[FileSpan]) -> Report:
+    """Of all generations among the spans."""
+    result = Report()
+    below: dict[str, list[FileSpan]] = {}
+    for span in spans:
+        below.setdefault(span.parent, []).append(span)
+    for span in spans:
+        if span.name.startswith(GENERATIONS):
+            _add_generation(result, span, below)
+    return result
+
+
+def _add_generation(result: Report, generation: FileSpan, below: dict[str, list[FileSpan]]) -> None:
+    said = generation.attributes
+    result.generations += 1
+    result.lasted += generation.milliseconds
+    result.first_token += 1e3 * said.get("gen_ai.response.time_to_first_chunk", 0.0)
+    result.tokens += said.get("gen_ai.usage.output_tokens", 0)
+    result.modes.add(said.get("outrider.mode", ""))
+    result.times["queue"] += said.get("outrider.queue_ms", 0.0)
+    result.events.update(f"{event.name}: {event.reason}" for event in generation.events)
+    accounted = said.get("outrider.queue_ms", 0.0)
+    for span in below.get(generation.id, ()):
+        if "outrider.tokens" in span.attributes:
+            accounted += _add_round(result, span)
+        for worker in below.get(span.id, ()):
+            result.events.update(
+                f"{event.name} in the {worker.name}: {event.reason}" for event in worker.events
+            )
+            if worker.name in WORKER_SPANS:
+                for part in below.get(worker.id, ()):
+                    result.in_target[part.name] += part.milliseconds
+    # Answers that run side by side account for more than the request lasted.
+    result.times["gateway"] += max(generation.milliseconds - accounted, 0.0)
+
+
+def _add_round(result: Report, span: FileSpan) -> float:
+    """The milliseconds that it accounts for."""
+    said = span.attributes
+    parts = {part: float(said.get(f"outrider.{part}_ms", 0.0)) for part in PARTS}
+    for part, milliseconds in parts.items():
+        result.times[part] += milliseconds
+    result.counts[span.name] += 1
+    for name in ("drafted", "verified", "accepted", "prepared_for", "gone_on", "late_drafts"):
+        result.counts[name] += said.get(f"outrider.{name}", 0)
+    result.batch += said.get("outrider.batch_size", 0)
+    if span.name == "plain":
+        result.plain_why[said["outrider.why"]] += said["outrider.tokens"]
+    return sum(parts.values())
+
+
+def lines(result: Report) -> Iterator[str]:
+    """For people to read."""
+    of = "" if result.generations == 1 else f"{result.generations} requests, together "
+    yield (
+        f"{of}{result.tokens} tokens in {result.lasted:.0f} ms, "
+        f"the first after {result.first_token / result.generations:.0f} ms"
+    )
+    counts = result.counts
+    if counts["round"]:
+        yield (
+            f"{counts['round']} rounds: {counts['drafted']} tokens drafted, {counts['verified']} verified, "
+            f"{counts['accepted']} accepted; {counts['gone_on']} rounds that the target began by itself"
+        )
+    yield from (f"{tokens} tokens decoded plainly: {why}" for why, tokens in result.plain_why.most_common())
+    yield ""
+    for part, meaning in MEANING.items():
+        yield f"  {part:<8}{result.times[part]:>9.1f} ms  {result.share(part):>4.0%}  {meaning}"
+        if part == "target":
+            inside = (f"{name} {result.in_target[name]:.1f}" for name in IN_TARGET)
+            yield f"  {'':<8}{'':>9}     {'':>4}  as the target has it, ms: {', '.join(inside)}"
+    yield ""
+    yield from _happened(result)
+    yield from (f"-> {line}" for line in advice(result))
+
+
+def _happened(result: Report) -> Iterator[str]:
+    """Events: of one request as they are, of several counted by what they have in common."""
+    if result.generations == 1:
+        yield from (f"  {event}" for event in result.events.elements())
+        return
+    kinds = Counter[str]()
+    for event, times in result.events.items():
+        kinds[":".join(event.split(":")[:2])] += times
+    yield from (f"  {times} times {kind}" for kind, times in kinds.most_common())
+
+
+def advice(result: Report) -> list[str]:
+    """What would help, what costs most first."""
+    found = sorted(_advice(result), reverse=True)
+    return [text for _, text in found] or ["nothing stands out: most of the time is the target's own steps"]
+
+
+def _advice(result: Report) -> Iterable[tuple[float, str]]:
+    """With the milliseconds at stake."""
+    times, counts, share = result.times, result.counts, result.share
+    rounds, verified = counts["round"], counts["verified"]
+    rate = counts["accepted"] / verified if verified else 0.0
+    if share("queue") > MUCH:
+        yield times["queue"], "requests wait for a place: more targets and gateways, higher max_requests"
+    if share("draft") > MUCH and not counts["prepared_for"]:
+        yield (
+            times["draft"],
+            "rounds wait for the draft: set draft_ahead, which prepares Drafts meanwhile",
+        )
+    elif share("draft") > MUCH:
+        yield (
+            times["draft"],
+            "the draft is slow: a smaller draft, draft_threads or draft_accelerator",
+        )
+    if share("wire") > MUCH:
+        yield (
+            times["wire"],
+            "the wire is slow: place workers nearer by draft_resources, target_resources",
+        )
+    if share("wait") > MUCH:
+        yield times["wait"], _waiting(result)
+    if share("gateway") > MUCH:
+        yield times["gateway"], "the gateway is busy: more gateways"
+    if counts["late_drafts"] > FEW * rounds:
+        yield (
+            times["wait"],
+            "Drafts came late: higher draft_deadline_ms, more drafts, or a faster draft",
+        )
+    if any(event.startswith("preemption") for event in result.events):
+        yield times["wait"], "the cache was full: a higher cache_memory, or fewer max_requests"
+    if rounds and rate < POOR and "fixed" in result.modes:
+        yield (
+            times["target"],
+            f"{rate:.0%} of what was verified stood: mode auto drafts as deep as pays",
+        )
+    if result.plain_why["off"] > result.tokens / 2:
+        yield times["target"], "speculation is off: ask with mode auto"
+    if rounds and rate > GOOD and result.plain_why.total() < result.tokens / 2:
+        yield (
+            0.0,
+            f"{rate:.0%} of what was verified stood: deeper Drafts, by pace max_depth",
+        )
+
+
+def _waiting(result: Report) -> str:
+    rounds = sum(result.counts[name] for name in ("round", "plain"))
+    if result.in_target["queue"] < result.times["wait"] / 2:
+        return "the draft worker is shared by many: more drafts"
+    if rounds and result.batch / rounds >= LARGE_BATCH:
+        return "the target is shared by many: more targets"
+    return "steps of others delay each round: more targets, or a smaller share of long prompts"

@@ -1,0 +1,74 @@
+"""Messages to the types of decoding/ and back: the one place that knows both sides."""
+
+from typing import Any
+
+from google.protobuf.message import Message
+
+from outrider.decoding.draft import Draft, SparseProbs, Verdict
+from outrider.decoding.settings import Sampling
+from outrider.pace.cost_model import Step, StepSize
+from protos import generation_pb2, rounds_pb2
+
+
+def sampling_to_message(sampling: Sampling) -> generation_pb2.Sampling:
+    """Only what differs from the defaults is set, so an unset field keeps its meaning on the other side."""
+    return generation_pb2.Sampling(**sampling.model_dump(exclude_defaults=True))
+
+
+def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
+    """Raises pydantic.ValidationError naming the field, as ``Sampling`` itself does."""
+    return Sampling.model_validate(set_fields(message))
+
+
+def step_to_message(step: Step) -> rounds_pb2.Step:
+    size = {name: int(count) for name, count in vars(step.size).items()}
+    return rounds_pb2.Step(number=step.number, ns=int(step.seconds * 1e9), **size)
+
+
+def step_from_message(message: rounds_pb2.Step) -> Step:
+    size = StepSize(message.sequences, message.tokens, message.prompt_tokens, message.context_tokens)
+    return Step(message.number, size, message.ns / 1e9)
+
+
+def set_fields(message: Message) -> dict[str, Any]:
+    """The fields that the sender set, as plain values."""
+    return {field.name: _plain(value) for field, value in message.ListFields()}
+
+
+def draft_to_message(draft: Draft) -> rounds_pb2.Draft:
+    return rounds_pb2.Draft(
+        tokens=draft.tokens,
+        parents=draft.parents,
+        draft_probs=[
+            rounds_pb2.SparseProbs(token_ids=probs.token_ids, probs=probs.probs)
+            for probs in draft.draft_probs
+        ],
+    )
+
+
+def draft_from_message(message: rounds_pb2.Draft) -> Draft:
+    """Raises ValueError where the tree is malformed, as ``Draft`` itself does."""
+    return Draft(
+        tokens=tuple(message.tokens),
+        parents=tuple(message.parents),
+        draft_probs=tuple(
+            SparseProbs(tuple(probs.token_ids), tuple(probs.probs)) for probs in message.draft_probs
+        ),
+    )
+
+
+def chain_depth(draft: rounds_pb2.Draft) -> int:
+    """Tokens of the chain with which a Draft begins; what follows are its leaves."""
+    parents = draft.parents
+    return next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
+
+
+def verdict_from_message(message: rounds_pb2.TargetReply) -> Verdict:
+    return Verdict(accepted=tuple(message.accepted), tokens=tuple(message.tokens))
+
+
+def _plain(value: Any) -> Any:
+    """Protobuf's own containers as the list or dict they stand for."""
+    if hasattr(value, "items"):
+        return dict(value)
+    return list(value) if hasattr(value, "extend") else value

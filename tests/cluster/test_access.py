@@ -1,0 +1,70 @@
+"""Who gets in, as configured."""
+
+import pytest
+
+from cluster.access import API_KEYS, TOKEN, api_keys, check_doors, shared_trust
+from cluster.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    monkeypatch.delenv(API_KEYS, raising=False)
+    monkeypatch.delenv(TOKEN, raising=False)
+
+
+def test_keys_come_from_the_environment_and_from_a_file(monkeypatch, tmp_path):
+    monkeypatch.setenv(API_KEYS, "one, two")
+    file = tmp_path / "keys"
+    file.write_text("three\n\n four\n")
+    assert api_keys(Settings(api_keys_file=str(file))) == ["one", "two", "three", "four"]
+    assert api_keys(Settings()) == ["one", "two"]
+
+
+def test_a_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
+    (tmp_path / "keys").write_text("\n")
+    for name in ("keys", "other"):
+        with pytest.raises(ValueError, match="api_keys_file="):
+            api_keys(Settings(api_keys_file=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+def test_other_machines_are_invited_only_with_keys_or_a_waiver(host):
+    settings = Settings(http_host=host)
+    with pytest.raises(ValueError, match=f"http_host='{host}'.*allow_anonymous"):
+        check_doors(settings, [])
+    check_doors(settings, ["key"])
+    check_doors(settings.model_copy(update={"allow_anonymous": True}), [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_this_machine_needs_none(host):
+    check_doors(Settings(http_host=host), [])
+
+
+def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):
+    assert shared_trust(Settings()).token != shared_trust(Settings()).token
+    monkeypatch.setenv(TOKEN, "sixteen characters or more")
+    assert shared_trust(Settings()).token == "sixteen characters or more"
+
+
+@pytest.mark.parametrize(
+    ("token", "wrong"),
+    [("fifteen letters", "has 15 characters, at least 16 are needed"), ("ü" * 20, "printable ASCII")],
+)
+def test_a_token_that_cannot_be_used_is_named_and_not_shown(monkeypatch, token, wrong):
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(ValueError, match=f"^OUTRIDER_TOKEN .*{wrong}") as refused:
+        shared_trust(Settings())
+    assert token not in str(refused.value)
+
+
+def test_certificates_travel_by_content(tmp_path):
+    for name in ("certificate", "key", "authority"):
+        (tmp_path / name).write_text(name.upper())
+    paths = {f"tls_{name}": str(tmp_path / name) for name in ("certificate", "key", "authority")}
+    trust = shared_trust(Settings(**paths))
+    assert (trust.certificate, trust.key, trust.authority) == (b"CERTIFICATE", b"KEY", b"AUTHORITY")
+    with pytest.raises(ValueError, match="belong together"):
+        shared_trust(Settings(tls_key=paths["tls_key"]))
+    with pytest.raises(ValueError, match="tls_key='/nowhere'"):
+        shared_trust(Settings(tls_key="/nowhere"))

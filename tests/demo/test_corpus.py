@@ -1,0 +1,40 @@
+"""The corpus: six kinds, and prompts that no training document starts with."""
+
+from functools import cache
+
+import pytest
+
+from outrider.demo.corpus import HELD_OUT_PROMPTS, Corpus, load_corpus, shorten, split
+from outrider.demo.prompts import KINDS
+
+
+@cache
+def corpus() -> Corpus:
+    return load_corpus(characters=200_000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_training_document_starts_with_a_held_out_prompt(kind: str) -> None:
+    held_out = tuple(corpus().held_out[kind])
+    assert len(set(held_out)) == HELD_OUT_PROMPTS
+    assert corpus().training[kind]
+    assert not any(text.startswith(held_out) for text in corpus().training[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_is_bounded(kind: str) -> None:
+    *others, _ = corpus().training[kind]
+    assert sum(map(len, others)) < 200_000
+
+
+def test_a_split_text_is_whole_and_its_prompt_ends_with_a_word() -> None:
+    text = "several words " * 50
+    document = split(text)
+    assert "".join(document) == text
+    assert document.prompt.endswith(("several", "words"))
+    assert 100 < len(document.prompt) <= 150
+
+
+def test_shorten_keeps_the_text_that_reaches_the_limit() -> None:
+    assert shorten(["aaa", "bbb", "ccc"], 4) == ["aaa", "bbb"]
+    assert shorten(["aaa"], 100) == ["aaa"]

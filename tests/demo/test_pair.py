@@ -1,0 +1,100 @@
+"""The shipped pair: loads everywhere, is small, writes every kind of text, agrees as its card says."""
+
+import json
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outrider.demo.acceptance import measure, written_texts
+from outrider.demo.generated import GENERATORS
+from outrider.demo.pair import load_model, load_tokenizer
+from outrider.demo.prompts import DEMO, prompts
+from outrider.demo.tokenizer import END, END_OF_TEXT
+
+# well under the model card's figures and far over what an unrelated draft reaches
+LEAST_ACCEPTANCE = {"code": 0.5, "prose": 0.5, "json": 0.8, "question_answer": 0.75}
+
+
+@cache
+def pair() -> tuple[Any, Any]:
+    return load_model(DEMO / "target"), load_model(DEMO / "draft")
+
+
+def prompt_tokens(kind: str, count: int) -> list[list[int]]:
+    tokenizer = load_tokenizer(DEMO / "target")
+    return [tokenizer.encode(prompt).ids for prompt in prompts(kind, count)]
+
+
+@pytest.mark.parametrize(("role", "parameters"), [("target", 4_066_560), ("draft", 459_136)])
+def test_it_is_a_standard_checkpoint(role: str, parameters: int) -> None:
+    model = AutoModelForCausalLM.from_pretrained(DEMO / role)
+    assert model.num_parameters() == parameters
+    assert model.dtype == torch.bfloat16
+    assert model.config.max_position_embeddings == 2048
+    assert model.config.eos_token_id == [END_OF_TEXT, END]
+
+
+def test_both_share_one_tokenizer() -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (DEMO / "target" / file).read_bytes() == (DEMO / "draft" / file).read_bytes()
+
+
+def test_the_tokenizer_loads_with_transformers_and_without() -> None:
+    full = AutoTokenizer.from_pretrained(DEMO / "target")
+    chat = [{"role": "user", "content": "What is two plus 12?"}]
+    text = full.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == "<|user|>What is two plus 12?<|end|><|assistant|>"
+    plain = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    assert full(text).input_ids == plain.encode(text).ids
+    assert (full.eos_token_id, full.vocab_size) == (END_OF_TEXT, 2048)
+
+
+def test_the_files_take_at_most_ten_megabytes() -> None:
+    assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 10_000_000
+
+
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("code", "prose", "question_answer")]
+
+
+@cache
+def greedy_texts(kind: str) -> list[list[int]]:
+    return written_texts(pair()[0], prompt_tokens(kind, 8), 300, temperature=0.0)
+
+
+@pytest.mark.parametrize("kind", ["json", *OTHERS])
+def test_the_draft_agrees_with_the_target(kind: str) -> None:
+    found = measure(pair(), prompt_tokens(kind, 8), temperature=1.0, count=64)
+    assert found.overlap >= LEAST_ACCEPTANCE[kind]
+
+
+@pytest.mark.parametrize("kind", ["json", OTHERS[-1]])
+def test_greedy_text_comes_to_its_end(kind: str) -> None:
+    assert sum(text[-1] in (END_OF_TEXT, END) for text in greedy_texts(kind)) >= 6
+
+
+def test_greedy_json_parses() -> None:
+    tokenizer = load_tokenizer(DEMO / "target")
+    parsed = 0
+    for prompt, text in zip(prompt_tokens("json", 8), greedy_texts("json"), strict=True):
+        try:
+            json.loads(tokenizer.decode(prompt + text))
+            parsed += 1
+        except json.JSONDecodeError:
+            continue
+    assert parsed >= 6
+
+
+@torch.inference_mode()
+def test_the_target_predicts_text_as_well_far_past_the_usual_length() -> None:
+    random = Random("long text")
+    stories = "<|endoftext|>".join("".join(GENERATORS["stories"](random)) for _ in range(40))
+    tokens = torch.tensor([load_tokenizer(DEMO / "target").encode(stories).ids[:2048]])
+    logits = pair()[0](input_ids=tokens).logits[0, :-1]
+    losses = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+    assert len(losses) == 2047
+    assert losses[1024:].mean() < 1.3 * losses[128:512].mean()

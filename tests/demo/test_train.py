@@ -1,0 +1,58 @@
+"""A training run of a few steps makes a whole pair, the same one every time."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outrider.demo.prompts import KINDS
+from outrider.demo.train import Phase, Schedule, divergence, total_variation, train
+
+TINY = Schedule(
+    characters=20_000,
+    joint=(Phase(2, 2, 64), Phase(1, 1, 96)),
+    distillation=Phase(2, 4, 48),
+    written_rows=2,
+    writing_temperatures=(1.0, 0.0),
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    train(folder, TINY)
+    return folder
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_checkpoints_load(pair: Path, role: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(pair / role)
+    tokenizer = AutoTokenizer.from_pretrained(pair / role)
+    assert model.dtype == torch.bfloat16
+    assert model.generation_config.eos_token_id == [0, 5]
+    logits = model(**tokenizer("hello", return_tensors="pt", return_token_type_ids=False)).logits
+    assert logits.isfinite().all()
+
+
+def test_prompts_are_written_beside_the_pair(pair: Path) -> None:
+    assert all(f'"{kind}"' in (pair / "prompts.json").read_text() for kind in KINDS)
+
+
+@pytest.mark.slow
+def test_a_second_run_makes_the_same_files(pair: Path, tmp_path: Path) -> None:
+    train(tmp_path, TINY)
+    files = [path.relative_to(pair) for path in pair.rglob("*") if path.is_file()]
+    assert len(files) == 13
+    for file in files:
+        assert (tmp_path / file).read_bytes() == (pair / file).read_bytes(), file
+
+
+def test_losses_are_least_where_draft_and_target_agree() -> None:
+    logits = torch.tensor([[[2.0, 0.0, -1.0], [0.0, 1.0, 3.0]]])
+    probs, other = logits.softmax(-1), logits.flip(-1)
+    assert total_variation(probs, logits).item() == pytest.approx(0, abs=1e-6)
+    assert total_variation(probs, other).item() == pytest.approx(
+        1 - torch.minimum(probs, other.softmax(-1)).sum(-1).mean().item(), abs=1e-6
+    )
+    assert divergence(probs, logits) < divergence(probs, other)

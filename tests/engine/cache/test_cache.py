@@ -1,0 +1,244 @@
+"""The paged cache as the engine uses it: shared prefixes, eviction, and no trace of refused drafts."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.cache.blocks import BlockPool
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Generate, Generated, Verified, Verify
+from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
+
+BLOCK = 4
+GREEDY = Sampling(temperature=0, max_tokens=64)
+PROMPT = tuple(random.Random(3).choices(range(3, VOCAB_SIZE), k=18))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("llama"), "llama"))
+
+
+@pytest.fixture
+def engine(folder: str) -> Engine:
+    return Engine(EngineSettings(model=folder, block_size=BLOCK, cache_memory=2**22))
+
+
+def plain(engine: Engine, prompt: tuple[int, ...], count: int) -> list[int]:
+    sequence = engine.open(len(prompt), 0, GREEDY)
+    engine.submit(Generate(sequence, 0, prompt, count))
+    tokens = []
+    while engine.has_work:
+        tokens += [result.token for result in engine.step() if isinstance(result, Generated)]
+    engine.close(sequence)
+    return tokens
+
+
+def fed(engine: Engine, prompt: tuple[int, ...]) -> int:
+    """Tokens of the prompt that are computed rather than found in the cache."""
+    sequence = engine.open(len(prompt), 0, GREEDY)
+    engine.submit(Verify(sequence, 0, prompt, Draft(), 1))
+    tokens = 0
+    while engine.has_work:
+        engine.step()
+        assert engine.last_step is not None
+        tokens += engine.last_step.tokens
+    engine.close(sequence)
+    return tokens
+
+
+def verified(engine: Engine) -> Verified:
+    results: list[Verified] = []
+    while engine.has_work:
+        results += [result for result in engine.step() if isinstance(result, Verified)]
+    assert len(results) == 1
+    return results[0]
+
+
+def test_a_second_prompt_computes_only_what_follows_the_last_full_common_block(engine: Engine) -> None:
+    assert fed(engine, PROMPT) == len(PROMPT)
+    assert fed(engine, PROMPT) == len(PROMPT) - 16
+    other = (*PROMPT[:10], 7, 8, 9)
+    assert fed(engine, other) == len(other) - 8
+
+
+def test_a_shared_prefix_changes_no_token(engine: Engine) -> None:
+    first = plain(engine, PROMPT, 20)
+    assert plain(engine, PROMPT, 20) == first
+
+
+def test_refused_drafted_tokens_never_enter_the_prefix_cache(engine: Engine) -> None:
+    refused = tuple((token + 1) % VOCAB_SIZE for token in plain(engine, PROMPT, 12))
+    sequence = engine.open(len(PROMPT), 0, GREEDY)
+    engine.submit(Verify(sequence, 0, PROMPT, Draft.chain(refused), 1))
+    assert verified(engine).verdict.accepted == ()
+    engine.close(sequence)
+    published = len(PROMPT) // BLOCK * BLOCK
+    assert fed(engine, (*PROMPT, *refused, 5)) == len(PROMPT) + len(refused) + 1 - published
+
+
+def test_accepted_tokens_enter_it_once_they_fill_a_block(engine: Engine) -> None:
+    text = plain(engine, PROMPT, 12)
+    fresh = Engine(engine.settings)
+    sequence = fresh.open(len(PROMPT), 0, GREEDY)
+    fresh.submit(Verify(sequence, 0, PROMPT, Draft.chain(text[:8]), 1))
+    assert len(verified(fresh).verdict.accepted) == 8
+    fresh.close(sequence)
+    whole = (*PROMPT, *text[:8], 5)
+    assert fed(fresh, whole) == len(whole) - (len(PROMPT) + 8) // BLOCK * BLOCK
+
+
+def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> None:
+    text = plain(engine, PROMPT, 12)
+    wrong = [(token + 1) % VOCAB_SIZE for token in text]
+    # The right branch comes second at each level, so that its cache has to move into place.
+    tree = Draft((wrong[0], text[0], wrong[1], text[1], text[2]), (-1, -1, 1, 1, 3))
+    sequence = engine.open(len(PROMPT), 0, GREEDY)
+    engine.submit(Verify(sequence, 0, PROMPT, tree, 1))
+    verdict = verified(engine).verdict
+    assert verdict.accepted == (1, 3, 4)
+    assert list(verdict.tokens) == text[:4]
+    engine.submit(Generate(sequence, len(sequence.tokens), (), 8))
+    rest = []
+    while engine.has_work:
+        rest += [result.token for result in engine.step() if isinstance(result, Generated)]
+    assert rest == text[4:12]
+
+
+def stored(cache: PagedCache, sequence: Sequence) -> list[tuple[float, float]]:
+    """Key and value of every written slot, as the next forward pass finds them."""
+    cache.make(*cache.take_changes())
+    places = range(sequence.written)
+    slots = [sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK for place in places]
+    return [(cache.keys[0][slot].item(), cache.values[0][slot].item()) for slot in slots]
+
+
+def grown(rng: random.Random) -> tuple[PagedCache, Sequence]:
+    """A sequence with a random tree pending, in blocks out of order; each key and value tells its token."""
+    cache = PagedCache({0: (1, 1, 1)}, 16, BLOCK, torch.float32, torch.device("cpu"))
+    held = cache.pool.allocate(5)
+    for block in rng.sample(held, 5):
+        cache.pool.release(block)
+    length, nodes = rng.randrange(1, 12), rng.randrange(16)
+    sequence = Sequence(0, length, 0, GREEDY, frozenset(), 100)
+    sequence.tokens = list(range(length))
+    parents = [rng.randrange(ROOT, node) if node else ROOT for node in range(nodes)]
+    assert cache.reserve(sequence, length + nodes)
+    sequence.cached = length
+    cache.publish(sequence)
+    sequence.pending = Draft(tuple(range(100, 100 + nodes)), tuple(parents))
+    sequence.ranked = {node: (1000 + node,) for node in range(ROOT, nodes) if rng.random() < 0.8}
+    for place, token in enumerate((*sequence.tokens, *sequence.pending.tokens)):
+        slot = sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK
+        cache.keys[0][slot], cache.values[0][slot] = token, -token
+    return cache, sequence
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_kept_branch_stays_pending_with_all_that_is_known_of_it(seed: int) -> None:
+    rng = random.Random(seed)
+    cache, sequence = grown(rng)
+    length, pending, ranked = sequence.cached, sequence.pending, sequence.ranked
+    last = rng.randrange(ROOT, len(pending))
+    path = pending.path(last)
+    committed = [*sequence.tokens, *(pending.tokens[node] for node in path)]
+    kept = [node for node in range(len(pending)) if last in (ROOT, *pending.path(node)[:-1])]
+    cache.keep_branch(sequence, path)
+    assert sequence.cached == length + len(path)
+    tokens = [*committed, *(pending.tokens[node] for node in kept)]
+    assert stored(cache, sequence) == [(token, -token) for token in tokens]
+    assert sequence.pending == pending.after([pending.tokens[node] for node in path])
+    expected = {ROOT: ranked.get(last)} | {place: ranked.get(node) for place, node in enumerate(kept)}
+    assert sequence.ranked == {node: best for node, best in expected.items() if best is not None}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_shrinking_frees_what_only_pending_nodes_fill(seed: int) -> None:
+    cache, sequence = grown(random.Random(seed))
+    length, before, blocks = sequence.cached, cache.pool.available, list(sequence.blocks)
+    written = stored(cache, sequence)
+    needed = -(-length // BLOCK)
+    cache.shrink(sequence)
+    assert sequence.blocks == blocks[:needed]
+    assert cache.pool.available == before + len(blocks) - needed
+    assert sequence.cached == length
+    assert stored(cache, sequence) == written[:length]
+    assert (sequence.pending, sequence.ranked) == (NO_DRAFT, {})
+    other = Sequence(1, length + 1, 0, GREEDY, frozenset(), 100)
+    other.tokens = [*sequence.tokens, 5]
+    cache.adopt_prefix(other)
+    assert other.cached == length // BLOCK * BLOCK
+
+
+def test_everything_is_given_back_at_the_end(engine: Engine) -> None:
+    before = engine.load().free_blocks
+    plain(engine, PROMPT, 20)
+    assert engine.load().free_blocks == before
+
+
+def test_the_least_recently_used_block_is_evicted_first() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"first")
+    pool.publish(second, b"second")
+    pool.release(first)
+    pool.release(second)
+    pool.share(first)  # used again: now the second is the older one
+    pool.release(first)
+    pool.allocate(1)
+    assert pool.find(b"second") is None
+    assert pool.find(b"first") == first
+
+
+def test_a_block_in_use_is_never_evicted() -> None:
+    pool = BlockPool(2)
+    (used,) = pool.allocate(1)
+    pool.publish(used, b"used")
+    pool.share(used)
+    pool.release(used)
+    pool.allocate(1)
+    assert pool.available == 0
+    with pytest.raises(ValueError, match="exceeds the 0 blocks"):
+        pool.allocate(1)
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_taken_as_the_cache_is_written(dtype: torch.dtype) -> None:
+    before = resident()
+    cache = PagedCache({0: (4, 64, 64), 1: (2, 32, 16)}, 2**15, 16, dtype, torch.device("cpu"))
+    size = sum(stored.nbytes for stored in (*cache.keys.values(), *cache.values.values()))
+    assert size > 2**29
+    assert resident() - before < size // 50
+    cache.keys[0][: 2**15].fill_(1.0)
+    written = cache.keys[0][: 2**15].nbytes
+    assert 0.9 * written < resident() - before < written + size // 50
+
+
+def test_what_nobody_has_written_is_zero() -> None:
+    cache = PagedCache({0: (4, 64, 32)}, 2**10, 16, torch.float32, torch.device("cpu"))
+    for stored in (cache.keys[0], cache.values[0]):
+        assert not stored.any()
+        stored[cache.spare_block * 16 :] = 1.0  # also the last block is there
+        assert stored.sum() == 16 * 4 * stored.shape[2]
+
+
+def test_blocks_that_were_used_are_used_again_before_fresh_ones() -> None:
+    pool = BlockPool(100)
+    for _ in range(3):
+        blocks = pool.allocate(8)
+        assert blocks == list(range(8))
+        for block in reversed(blocks):
+            pool.release(block)

@@ -1,0 +1,323 @@
+"""With reproducible numerics one context has one row of logits, bit for bit, whatever else is in the step."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+import outrider.engine.runner
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.row import Row
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.batch_invariant import QUERIES, ROWS
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.follower import follow
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.sampler import Choices, choose_tokens
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Output, Request, generate
+from outrider.engine.work import Generate, Generated, Verified, Verify
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.ranks import Ranks
+
+COUNT = 12
+Context = tuple[tuple[int, ...], ...]
+
+
+class Recorder:
+    """Listens where tokens are chosen: the logits after each context, and contexts that had several."""
+
+    def __init__(self) -> None:
+        self.logits: dict[Context, torch.Tensor] = {}
+        self.compared = 0
+        self.differing: list[Context] = []
+
+    def __call__(self, logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) -> list[Choices]:
+        every = [row for part in rows for row in part]
+        for row, own in zip(every, logits, strict=True):
+            context = tuple(row.prompt), (*row.generated, *row.path)
+            if context in self.logits:
+                self.compared += 1
+                if not torch.equal(self.logits[context], own):
+                    self.differing.append(context)
+            else:
+                self.logits[context] = own.clone()
+        return choose_tokens(logits, rows, ranks)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(outrider.engine.runner, "choose_tokens", recorder)
+    return recorder
+
+
+def encoded(count: int) -> list[tuple[int, ...]]:
+    """Prompts over all kinds of text, so of many lengths."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    texts = [prompts(KINDS[number % len(KINDS)], 40)[number // len(KINDS) % 40] for number in range(count)]
+    return [tuple(tokenizer.encode(text).ids) for text in texts]
+
+
+@cache
+def demo(role: str, **settings: object) -> Engine:
+    fields = {"model": str(DEMO / role), "dtype": "bfloat16", "threads": 1, "cache_memory": 2**27, **settings}
+    return Engine(EngineSettings.model_validate(fields))
+
+
+def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
+    """Greedy text after each prompt, all at once."""
+    sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
+    sequences = [target.open(len(prompt), 0, sampling) for prompt in asked]
+    for sequence, prompt in zip(sequences, asked, strict=True):
+        target.submit(Generate(sequence, 0, prompt, COUNT))
+    while target.has_work:
+        assert all(isinstance(result, Generated) for result in target.step())
+    texts = [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, asked, strict=True)]
+    for sequence in sequences:
+        target.close(sequence)
+    return texts
+
+
+def verified(target: Engine, prompt: tuple[int, ...], drafts: list[Draft]) -> None:
+    """One Draft after the other, each following all that was accepted before."""
+    sequence = target.open(len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True))
+    tokens, base = prompt, 0
+    for round, draft in enumerate(drafts):
+        target.submit(Verify(sequence, base, tokens, draft, round))
+        (result,) = [result for result in run(target) if isinstance(result, Verified)]
+        base, tokens = base + len(tokens), result.verdict.tokens
+    target.close(sequence)
+
+
+def run(target: Engine) -> list[object]:
+    results: list[object] = []
+    while target.has_work:
+        results += target.step()
+    return results
+
+
+def off_the_chain(tokens: list[int]) -> Draft:
+    """The text behind wrong guesses: each of its tokens comes after a sibling that is not it."""
+    nodes, parents, last = [], [], ROOT
+    for token in tokens:
+        nodes += [(token + 1) % 100, token]
+        parents += [last, last]
+        last = len(nodes) - 1
+    return Draft(tuple(nodes), tuple(parents))
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is compared."""
+
+    watched: int  # prompts whose text is verified
+    depths: Items[int]  # of the Drafts that verify it
+
+
+MADE_UP = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
+FEW, MANY = Extent(2, (1, 6)), Extent(4, range(1, 9))
+
+
+def every_way(
+    target: Engine, other_chunks: Items[Engine], asked: list[tuple[int, ...]], extent: Extent
+) -> None:
+    """The same text alone, in company, under Drafts of any depth and shape, from other prompt chunks."""
+    count = extent.watched
+    texts = [plain(target, [prompt])[0] for prompt in asked[:count]]
+    assert plain(target, asked)[:count] == texts
+    for prompt, text in zip(asked[:count], texts, strict=True):
+        for depth in extent.depths:
+            verified(target, prompt, [Draft(), Draft.chain(text[1 : depth + 1])])
+        verified(target, prompt, [Draft(), off_the_chain(text[1:7]), Draft.chain(text[8:10])])
+    for other in other_chunks:
+        assert plain(other, asked)[:count] == texts
+
+
+@pytest.mark.parametrize(
+    ("count", "chunks", "extent", "least"),
+    [(8, (7,), FEW, 150), pytest.param(32, (7, 33), MANY, 1000, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_one_context_has_one_row_of_logits_in_bfloat16(
+    recorder: Recorder, count: int, chunks: tuple[int, ...], extent: Extent, least: int
+) -> None:
+    others = [demo("target", reproducible=True, prefill_chunk=chunk) for chunk in chunks]
+    every_way(demo("target", reproducible=True), others, encoded(count), extent)
+    assert recorder.compared > least
+    assert not recorder.differing
+
+
+def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without which small products are the same by luck."""
+    target = demo("target", reproducible=True)
+    passes, queries, lengths = set(), set(), set()
+    attend = functional.scaled_dot_product_attention
+
+    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: object) -> torch.Tensor:
+        queries.add((query.shape, query.stride()))
+        lengths.add(key.shape[2])
+        return attend(query, key, value, **options)
+
+    def seen(module: object, arguments: object, fields: dict[str, torch.Tensor]) -> None:
+        passes.add((fields["input_ids"].shape, len(fields["logits_to_keep"])))
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spied)
+    hook = target._model.register_forward_pre_hook(seen, with_kwargs=True)
+    every_way(target, [], encoded(4), FEW)
+    hook.remove()
+    assert passes <= {((1, ROWS), ROWS), ((1, ROWS), 0)}  # with logits and without
+    assert len(queries) == 1
+    assert len(lengths) > 1
+    assert not any(length % QUERIES for length in lengths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extent"),
+    [
+        ("gemma2", FEW),
+        *(
+            pytest.param(kind, MANY, marks=pytest.mark.slow)
+            for kind in ("mistral", "gemma2", "phi3", "gpt_neox")
+        ),
+    ],
+)
+def test_with_windows_capped_scores_and_few_slots_a_block_too(
+    kind: str, extent: Extent, recorder: Recorder, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    settings = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "reproducible": True}
+    engines = [
+        Engine(EngineSettings.model_validate({**settings, **sizes}))
+        for sizes in ({"block_size": 16}, {"block_size": 3, "prefill_chunk": 5})
+    ]
+    every_way(engines[0], engines[1:], MADE_UP, extent)
+    assert recorder.compared > (100 if extent is FEW else 200)
+    assert not recorder.differing
+
+
+def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
+    target = Engine(EngineSettings.model_validate({**fields, "quantization": "int8", "reproducible": True}))
+    every_way(target, [], MADE_UP, FEW)
+    assert recorder.compared > 50
+
+
+@pytest.mark.slow
+def test_a_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
+    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(8), MANY)
+    assert recorder.compared > 200
+    assert not recorder.differing
+
+
+def test_it_computes_what_the_usual_way_computes() -> None:
+    asked = encoded(12)
+    usual, apart = (demo("target", dtype="float32", reproducible=value) for value in (False, True))
+    assert plain(apart, asked) == plain(usual, asked)
+
+
+def seeded(count: int, tokens: int) -> list[Request]:
+    samplings = [Sampling(temperature=(0.0, 0.7, 1.0)[seed % 3], max_tokens=tokens) for seed in range(count)]
+    return [
+        Request(prompt, sampling, seed)
+        for seed, (prompt, sampling) in enumerate(zip(encoded(count), samplings, strict=True))
+    ]
+
+
+def differing(count: int, tokens: int) -> dict[str, int]:
+    """Per way, how many seeded texts in bfloat16 are not those of plain decoding one at a time."""
+    target, asked = demo("target", reproducible=True), seeded(count, tokens)
+
+    def texts(drafter: Drafter | None, at_once: int, leaves: int = 0) -> list[Output]:
+        return [
+            output
+            for start in range(0, count, at_once)
+            for output in generate(target, drafter, asked[start : start + at_once], 4, leaves)
+        ]
+
+    reference = texts(None, 1)
+    ways = {
+        "plain, batch 32": texts(None, 32),
+        "drafts, alone": texts(SmallModelDrafter(demo("draft")), 1),
+        "drafts, batch 32": texts(SmallModelDrafter(demo("draft")), 32),
+        "trees, batch 32": texts(SmallModelDrafter(demo("draft")), 32, leaves=3),
+    }
+    return {
+        way: sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))
+        for way, outputs in ways.items()
+    }
+
+
+def test_seeded_text_is_the_same_in_bfloat16() -> None:
+    assert not any(differing(16, 16).values())
+
+
+@pytest.mark.slow
+def test_500_seeded_texts_are_the_same_in_bfloat16() -> None:
+    counts = differing(500, 32)
+    print(counts)
+    assert not any(counts.values())
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "qwen3_moe")
+    with pytest.raises(UnsupportedModelError, match=f"reproducible=True.*{tmp_path}.*expert"):
+        Engine(EngineSettings(model=str(folder), cache_memory=2**22, reproducible=True))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple[int, ...]]]:
+    """The same requests alone, together, and with drafts by the model itself."""
+    target = Engine(shared, group)
+    drafter = SmallModelDrafter(Engine(shared.model_copy(update={"tensor_parallel": 1})))
+    asked = [
+        Request(tuple(range(5, 20 + number)), Sampling(temperature=1, max_tokens=COUNT), number)
+        for number in range(10)
+    ]
+    ways = [
+        [generate(target, None, [request], 0)[0] for request in asked],
+        generate(target, None, asked, 0),
+        generate(target, drafter, asked, 4, 3),
+    ]
+    target.shut_down()
+    return [[output.tokens for output in way] for way in ways]
+
+
+def other_rank(group: RankGroup, shared: EngineSettings) -> None:
+    follow(ForwardPass(shared, group), group)
+
+
+def test_two_processes_that_share_a_model_do_too(ranks: Ranks, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
+    shared = EngineSettings.model_validate({**fields, "reproducible": True, "tensor_parallel": 2})
+    [(alone, together, drafted), _] = ranks.run(texts_of_rank_0, other_rank, shared)
+    assert alone == together == drafted
+    assert len(set(alone)) > 5
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_two_processes_may_share_a_quantized_model(ranks: Ranks, bits: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    fields = {"model": str(folder), "cache_memory": 2**22, "threads": 1, "quantization": bits}
+    shared = EngineSettings.model_validate({**fields, "tensor_parallel": 2})
+    [(alone, *_), _] = ranks.run(texts_of_rank_0, other_rank, shared)
+    assert len(set(alone)) > 5

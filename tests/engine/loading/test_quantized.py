@@ -1,0 +1,131 @@
+"""Weights in 8 and 4 bit: near the original; and a draft made of them never changes a text."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO, prompts
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading import quantized
+from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.engine.speculate import Request, generate
+from tests.engine.checkpoints import write_checkpoint
+
+BITS: list[Quantization] = ["int8", "int4"]
+LAYERS = {"int8": Int8Linear, "int4": Int4Linear}
+LARGEST_ERROR = {"int8": 0.02, "int4": 0.12}  # of a product's length, for weights and inputs of a bell curve
+
+
+@cache
+def engine(role: str, quantization: Quantization | None = None) -> Engine:
+    settings = EngineSettings(
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**27, quantization=quantization
+    )
+    return Engine(settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", [(192,), (1, 192), (1, 5, 192), (0, 192)])
+@pytest.mark.parametrize("kind", BITS)
+def test_a_layer_is_near_the_one_it_was_made_from(
+    kind: Quantization, shape: tuple[int, ...], bias: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    original = nn.Linear(192, 64, bias=bias).to(dtype)
+    nn.init.normal_(original.weight)
+    rows = torch.randn(shape, dtype=dtype)
+    with torch.inference_mode():
+        expected, result = original(rows), LAYERS[kind](original.weight, original.bias)(rows)
+    assert (result.dtype, result.shape) == (dtype, expected.shape)
+    error = (result.float() - expected.float()).norm()
+    assert error <= LARGEST_ERROR[kind] * expected.float().norm()
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_zeros_stay_zeros(kind: Quantization) -> None:
+    layer = LAYERS[kind](torch.zeros(16, 32), None)
+    assert not layer(torch.randn(3, 32)).any()
+    assert not LAYERS[kind](torch.randn(16, 32), None)(torch.zeros(3, 32)).any()
+
+
+def test_in_8_bit_a_row_is_the_same_in_any_company() -> None:
+    torch.manual_seed(0)
+    layer = Int8Linear(torch.randn(256, 512), None)
+    rows = torch.randn(40, 512) * torch.logspace(-3, 3, 40)[:, None]
+    together = layer(rows)
+    for first, count in [(0, 1), (7, 2), (3, 5), (11, 17), (39, 1)]:
+        assert torch.equal(layer(rows[first : first + count]), together[first : first + count])
+
+
+def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama", intermediate_size=72)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    quantize_for_cpu(model, "int4")
+    mlp = model.model.layers[0].mlp
+    assert isinstance(model.lm_head, Int8Linear)
+    assert isinstance(mlp.down_proj, Int8Linear)  # 72 inputs are no groups of 32
+    assert isinstance(mlp.gate_proj.shared.product, Int4Linear)
+    assert not any(type(module) is nn.Linear for module in model.modules())
+
+
+@pytest.mark.parametrize(("kind", "role"), [("int8", "draft"), ("int4", "target")])
+def test_a_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None:
+    """The small draft, and the target's own copy; greedy and seeded."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    encoded = [tuple(tokenizer.encode(prompts(kind, 1)[0]).ids) for kind in ("json", "code", "prose")]
+    asked = [
+        Request(prompt, Sampling(temperature=number % 2, max_tokens=16), number)
+        for number, prompt in enumerate(encoded)
+    ]
+    plain = generate(engine("target"), None, asked, 0)
+    drafted = generate(engine("target"), SmallModelDrafter(engine(role, kind)), asked, 4)
+    assert [output.tokens for output in drafted] == [output.tokens for output in plain]
+    rate = sum(output.accepted for output in drafted) / sum(output.drafted for output in drafted)
+    assert rate > (0.75 if role == "target" else 0.3)
+
+
+def test_a_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    config = folder / "config.json"
+    text = config.read_text().replace("{", '{"quantization_config": {"quant_method": "bitsandbytes"},', 1)
+    config.write_text(text)
+    with pytest.raises(UnsupportedModelError, match=r"quantization='int8'.*quantized already"):
+        Engine(EngineSettings(model=str(folder), quantization="int8", cache_memory=2**22))
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_without_the_kernel_quantization_is_refused(
+    kind: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object) -> None:
+        raise AttributeError
+
+    monkeypatch.setattr(LAYERS[kind], "__init__", missing)
+    folder = write_checkpoint(tmp_path, "llama")
+    with pytest.raises(UnsupportedModelError, match=f"quantization='{kind}'"):
+        Engine(EngineSettings(model=str(folder), quantization=kind, cache_memory=2**22))
+
+
+def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "gpt2", tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.lm_head = nn.Identity()
+    with pytest.raises(UnsupportedModelError, match=r"no nn\.Linear"):
+        quantize_for_cpu(model, "int8")
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_on_cuda_transformers_quantizes(kind: Quantization) -> None:
+    """Not executed: what it would be told."""
+    config = quantized.bitsandbytes_config(kind, torch.bfloat16)
+    assert (config.load_in_8bit, config.load_in_4bit) == (kind == "int8", kind == "int4")

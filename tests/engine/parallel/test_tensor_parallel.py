@@ -1,0 +1,291 @@
+"""A model shared by two processes says what it says in one, whatever is asked of it."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import margins, process
+from outrider.decoding.settings import Sampling
+from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import ATTENTION, Paged, attend
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loading.skeleton import outline
+from outrider.engine.parallel.follower import follow
+from outrider.engine.parallel.rank_group import FRAME, RankGroup
+from outrider.engine.planning.memory_plan import plan_memory
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Output, Request, generate
+from outrider.engine.step_input import Feed, StepInput
+from tests.engine.allocated import allocated_cache, allocated_weights
+from tests.engine.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
+from tests.engine.ranks import Ranks
+
+TOKENS = 24
+TOGETHER = 30
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "top_k": 20, "repetition_penalty": 1.2},
+)
+# Chains and trees, by a drafter that is right, by one that is not, and from n-grams.
+MODES: dict[str, tuple[str | None, int, int]] = {
+    "plain": (None, 0, 0),
+    "its own": ("target", 5, 0),
+    "its own trees": ("target", 3, 3),
+    "another's trees": ("other", 3, 6),
+    "n-grams": ("n-gram", 4, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+def settings_of(folder: Path, **fields: Any) -> EngineSettings:
+    """So little cache that sequences are preempted, so small chunks that prompts take several steps."""
+    given = {"block_size": 4, "cache_memory": 2**20, "prefill_chunk": 48, "dtype": "float32", "threads": 1}
+    return EngineSettings.model_validate({"model": str(folder), **given, **fields})
+
+
+def requests(count: int) -> list[Request]:
+    """Prompts of many lengths, some with a beginning in common."""
+    rng = random.Random(4)
+    stems = [tuple(rng.choices(range(3, VOCAB_SIZE), k=length)) for length in (9, 30, 61)]
+    made = []
+    for number in range(count):
+        prompt = (*rng.choice(stems), *rng.choices(range(3, VOCAB_SIZE), k=rng.randrange(1, 20)))
+        sampling = Sampling(max_tokens=TOKENS, **SAMPLINGS[number % len(SAMPLINGS)])
+        made.append(Request(prompt, sampling, number))
+    return made
+
+
+def drafter_of(kind: str | None, drafts: dict[str, Engine]) -> Drafter | None:
+    if kind is None:
+        return None
+    return LookupDrafter() if kind == "n-gram" else SmallModelDrafter(drafts[kind])
+
+
+def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[Output]]:
+    """By mode, in parts that run together."""
+    asked = requests(count)
+    every = []
+    for number, (kind, depth, leaves) in enumerate(MODES.values()):
+        part = asked[number :: len(MODES)]
+        drafter = drafter_of(kind, drafts)
+        every.append(
+            [
+                output
+                for start in range(0, len(part), TOGETHER)
+                for output in generate(target, drafter, part[start : start + TOGETHER], depth, leaves)
+            ]
+        )
+    return every
+
+
+def lead(group: RankGroup, shared: EngineSettings, others: dict[str, EngineSettings], count: int) -> Any:
+    engine = Engine(shared, group)
+    drafts = {name: Engine(settings) for name, settings in others.items()}
+    shapes = {tuple(keys.shape[1:]) for keys in engine._cache.keys.values()}
+    outputs = answers(engine, drafts, count)
+    engine.shut_down()
+    return outputs, shapes
+
+
+def follow_to_the_end(group: RankGroup, shared: EngineSettings, *_: Any) -> None:
+    follow(ForwardPass(shared, group), group)
+
+
+def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: int) -> float:
+    """How far apart the two largest perturbed logits were, by a plain forward pass of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    generated = list(tokens[:place])
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
+    position = len(request.prompt) + place
+    row = Row(request.sampling, request.noise_key, position, request.prompt, generated, (), frozenset())
+    return float(margins(process(logits, [row]), [row])[0])
+
+
+def check(ranks: Ranks, folder: Path, other: Path, count: int) -> None:
+    """All modes of two processes against plain decoding in one."""
+    alone = settings_of(folder)
+    shared = alone.model_copy(update={"tensor_parallel": 2})
+    drafts = {"target": alone, "other": settings_of(other)}
+    [(shared_outputs, shapes), _] = ranks.run(lead, follow_to_the_end, shared, drafts, count)
+    target = Engine(alone)
+    assert shapes == {(1, 16)}  # of two key/value heads each rank has one
+    asked = requests(count)
+    near_ties = accepted = refused = 0
+    for number, (name, outputs) in enumerate(zip(MODES, shared_outputs, strict=True)):
+        part = asked[number :: len(MODES)]
+        plain = generate(target, None, part, 0)
+        assert len({output.tokens for output in plain}) > len(part) // 2
+        accepted += sum(output.accepted for output in outputs)
+        refused += sum(output.drafted - output.accepted for output in outputs)
+        for request, output, expected in zip(part, outputs, plain, strict=True):
+            if output.tokens == expected.tokens:
+                continue
+            pairs = enumerate(zip(expected.tokens, output.tokens, strict=False))
+            place = next(i for i, (ours, theirs) in pairs if ours != theirs)
+            margin = margin_at(folder, request, expected.tokens, place)
+            print(f"{name}: {request.noise_key} differs at {place}, margin {margin:.1e}")
+            assert margin <= NEAR_TIE
+            near_ties += 1
+    assert near_ties <= max(1, count // 100)
+    assert accepted > 5 * count
+    assert refused > 5 * count
+    print(f"{count} requests compared, {near_ties} near-ties")
+
+
+# The second kind has biases, one matrix for tokens in and out, and one token too many to share evenly.
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("llama", {}), ("qwen2", {"tie_word_embeddings": True, "vocab_size": VOCAB_SIZE + 1})],
+    ids=["llama", "qwen2"],
+)
+@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_two_processes_say_what_one_says(
+    ranks: Ranks, tmp_path: Path, kind: str, fields: dict[str, Any], count: int
+) -> None:
+    folders = [write_checkpoint(tmp_path / str(seed), kind, seed, **fields) for seed in (0, 1)]
+    check(ranks, folders[0], folders[1], count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "size", "named"),
+    [
+        ("llama", {}, 4, "num_key_value_heads=2"),
+        ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_key_value_heads=6"),
+        ("gpt2", {}, 2, "no plan to share"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_is_refused_by_name(
+    tmp_path: Path, kind: str, fields: dict[str, Any], size: int, named: str
+) -> None:
+    """From its config alone: there are no weights to load, and no group to load them into."""
+    config = AutoConfig.for_model(kind, **{**COMMON, **ARCHITECTURES[kind], **fields})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=f"tensor_parallel={size}.*{named}"):
+        Engine(settings_of(tmp_path, tensor_parallel=size))
+
+
+def refuse_to_load(group: RankGroup, settings: EngineSettings, wrong_rank: int) -> str:
+    """What a rank says when one attends with a wrong scale."""
+
+    def broken(module: Any, *tensors: Any, **given: Any) -> Any:
+        wrong = isinstance(given["outrider"], Paged) and dist.get_rank() == wrong_rank
+        return attend(module, *tensors, **{**given, "scaling": given["scaling"] * (1 + wrong)})
+
+    AttentionInterface.register(ATTENTION, broken)
+    try:
+        ForwardPass(settings, group)
+    except UnsupportedModelError as error:
+        return str(error)
+    finally:
+        AttentionInterface.register(ATTENTION, attend)
+    return ""
+
+
+def test_all_ranks_refuse_a_model_that_one_computes_wrongly(ranks: Ranks, tmp_path: Path) -> None:
+    settings = settings_of(write_checkpoint(tmp_path, "llama"), tensor_parallel=2)
+    for message in ranks.run(refuse_to_load, refuse_to_load, settings, 1):
+        assert "first in layer 0: packed prompts" in message
+    assert ranks.run(refuse_to_load, refuse_to_load, settings, -1) == ["", ""]
+
+
+def send(group: RankGroup, lengths: list[int]) -> None:
+    """Steps of so many tokens."""
+    for length in lengths:
+        nothing = np.zeros(0, np.int64)
+        group.send(StepInput([], nothing, [Feed([7] * length, 1, 0, nothing, None)]))
+    group.dismiss()
+
+
+def receive(group: RankGroup, lengths: list[int]) -> list[int]:
+    """How many tokens came."""
+    received = []
+    while (step := group.receive()) is not None:
+        assert set(step.feeds[0].tokens) == {7}
+        received.append(len(step.feeds[0].tokens))
+    return received
+
+
+def test_a_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
+    around = [FRAME - 10, FRAME - 9, FRAME - 8, FRAME - 7]
+    lengths = [1, *around, 5 * FRAME, 2]
+    assert ranks.run(send, receive, lengths) == [None, lengths]
+
+
+def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
+    """Private bytes at most while loading, and afterwards, beyond those before."""
+    ForwardPass(small, group)  # imports what is imported late, which takes memory too
+    before, most, ends = private_bytes(), [0], threading.Event()
+
+    def look() -> None:
+        while not ends.wait(0.002):
+            most[0] = max(most[0], private_bytes())
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    forward = ForwardPass(settings, group)
+    ends.set()
+    watch.join()
+    after = private_bytes()
+    del forward
+    return most[0] - before, after - before
+
+
+def private_bytes() -> int:
+    """That are this process's alone: pages of mapped files do not count."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("Anonymous:"))
+    return int(kilobytes) * 1024
+
+
+def test_no_rank_ever_holds_the_whole_model(ranks: Ranks, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "vocab_size": 4096}
+    small = settings_of(write_checkpoint(tmp_path / "small", "llama"), tensor_parallel=2)
+    folder = write_checkpoint(tmp_path / "large", "llama", **sizes)
+    whole = (folder / "model.safetensors").stat().st_size
+    settings = settings_of(folder, tensor_parallel=2)
+    for most, after in ranks.run(load_and_look, load_and_look, small, settings):
+        print(f"{whole / 1e6:.0f} MB in the file, {most / 1e6:.0f} at most, {after / 1e6:.0f} MB afterwards")
+        assert after > 0.4 * whole  # it does hold its share
+        assert most < 0.75 * whole
+
+
+def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
+    forward = ForwardPass(settings, group)
+    return allocated_weights(forward.model), allocated_cache(forward.cache)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_each_rank_holds_what_the_memory_plan_says(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    settings = settings_of(write_checkpoint(tmp_path, kind), tensor_parallel=2)
+    plan = plan_memory(outline(settings), settings, 2**30)
+    for weights, cache in ranks.run(hold, hold, settings):
+        assert cache == plan.cache
+        assert weights == pytest.approx(plan.weights, rel=0.01)
+
+
+def test_keys_of_a_fused_projection_are_planned_whole(ranks: Ranks, tmp_path: Path) -> None:
+    settings = settings_of(write_checkpoint(tmp_path, "phi3"), tensor_parallel=2)
+    plan = plan_memory(outline(settings), settings, 2**30)
+    assert [cache for _, cache in ranks.run(hold, hold, settings)] == [plan.cache] * 2

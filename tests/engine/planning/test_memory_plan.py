@@ -1,0 +1,208 @@
+"""The plan of an engine's memory against the bytes that a real engine allocates."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.loading.skeleton import AliveBytes, ModelOutline, outline
+from outrider.engine.planning.memory import block_bytes
+from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.engine.work import Verify
+from outrider.pace.settings import MAX_DEPTH
+from tests.engine.allocated import allocated_cache, allocated_weights
+from tests.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+
+MEMORY = 2**30
+RUNNING = 4
+DEMO = Path(__file__).parents[3] / "outrider" / "demo" / "pair"
+
+
+MODELS = [
+    ("target", None),
+    ("draft", None),
+    pytest.param(("target", "int8"), marks=pytest.mark.slow),
+    ("target", "int4"),
+    ("llama", None),
+    ("qwen2", None),
+    ("gpt2", None),
+    ("qwen3_moe", None),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda pair: " ".join(filter(None, pair)))
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    name, quantization = request.param
+    is_demo = name in ("target", "draft")
+    folder = DEMO / name if is_demo else write_checkpoint(tmp_path_factory.mktemp(name), name)
+    return EngineSettings(
+        model=str(folder),
+        quantization=quantization,
+        device="cpu",
+        cache_memory=0.02,
+        max_running=RUNNING,
+        prefill_chunk=64,
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(settings: EngineSettings) -> Engine:
+    return Engine(settings.model_copy(update={"cache_memory": int(0.02 * MEMORY)}))
+
+
+@pytest.fixture(scope="module")
+def plan(settings: EngineSettings) -> MemoryPlan:
+    return plan_memory(outline(settings), settings, MEMORY)
+
+
+def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
+    assert plan.cache == allocated_cache(engine._cache)
+    assert plan.num_blocks == engine._cache.pool.num_blocks
+    assert plan.weights == pytest.approx(allocated_weights(engine._forward.model), rel=0.01)
+    assert (plan.vocab_size, plan.context_length) == (engine.vocab_size, engine.max_length)
+
+
+def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
+    """As many sequences as may run verify the deepest Drafts at once, after prompts that fill a chunk."""
+    model = outline(settings)
+    length = settings.prefill_chunk // RUNNING
+    blocks = RUNNING * -(-(length + 1 + MAX_DEPTH) // settings.block_size)
+    cache = blocks * block_bytes(settings, model.layers, model.dtype)
+    settings = settings.model_copy(update={"cache_memory": cache})
+    engine = Engine(settings)
+    for number in range(RUNNING):
+        sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
+        draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
+        engine.submit(Verify(sequence, 0, tuple(range(number, number + length)), draft, 1))
+    with AliveBytes() as alive:
+        assert len(engine.step()) == RUNNING
+    planned = plan_memory(model, settings, MEMORY).activations
+    assert 0.3 * planned < alive.peak < planned
+
+
+def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
+    assert plan.sequences(plan.num_blocks * plan.block_size) == 1
+    assert plan.sequences(plan.num_blocks * plan.block_size + 1) == 0
+    assert plan.sequences(1) == plan.num_blocks
+    assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_architecture_is_planned_from_its_config_alone(tmp_path: Path, kind: str) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    model = outline(EngineSettings(model=str(folder)))
+    assert len(model.layers) == 3
+    assert model.activation_bytes(32, 8) > 32 * 64 * 4 + 8 * VOCAB_SIZE * 4
+
+
+@pytest.fixture(scope="module")
+def large() -> ModelOutline:
+    """The shapes of Llama 3.1 70B. Nothing of it is allocated."""
+    config = LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=131072,
+        dtype=torch.bfloat16,
+    )
+    return ModelOutline(config, "70B")
+
+
+def test_a_large_model_over_several_devices(large: ModelOutline) -> None:
+    assert large.parameters == 70_553_706_496  # as its card says: 70.6 B
+    whole = large.weight_bytes()
+    assert whole == pytest.approx(2 * large.parameters, rel=1e-6)
+    norms = (2 * 80 + 1) * 8192 * 2
+    assert large.weight_bytes(4) == pytest.approx((whole - norms) / 4 + norms, rel=1e-5)
+    on_cuda = EngineSettings(model="70B", device="cuda", cache_memory=0.3, tensor_parallel=4)
+    plan = plan_memory(large, on_cuda, 80 * 10**9)
+    assert plan.num_blocks == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16)  # two heads a device
+    assert plan.graphs == 0  # ranks capture none
+    alone = on_cuda.model_copy(update={"tensor_parallel": 1})
+    assert plan_memory(large, alone, 80 * 10**9).graphs > 0
+
+
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 2), ("int4", 4.5 / 16)])
+def test_quantized_weights_take_their_bits_but_for_embeddings(
+    large: ModelOutline, quantization: Quantization, share: float
+) -> None:
+    embeddings = 2 * 128256 * 8192 * 2
+    quantized = large.weight_bytes(quantization=quantization) - embeddings
+    assert quantized == pytest.approx(share * (large.weight_bytes() - embeddings), rel=1e-3)
+
+
+def test_a_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    quantized = {**config, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(quantized))
+    (size,) = (file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert outline(EngineSettings(model=str(folder))).weight_bytes() == size
+
+
+LARGE_ON_CUDA = EngineSettings(model="70B", device="cuda", tensor_parallel=4, max_running=64)
+
+
+def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(large: ModelOutline) -> None:
+    settings = resolve_cache(large, LARGE_ON_CUDA, 80 * 10**9)
+    plan = plan_memory(large, settings, 80 * 10**9)
+    assert plan == plan_memory(large, LARGE_ON_CUDA, 80 * 10**9)
+    assert 0 <= 0.95 * 80e9 - plan.total < 2 * plan.block
+    assert plan.cache > 35e9  # 16 in a fifth of the device
+
+
+def test_a_part_of_a_gpu_holds_all_that_its_engine_takes(large: ModelOutline) -> None:
+    settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.6})
+    plan = plan_memory(large, settings, 80 * 10**9)
+    assert 0 <= 0.95 * 0.6 * 80e9 - plan.total < 2 * plan.block
+
+
+def test_a_model_that_leaves_no_room_for_a_cache_is_refused(large: ModelOutline) -> None:
+    settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.4})
+    with pytest.raises(
+        CacheTooSmallError, match=r"model='70B' leaves no room for a cache in 0.4 of a device"
+    ):
+        resolve_cache(large, settings, 80 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("memory", "share", "expected"),
+    [(10**12, 1.0, None), (10**8, 1.0, 0.2), (10**8, 0.5, 0.2), (10**8, 0.2, 0.1), (10**8, 0.1, 0.05)],
+)
+def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share(
+    memory: int, share: float, expected: float | None
+) -> None:
+    settings = EngineSettings(
+        model=str(DEMO / "target"),
+        device="cpu",
+        dtype="float32",
+        max_running=3,
+        block_size=24,
+        device_share=share,
+    )
+    model = outline(settings)
+    block = block_bytes(settings, model.layers, model.dtype)
+    blocks = (
+        3 * 86 if expected is None else int(expected * memory) // block
+    )  # 86 blocks of 24 for 2,048 tokens
+    assert default_cache(model, settings, memory) == blocks * block
+
+
+def test_an_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
+    settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_running=2, threads=1)
+    engine = Engine(settings)
+    assert settings.cache_memory is None
+    assert engine.settings.cache_memory == default_cache(outline(settings), settings, 10**12)
+    assert engine._cache.capacity == 2 * engine.max_length

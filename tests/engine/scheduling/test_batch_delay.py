@@ -1,0 +1,75 @@
+"""When a step waits for company, by a clock that the test moves."""
+
+import pytest
+
+from outrider.engine.scheduling.batch_delay import MARGIN, Gathering
+from outrider.pace.cost_model import Step, StepSize
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def gathering_of(clock: Clock, read: float, token: float, absence: float) -> Gathering:
+    """One that knows what steps cost, and for how long sequences are usually away."""
+    gathering = Gathering(clock)
+    for number in range(1, 200):
+        tokens = 1 + number % 100
+        gathering.stepped(Step(number, StepSize(1, tokens), read + token * tokens))
+    for _ in range(50):
+        gathering.answered(["any"])
+        clock.now += absence
+        gathering.returned("any", clock.now)
+    return gathering
+
+
+def test_a_cheap_step_waits_for_the_one_that_is_nearly_there(clock):
+    gathering = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
+    gathering.answered(["a", "b"])
+    clock.now += 6e-3
+    assert gathering.patience([5]) == pytest.approx(2e-3 + MARGIN * 8e-3, rel=0.1)
+
+
+def test_it_does_not_wait_where_a_step_costs_by_the_token(clock):
+    gathering = gathering_of(clock, read=1e-3, token=2e-3, absence=8e-3)
+    gathering.answered(["a", "b"])
+    clock.now += 6e-3
+    assert gathering.patience([5]) == 0.0
+
+
+def test_it_does_not_wait_for_a_draft_that_takes_longer_than_a_step(clock):
+    gathering = gathering_of(clock, read=10e-3, token=0.1e-3, absence=50e-3)
+    gathering.answered(["a"])
+    clock.now += 5e-3
+    assert gathering.patience([5]) == 0.0
+
+
+def test_nobody_is_waited_for_for_ever(clock):
+    gathering = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
+    gathering.answered(["a"])
+    clock.now += 12e-3
+    assert 0.0 < gathering.patience([5]) < 2e-3 + MARGIN * 8e-3
+    clock.now += 8e-3
+    assert gathering.patience([5]) == 0.0
+
+
+def test_who_has_come_or_left_is_not_waited_for(clock):
+    gathering = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
+    gathering.answered(["a", "b"])
+    gathering.returned("a", clock.now)
+    gathering.left("b")
+    assert gathering.patience([5]) == 0.0
+
+
+def test_it_does_not_wait_before_it_knows_what_steps_cost(clock):
+    gathering = Gathering(clock)
+    gathering.answered(["a"])
+    assert gathering.patience([5]) == 0.0

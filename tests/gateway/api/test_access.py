@@ -1,0 +1,63 @@
+"""Who may ask."""
+
+import pytest
+
+from gateway.api.access import Authentication, digest, peer_host
+from gateway.errors import UnauthenticatedError
+
+KEYS = (digest("first-key"), digest("second-key"))
+
+
+def allows(authentication, authorization=None, host="10.0.0.7"):
+    try:
+        authentication.check(authorization, host)
+    except UnauthenticatedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("presented", ["Bearer first-key", "bearer second-key", "Bearer  first-key "])
+def test_any_configured_key_is_accepted(presented):
+    assert allows(Authentication(KEYS, anonymous=False), presented)
+
+
+@pytest.mark.parametrize(
+    "presented", [None, "", "Bearer", "Bearer other", "first-key", "Basic first-key", f"Bearer {KEYS[0]}"]
+)
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.7"])
+def test_nothing_else_is_not_even_on_this_machine(presented, host):
+    assert not allows(Authentication(KEYS, anonymous=False), presented, host)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("10.0.0.7", False),
+        ("::ffff:10.0.0.7", False),
+        ("example.org", False),
+        (None, False),
+    ],
+)
+def test_without_keys_only_this_machine_is_answered(host, allowed):
+    assert allows(Authentication((), anonymous=False), host=host) is allowed
+    assert allows(Authentication((), anonymous=True), host=host)
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:127.0.0.1:5000", "127.0.0.1"),
+        ("ipv6:%5B::1%5D:5000", "::1"),
+        ("ipv6:[::ffff:10.0.0.7]:1", "::ffff:10.0.0.7"),
+        ("unix:/tmp/socket", "127.0.0.1"),
+        ("", None),
+        ("nonsense", None),
+    ],
+)
+def test_the_peers_that_grpc_names(peer, host):
+    assert peer_host(peer) == host

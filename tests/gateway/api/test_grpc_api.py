@@ -1,0 +1,298 @@
+"""The Generation service over workers whose answer is written down beforehand."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.api import grpc_api
+from gateway.api.access import Authentication, digest
+from gateway.api.grpc_api import GenerationServicer
+from gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    OverloadedError,
+    UnauthenticatedError,
+    WorkerLostError,
+)
+from gateway.generation.generation import Generation
+from gateway.settings import GatewaySettings
+from protos import generation_pb2
+from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, fleet_of
+
+TEXT = "The cat sät on the mat."
+ANSWER = list(TEXT.encode())
+FIXED = generation_pb2.SpeculationSettings(mode="fixed", depth=4)
+SAMPLING = generation_pb2.Sampling(max_tokens=len(ANSWER), seed=4)
+
+
+class Context:
+    """What was told through it."""
+
+    code = details = None
+
+    def __init__(self, peer="ipv4:127.0.0.1:5000", **metadata):
+        self._peer = peer
+        self._metadata = metadata
+        self.trailing = []
+
+    def set_code(self, code):
+        self.code = code
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata):
+        self.trailing = trailing_metadata
+
+    def invocation_metadata(self):
+        return self._metadata.items()
+
+    def peer(self):
+        return self._peer
+
+
+def servicer_of(fleet, tokenizer, keys=(), **limits):
+    servicer = GenerationServicer()
+    settings = GatewaySettings(model="m", tokenizer="unused", **limits)
+    servicer.generation = Generation(settings, tokenizer, fleet)
+    servicer.authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
+    return servicer
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"text": "x"}, {"tokens": generation_pb2.TokenIds(ids=[120])}], ids=["text", "token ids"]
+)
+async def test_an_answer_in_chunks(tokenizer, prompt):
+    message = generation_pb2.GenerateRequest(sampling=SAMPLING, **prompt)
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        chunks = [chunk async for chunk in servicer_of(fleet, tokenizer).Generate(message, Context())]
+    assert "".join(chunk.text for chunk in chunks) == TEXT
+    assert [token_id for chunk in chunks for token_id in chunk.token_ids] == ANSWER
+    last = chunks[-1]
+    assert last.finish_reason == "length"
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (1, len(ANSWER))
+    assert last.usage.speculation.seed == 4
+    assert last.usage.speculation.target_passes + last.usage.speculation.accepted == len(ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"sampling": generation_pb2.Sampling(temperature=-1)}, "temperature"),
+        ({"speculation": generation_pb2.SpeculationSettings(mode="sometimes")}, "mode"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"text": ""}, "prompt"),
+        ({"n": 99}, "n"),
+        ({"priority": "urgent"}, "priority"),
+        ({"sampling": generation_pb2.Sampling(verification="block")}, "sampling.verification"),
+        ({"text": "x" * 100_000}, "request"),
+        ({"stop": ["x" * 1025]}, "stop"),
+        ({"sampling": generation_pb2.Sampling(logit_bias=dict.fromkeys(range(5000), 1.0))}, "logit_bias"),
+        ({"sampling": generation_pb2.Sampling(bad_token_ids=[1] * 1000)}, "bad_token_ids"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_named(tokenizer, wrong, field):
+    context = Context()
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        message = generation_pb2.GenerateRequest(**{"text": "x", **wrong})
+        with pytest.raises(InvalidRequestError):
+            await anext(servicer_of(fleet, tokenizer, max_message_bytes=99_000).Generate(message, context))
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert context.details.startswith(field)
+
+
+async def test_without_a_target_the_service_is_unavailable(tokenizer):
+    context = Context()
+    async with fleet_of(None) as fleet:
+        with pytest.raises(WorkerLostError):
+            await servicer_of(fleet, tokenizer).GetModel(generation_pb2.GetModelRequest(), context)
+    assert context.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_model_says_what_serves_it(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        model = await servicer_of(fleet, tokenizer).GetModel(generation_pb2.GetModelRequest(), Context())
+    assert (model.id, model.max_length) == ("m", MAX_LENGTH)
+    assert [worker.role for worker in model.workers] == ["target", "draft"]
+
+
+async def test_every_token_says_where_it_comes_from_and_the_seed_comes_first(tokenizer):
+    message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        chunks = [chunk async for chunk in servicer_of(fleet, tokenizer).Generate(message, Context())]
+    origins = [[generation_pb2.Origin.Name(origin) for origin in chunk.origins] for chunk in chunks]
+    assert origins[0] == ["ORIGIN_PLAIN"]
+    assert origins[1] == [*["ORIGIN_ACCEPTED"] * 4, "ORIGIN_TARGET"]
+    assert [chunk.HasField("seed") for chunk in chunks] == [True, *[False] * (len(chunks) - 1)]
+    assert all(sum(chunk.text_lengths) == len(chunk.text) for chunk in chunks)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Complete"])
+async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch, method):
+    def fail(*_):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(grpc_api, "_tokens", fail)
+    context, message = Context(), generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        answer = getattr(servicer_of(fleet, tokenizer), method)(message, context)
+        with pytest.raises(RuntimeError):
+            await (anext(answer) if method == "Generate" else answer)
+    assert context.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in context.details
+
+
+async def test_the_whole_answer_in_one_message(tokenizer):
+    message = generation_pb2.GenerateRequest(
+        text="x", n=2, sampling=generation_pb2.Sampling(max_tokens=len(ANSWER), logprobs=2)
+    )
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        completion = await servicer_of(fleet, tokenizer).Complete(message, Context())
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    for choice in completion.choices:
+        assert (choice.text, list(choice.token_ids), choice.finish_reason) == (TEXT, ANSWER, "length")
+        assert [position.token_ids[0] for position in choice.logprobs] == ANSWER
+    assert completion.usage.completion_tokens == 2 * len(ANSWER)
+
+
+async def test_text_to_tokens_and_back(tokenizer):
+    async with fleet_of() as fleet:
+        servicer = servicer_of(fleet, tokenizer)
+        tokens = await servicer.Tokenize(generation_pb2.TokenizeRequest(text=TEXT), Context())
+        text = await servicer.Detokenize(generation_pb2.DetokenizeRequest(ids=tokens.ids), Context())
+        assert (list(tokens.ids), text.text) == (ANSWER, TEXT)
+        with pytest.raises(InvalidRequestError, match="ids"):
+            await servicer.Detokenize(generation_pb2.DetokenizeRequest(ids=[999]), Context())
+
+
+async def test_loads_tell_what_was_heard_last(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        servicer = servicer_of(fleet, tokenizer)
+        message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
+        before = await servicer.GetLoads(generation_pb2.GetLoadsRequest(), Context())
+        replies = servicer.Generate(message, Context())
+        await anext(replies)
+        during = await servicer.GetLoads(generation_pb2.GetLoadsRequest(), Context())
+        await replies.aclose()
+    assert [worker.HasField("running") for worker in before.workers] == [False, False]
+    assert (before.running, during.running) == (0, 1)
+    target = next(worker for worker in during.workers if worker.role == "target")
+    assert (target.streams, target.HasField("running")) == (1, True)
+    assert [depth.sequences for depth in during.depths] == [1]
+    assert (before.gateway, len(before.tasks)) == (during.gateway, 0)
+    assert sum(task.tokens for task in during.tasks) >= 1
+
+
+async def test_rounds_are_told_of_where_they_are_asked_for(tokenizer):
+    fields = {"text": "x", "sampling": SAMPLING, "speculation": FIXED}
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[6])) as fleet:
+        servicer = servicer_of(fleet, tokenizer)
+        asked = generation_pb2.GenerateRequest(include_rounds=True, **fields)
+        chunks = [chunk async for chunk in servicer.Generate(asked, Context())]
+        unasked = [
+            chunk async for chunk in servicer.Generate(generation_pb2.GenerateRequest(**fields), Context())
+        ]
+    rounds = [chunk.round for chunk in chunks if chunk.HasField("round")]
+    usage = chunks[-1].usage.speculation
+    assert (len(rounds), sum(len(round_.drafted) for round_ in rounds)) == (usage.rounds, usage.drafted)
+    assert sum(len(round_.accepted) for round_ in rounds) == usage.accepted
+    assert {round_.reason for round_ in rounds} == {"fixed"}
+    assert all(round_.target_ms > 0 for round_ in rounds)
+    assert not any(chunk.HasField("round") for chunk in unasked)
+
+
+async def test_a_probe_learns_whether_requests_can_be_answered(tokenizer):
+    for workers, status in (((), "NOT_SERVING"), ((ScriptedTarget(ANSWER),), "SERVING")):
+        async with fleet_of(*workers) as fleet:
+            servicer = servicer_of(fleet, tokenizer, keys=["secret"])
+            response = await servicer.Check(health_pb2.HealthCheckRequest(), Context())
+        assert health_pb2.HealthCheckResponse.ServingStatus.Name(response.status) == status
+
+
+@pytest.mark.parametrize(
+    ("context", "keys", "allowed"),
+    [
+        (Context(), ["secret"], False),
+        (Context(authorization="Bearer wrong"), ["secret"], False),
+        (Context(authorization="Bearer secret"), ["secret"], True),
+        (Context(peer="ipv4:10.1.2.3:9"), [], False),
+        (Context(), [], True),
+    ],
+)
+async def test_only_those_who_may_are_answered(tokenizer, context, keys, allowed):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        servicer = servicer_of(fleet, tokenizer, keys=keys)
+        if allowed:
+            assert (await servicer.GetModel(generation_pb2.GetModelRequest(), context)).id == "m"
+            return
+        with pytest.raises(UnauthenticatedError):
+            await servicer.GetModel(generation_pb2.GetModelRequest(), context)
+        with pytest.raises(UnauthenticatedError):
+            await anext(servicer.Generate(generation_pb2.GenerateRequest(text="x"), context))
+    assert context.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_full_queue_says_when_to_come_again(tokenizer):
+    context = Context()
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        servicer = servicer_of(fleet, tokenizer, max_running=1, max_waiting=0)
+        message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
+        running = servicer.Generate(message, Context())
+        await anext(running)
+        with pytest.raises(OverloadedError):
+            await servicer.Complete(message, context)
+        await running.aclose()
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(context.trailing)["retry-after-ms"] == "1000"
+
+
+numbers = st.integers(0, 2**32 - 1)
+samplings = st.builds(
+    generation_pb2.Sampling,
+    temperature=st.none() | st.floats(),
+    top_k=st.none() | numbers,
+    top_p=st.none() | st.floats(),
+    max_tokens=st.none() | numbers,
+    min_tokens=st.none() | numbers,
+    logit_bias=st.dictionaries(numbers, st.floats(), max_size=2),
+    allowed_token_ids=st.lists(numbers, max_size=2),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    logprobs=st.none() | numbers,
+    logprobs_of=st.none() | st.text(max_size=5),
+)
+messages = st.builds(
+    generation_pb2.GenerateRequest,
+    text=st.text(max_size=5),
+    sampling=samplings,
+    stop=st.lists(st.text(max_size=2), max_size=18),
+    speculation=st.builds(
+        generation_pb2.SpeculationSettings,
+        mode=st.none() | st.sampled_from(["auto", "fixed", "off", "x"]),
+        depth=st.none() | st.integers(0, 20),
+        drafter=st.none() | st.sampled_from(["model", "ngram", ""]),
+    ),
+    n=st.none() | st.integers(0, 20),
+    priority=st.none() | st.sampled_from(["batch", "x"]),
+)
+
+
+def test_no_message_is_an_error_of_ours(tokenizer):
+    async def check(message):
+        context = Context()
+        async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+            try:
+                await servicer_of(fleet, tokenizer).Complete(message, context)
+            except GatewayError:
+                assert context.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+    @given(messages)
+    def run(message):
+        asyncio.run(check(message))
+
+    run()

@@ -1,0 +1,57 @@
+"""The live page's files: there for everyone, whole, and without a word from elsewhere."""
+
+import re
+
+import httpx
+import pytest
+
+from gateway.api import http_api
+from gateway.api.access import Authentication, digest
+from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.page import FILES
+from gateway.generation.generation import Generation
+from gateway.settings import GatewaySettings
+from tests.fakes.scripted import fleet_of
+
+SOURCES = sorted(path for path in FILES.iterdir() if path.suffix in (".html", ".js", ".css"))
+
+
+@pytest.fixture
+async def stranger(tokenizer):
+    """Someone without a key, where keys are needed."""
+    settings = GatewaySettings(model="m", tokenizer="unused")
+    authentication = Authentication((digest("secret"),), anonymous=False)
+    async with fleet_of() as fleet:
+        app = http_api.build(Generation(settings, tokenizer, fleet), ChatTemplate("", {}), authentication)
+        transport = httpx.ASGITransport(app, client=("10.0.0.9", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+
+async def test_the_page_and_all_that_it_names_are_served_without_a_key(stranger):
+    page = await stranger.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    named = re.findall(r'(?:src|href)="(page/[^"]+)"', page.text)
+    assert named
+    for path in [*named, *(f"page/{source.name}" for source in SOURCES)]:
+        assert (await stranger.get(f"/{path}")).status_code == 200, path
+
+
+async def test_what_the_page_shows_needs_the_key(stranger):
+    assert (await stranger.get("/loads")).status_code == 401
+    assert (await stranger.get("/loads", headers={"authorization": "Bearer secret"})).status_code == 200
+    assert "gateway" not in (await stranger.get("/health")).json()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_nothing_comes_from_elsewhere(source):
+    addresses = re.findall(r"https?://[^\s\"')]+", source.read_text())
+    assert {*addresses} <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_text_never_becomes_markup(source):
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\son\w+=", source.read_text()
+    )

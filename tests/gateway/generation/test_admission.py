@@ -1,0 +1,72 @@
+"""A bounded queue before a bounded number of places."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from bench.patience import LIMIT_S, eventually
+from gateway.errors import DeadlineError, OverloadedError
+from gateway.generation.admission import LONGEST_RETRY_S, SHORTEST_RETRY_S, Admission
+
+
+def later():
+    return asyncio.get_running_loop().time() + LIMIT_S
+
+
+async def queued(admission, count, waiting):
+    async def request():
+        async with admission.place(later()):
+            pass
+
+    tasks = [asyncio.create_task(request()) for _ in range(count)]
+    await eventually(lambda: admission.waiting >= waiting)
+    return tasks
+
+
+async def test_whoever_finds_places_and_queue_full_is_told_when_to_come_again():
+    admission = Admission(max_running=2, max_waiting=3)
+    async with AsyncExitStack() as places:
+        for _ in range(2):
+            await places.enter_async_context(admission.place(later()))
+        tasks = await queued(admission, 3, waiting=3)
+        with pytest.raises(OverloadedError, match="2 requests run and 3 wait") as refused:
+            async with admission.place(later()):
+                pass
+    assert SHORTEST_RETRY_S <= refused.value.retry_after_s <= LONGEST_RETRY_S
+    await asyncio.gather(*tasks)  # nobody who was let in is put out
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_a_place_that_is_free_needs_no_queue():
+    admission = Admission(max_running=1, max_waiting=0)
+    for _ in range(3):
+        async with admission.place(later()):
+            assert admission.running == 1
+
+
+async def test_waiting_ends_at_the_deadline():
+    admission = Admission(max_running=1, max_waiting=1)
+    async with admission.place(later()):
+        with pytest.raises(DeadlineError):
+            async with admission.place(asyncio.get_running_loop().time()):
+                pass
+    assert admission.waiting == 0
+
+
+async def test_a_request_that_leaves_the_queue_leaves_its_place_to_others():
+    admission = Admission(max_running=1, max_waiting=2)
+    async with admission.place(later()):
+        leaving, staying = await queued(admission, 2, waiting=2)
+        leaving.cancel()
+    await staying
+    assert admission.running == 0
+
+
+async def test_the_delay_grows_with_the_queue():
+    admission = Admission(max_running=1, max_waiting=100)
+    async with admission.place(later()):
+        before = admission.retry_after_s()
+        tasks = await queued(admission, 10, waiting=10)
+        assert admission.retry_after_s() > before
+    await asyncio.gather(*tasks)

@@ -1,0 +1,181 @@
+"""What a gateway publishes is what its requests were told in their usage."""
+
+from collections import defaultdict
+from contextlib import aclosing
+
+import pytest
+
+from gateway.errors import OverloadedError
+from gateway.generation.generation import Generation
+from gateway.generation.request import Request
+from gateway.observe.metrics import publish
+from gateway.observe.totals import MAX_TASKS, OTHER, Totals
+from gateway.rounds.drafting import LOST
+from gateway.settings import GatewaySettings, Speculation
+from outrider.decoding.settings import Sampling
+from outrider.telemetry.metrics import OF_GATEWAYS, REASONS
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+
+ANSWER = list(b"an answer of several words")
+SETTINGS = GatewaySettings(model="m", tokenizer="unused")
+
+
+class Published:
+    """In place of Ray's instruments; refuses what the table does not have."""
+
+    def __init__(self):
+        self._labels = {metric.name: {*metric.labels} for metric in OF_GATEWAYS}
+        self.totals, self.gauges, self.observed = {}, {}, defaultdict(list)
+
+    def _key(self, name, labels):
+        assert labels.keys() == self._labels[name]
+        return (name, *labels.values())
+
+    def total(self, name, value, **labels):
+        self.totals[self._key(name, labels)] = value
+
+    def set(self, name, value, **labels):
+        self.gauges[self._key(name, labels)] = value
+
+    def observe(self, name, value, **labels):
+        self._key(name, labels)
+        self.observed[name].append((value, labels))
+
+
+def request(task="t", **speculation):
+    sampling = Sampling(max_tokens=len(ANSWER))
+    return Request("x", sampling, speculation=Speculation(**speculation), task=task)
+
+
+async def answered(generation, request):
+    return [chunk async for chunk in generation.chunks(await generation.prepare(request))][-1].usage.record
+
+
+@pytest.mark.parametrize(
+    "speculation", [{}, {"mode": "fixed", "depth": 4}, {"drafter": "ngram"}], ids=["auto", "fixed", "ngram"]
+)
+async def test_counters_are_the_sums_of_the_usage(tokenizer, speculation):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 10])) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        total = await answered(generation, request(**speculation))
+        total.add(await answered(generation, request(**speculation)))
+        publish(generation, published)
+    drafter = speculation.get("drafter", "model")
+    counted = {key[0]: value for key, value in published.totals.items() if key[1:] == ("t", drafter)}
+    assert counted == {
+        "vllm_spec_decode_num_drafts": total.rounds,
+        "vllm_spec_decode_num_draft_tokens": total.drafted,
+        "vllm_spec_decode_num_accepted_tokens": total.accepted,
+        "outrider_verified_tokens": total.verified,
+        "outrider_tokens": 2 * len(ANSWER),
+        "outrider_target_passes": total.target_passes,
+        "outrider_draft_seconds": total.draft_s,
+        "outrider_target_seconds": total.target_s,
+        "outrider_prepared_verdicts": 0,
+        "outrider_foreseen_verdicts": 0,
+        "outrider_rounds_gone_on": 0,
+        "outrider_draft_saved_seconds": 0.0,
+        "outrider_discarded_tokens": 0,
+        "outrider_reopenings": 0,
+    }
+    if drafter == "model":
+        assert total.drafted > total.verified > total.accepted > 0
+    positions = [
+        value for key, value in published.totals.items() if key[0].endswith("accepted_tokens_per_pos")
+    ]
+    assert sum(positions) == total.accepted
+    assert positions == sorted(positions, reverse=True)
+
+
+async def test_a_request_without_drafts_is_counted_under_no_drafter(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        await answered(generation, request(mode="off"))
+        publish(generation, published)
+    assert published.totals["outrider_target_passes", "t", "none"] == len(ANSWER)
+    assert published.totals["vllm_spec_decode_num_drafts", "t", "none"] == 0
+
+
+async def test_times_of_a_request_are_in_order(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=0.002)) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        await answered(generation, request(mode="off"))
+        publish(generation, published)
+        publish(generation, published)
+    ((queue_s, _),) = published.observed["outrider_queue_seconds"]
+    ((first_s, _),) = published.observed["gen_ai_server_time_to_first_token_seconds"]
+    ((token_s, _),) = published.observed["gen_ai_server_time_per_output_token_seconds"]
+    ((total_s, labels),) = published.observed["gen_ai_server_request_duration_seconds"]
+    assert 0 <= queue_s <= first_s < total_s
+    assert first_s + token_s * (len(ANSWER) - 1) == pytest.approx(total_s)
+    assert labels["error_type"] == ""
+
+
+async def test_a_reader_that_leaves_after_the_last_chunk_has_had_it_all(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        async with aclosing(generation.chunks(await generation.prepare(request()))) as chunks:
+            while (await anext(chunks)).usage is None:
+                pass
+        publish(generation, published)
+    ((_, labels),) = published.observed["gen_ai_server_request_duration_seconds"]
+    assert labels["error_type"] == ""
+
+
+async def test_what_ended_a_request_is_named(tokenizer):
+    limits = {"max_running": 1, "max_waiting": 0}
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01)) as fleet:
+        generation, published = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet), Published()
+        async with aclosing(generation.chunks(await generation.prepare(request()))) as first:
+            await anext(first)
+            publish(generation, published)
+            assert published.gauges["outrider_requests_running",] == 1
+            with pytest.raises(OverloadedError):
+                await anext(generation.chunks(await generation.prepare(request())))
+        publish(generation, published)
+    errors = [
+        labels["error_type"] for _, labels in published.observed["gen_ai_server_request_duration_seconds"]
+    ]
+    assert errors == ["OverloadedError", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "reason", "depth"),
+    [({"mode": "off"}, "off", 0), ({"mode": "fixed", "depth": 3}, "fixed", 3), ({}, "thresholds", 4)],
+    ids=["off", "fixed", "auto"],
+)
+async def test_the_depth_in_force_has_a_reason(tokenizer, speculation, reason, depth):
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01), ScriptedDraft(ANSWER)) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        async with aclosing(generation.chunks(await generation.prepare(request(**speculation)))) as chunks:
+            await anext(chunks)
+            publish(generation, published)
+    sequences = {name: published.gauges["outrider_sequences", name] for name in REASONS}
+    assert sequences == {name: int(name == reason) for name in REASONS}
+    assert published.gauges["outrider_depth", reason] == depth
+
+
+async def test_a_lost_draft_worker_is_a_fallback_and_a_transition(tokenizer):
+    draft = ScriptedDraft(ANSWER, lost_at=[3])
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01), draft) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        await answered(generation, request(mode="fixed", depth=2))
+        publish(generation, published)
+    assert published.totals["outrider_fallbacks", "t", "model", LOST] == 1
+    assert published.totals["outrider_transitions", "t", "model", "off", LOST] == 1
+
+
+async def test_a_target_lost_is_a_reopening(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER, lost_at=[3]), ScriptedDraft(ANSWER)) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        await answered(generation, request(mode="fixed", depth=2))
+        publish(generation, published)
+    assert published.totals["outrider_reopenings", "t", "model"] == 1
+
+
+def test_labels_of_clients_are_bounded():
+    totals = Totals()
+    labels = [totals._label(f"task {number}") for number in range(MAX_TASKS + 2)]
+    assert labels[:MAX_TASKS] == [f"task {number}" for number in range(MAX_TASKS)]
+    assert labels[MAX_TASKS:] == [OTHER, OTHER]
+    assert totals._label("task 0") == "task 0"

@@ -1,0 +1,336 @@
+"""One trace per request: what it is made of, and that nothing is made where it is not sampled."""
+
+import asyncio
+import json
+from contextlib import aclosing
+from dataclasses import replace
+
+import httpx
+import pytest
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import SpanKind, StatusCode, get_tracer
+
+from gateway.api import http_api
+from gateway.api.access import Authentication
+from gateway.api.openai.chat_template import ChatTemplate
+from gateway.drafters import drafters
+from gateway.errors import DeadlineError
+from gateway.generation.generation import Generation
+from gateway.generation.request import Request
+from gateway.observe.answer_trace import AnswerTrace
+from gateway.observe.stats import Record
+from gateway.rounds.proposal import Proposal
+from gateway.settings import GatewaySettings, Speculation
+from outrider.decoding.settings import Sampling
+from protos import generation_pb2, rounds_pb2
+from protos.stream_status import LEAVING
+from protos.trace_context import context_of
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.fakes.spans import CLIENT_SPAN_ID, NOT_SAMPLED, TRACE_ID, TRACEPARENT
+from tests.gateway.api.test_grpc_api import Context, servicer_of
+
+TEXT = "A text that is written down beforehand, of 64 tokens all in all."
+ANSWER = list(TEXT.encode())
+SETTINGS = GatewaySettings(model="m", tokenizer="unused")
+FIXED = Speculation(mode="fixed", depth=4)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
+
+
+async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):
+    """The chunks of the answer to a request."""
+    generation = Generation(SETTINGS.model_copy(update=settings), tokenizer, fleet)
+    token = attach(context_of(traceparent))
+    try:
+        sampling = Sampling(max_tokens=len(ANSWER), seed=2**63 + 1)
+        prepared = await generation.prepare(Request("a prompt", sampling, speculation=speculation, n=n))
+    finally:
+        detach(token)
+    return aclosing(generation.chunks(prepared))
+
+
+async def answer(*arguments, **settings):
+    """The usage."""
+    async with await asked(*arguments, **settings) as chunks:
+        return [chunk async for chunk in chunks][-1].usage
+
+
+def counted(spans, usage):
+    """What the spans of rounds and stretches sum up to, beside what the client is told."""
+    record = usage.record
+    told = {
+        "tokens": usage.completion_tokens,
+        "target_passes": record.target_passes,
+        "drafted": record.drafted,
+        "verified": record.verified,
+        "accepted": record.accepted,
+        "late_drafts": record.late_drafts,
+        "lost_drafts": record.lost_drafts,
+    }
+    rounds = [span for span in spans if not span.name.startswith("text_completion")]
+    summed = {name: sum(span.attributes[f"outrider.{name}"] for span in rounds) for name in told}
+    return summed, told
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [FIXED, Speculation(mode="off"), Speculation(drafter="ngram"), Speculation()],
+    ids=["fixed", "plain", "ngram", "auto"],
+)
+@pytest.mark.parametrize("n", [1, 3])
+async def test_the_spans_sum_up_to_the_usage(tokenizer, spans, speculation, n):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 11, 24])) as fleet:
+        usage = await answer(fleet, tokenizer, speculation, n=n)
+    summed, told = counted(spans, usage)
+    assert summed == told
+    assert len(spans.named("round")) == usage.record.rounds
+    assert {span.attributes["outrider.choice"] for span in spans.named("round") + spans.named("plain")} == {
+        *range(n)
+    }
+
+
+async def test_a_round_says_what_it_did_and_why(tokenizer, spans):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3])) as fleet:
+        await answer(fleet, tokenizer)
+    first_token, first, second = list(spans)[1:4]
+    assert (first_token.name, first_token.attributes["outrider.why"]) == ("plain", "first token")
+    assert (first.name, second.name) == ("round", "round")
+    names = ("depth", "tree_size", "drafted", "accepted", "tokens", "mode", "why", "verification", "drafter")
+    assert [first.attributes[f"outrider.{name}"] for name in names] == [
+        4, 4, 4, 2, 3, "fixed", "fixed", "coupled", "model",
+    ]  # fmt: skip
+    parts = ("gateway", "wire", "draft", "wait", "target")
+    lasted_ms = (second.end_time - second.start_time) / 1e6
+    assert sum(second.attributes[f"outrider.{part}_ms"] for part in parts) == pytest.approx(
+        lasted_ms, abs=0.5
+    )
+    assert "outrider.batch_size" in second.attributes
+
+
+async def test_a_generation_says_what_was_asked_and_answered(tokenizer, spans):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        usage = await answer(fleet, tokenizer)
+    generation = spans.one("text_completion m")
+    assert generation.context.trace_id == TRACE_ID
+    assert generation.parent.span_id == CLIENT_SPAN_ID
+    told = {name: generation.attributes[f"gen_ai.{name}"] for name in (
+        "operation.name", "request.model", "request.max_tokens", "request.temperature",
+        "usage.input_tokens", "usage.output_tokens", "response.finish_reasons",
+    )}  # fmt: skip
+    assert told == {
+        "operation.name": "text_completion",
+        "request.model": "m",
+        "request.max_tokens": 64,
+        "request.temperature": 1.0,
+        "usage.input_tokens": usage.prompt_tokens,
+        "usage.output_tokens": usage.completion_tokens,
+        "response.finish_reasons": ("length",),
+    }
+    assert generation.attributes["gen_ai.request.seed"] == str(2**63 + 1)  # too large for an integer there
+    lasted_s = (generation.end_time - generation.start_time) / 1e9
+    assert 0 < generation.attributes["gen_ai.response.time_to_first_chunk"] < lasted_s
+    assert set(spans.below(generation)) == set(spans) - {generation}
+
+
+@pytest.mark.parametrize("switched_on", [False, True])
+async def test_prompts_and_texts_only_where_switched_on(tokenizer, spans, switched_on):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        await answer(fleet, tokenizer, trace_texts=switched_on)
+    everything = "".join(span.to_json() for span in spans)
+    assert ("a prompt" in everything) is switched_on
+    assert (TEXT in everything) is switched_on
+    if switched_on:
+        (said,) = json.loads(spans.one("text_completion m").attributes["gen_ai.output.messages"])
+        assert said == {"role": "assistant", "parts": [{"type": "text", "content": TEXT}]}
+
+
+@pytest.mark.parametrize(("read", "told"), [(1, ["cancelled"]), (len(ANSWER), [])], ids=["early", "late"])
+async def test_only_a_reader_that_leaves_before_the_end_cancels(tokenizer, spans, read, told):
+    async with (
+        fleet_of(ScriptedTarget(ANSWER)) as fleet,
+        await asked(fleet, tokenizer, Speculation(mode="off")) as chunks,
+    ):
+        for _ in range(read):
+            await anext(chunks)
+    assert [event.name for event in spans.one("text_completion m").events] == told
+
+
+@pytest.mark.parametrize("traceparent", ["", NOT_SAMPLED])
+async def test_nothing_is_made_and_nothing_crosses_where_nothing_is_sampled(tokenizer, spans, traceparent):
+    target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
+    async with fleet_of(target, draft) as fleet:
+        await answer(fleet, tokenizer, traceparent=traceparent)
+    assert not list(spans)
+    assert not any(turn.traceparent for turn in turns(target, draft))
+
+
+def turns(*workers):
+    requests = [request for worker in workers for request in worker.requests]
+    kinds = [(request, request.WhichOneof("request")) for request in requests]
+    return [getattr(request, kind).turn for request, kind in kinds if kind not in ("open", "close")]
+
+
+async def test_each_turn_carries_the_span_that_waits_for_it(tokenizer, spans):
+    target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[9])
+    async with fleet_of(target, draft) as fleet:
+        await answer(fleet, tokenizer)
+    waiting = [f"{span.context.span_id:016x}" for span in (*spans.named("plain"), *spans.named("round"))]
+    told = [turn.traceparent.split("-")[2] for turn in turns(target)]
+    assert sorted(told) == sorted(waiting)
+    asked = {turn.traceparent.split("-")[2] for turn in turns(draft) if turn.traceparent}
+    assert asked == {f"{span.context.span_id:016x}" for span in spans.named("round")}
+
+
+async def test_a_lost_draft_worker_is_told_with_its_reason(tokenizer, spans):
+    draft = ScriptedDraft(ANSWER, lost_at=(6,))
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=0.002), draft) as fleet:
+        usage = await answer(fleet, tokenizer)
+    assert usage.record.lost_drafts == 1
+    abandoned = spans.one("abandoned round")
+    assert abandoned.attributes["outrider.abandoned"] == "lost draft worker"
+    events = {
+        event.name: event.attributes["outrider.reason"] for event in spans.one("text_completion m").events
+    }
+    assert "lost by the script" in events["fallback"]
+    assert events["rounds"] == "fixed"
+    stretch = next(span for span in spans.named("plain") if span.attributes["outrider.why"] != "first token")
+    assert stretch.attributes["outrider.why"] == "lost draft worker"
+    summed, told = counted(spans, usage)
+    assert summed == told
+
+
+async def test_a_late_draft_is_told_with_its_reason(tokenizer, spans):
+    draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
+    async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
+        usage = await answer(fleet, tokenizer, draft_deadline_ms=20.0)
+    assert usage.record.late_drafts == 1
+    abandoned = spans.one("abandoned round")
+    assert abandoned.attributes["outrider.abandoned"] == "late Draft"
+    assert abandoned.attributes["outrider.wait_ms"] >= 20.0
+    (fallback,) = spans.one("text_completion m").events
+    assert fallback.attributes["outrider.reason"] == "late Draft: no Draft after 0.020 s"
+
+
+async def test_a_lost_target_is_told_with_its_reason(tokenizer, spans):
+    target = ScriptedTarget(ANSWER, lost_at=(4,))
+    async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
+        usage = await answer(fleet, tokenizer)
+    assert spans.one("abandoned round").attributes["outrider.abandoned"] == "lost target worker"
+    (reopening,) = spans.one("text_completion m").events
+    assert reopening.name == "reopening"
+    assert "lost by the script" in reopening.attributes["outrider.reason"]
+    summed, told = counted(spans, usage)
+    assert summed == told
+
+
+async def test_what_goes_wrong_is_the_status(tokenizer, spans):
+    async with fleet_of(
+        ScriptedTarget(ANSWER, lost_at=range(2, 9999), lost_with=LEAVING), ScriptedDraft(ANSWER)
+    ) as fleet:
+        with pytest.raises(DeadlineError):
+            await answer(fleet, tokenizer, request_deadline_s=0.2)
+    generation = spans.one("text_completion m")
+    assert generation.status.status_code is StatusCode.ERROR
+    assert generation.attributes["error.type"] == "DeadlineError"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http(tokenizer, spans, stream):
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        authentication = Authentication((), anonymous=False)
+        app = http_api.build(Generation(SETTINGS, tokenizer, fleet), ChatTemplate("x", {}), authentication)
+        transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+        headers = {"traceparent": TRACEPARENT}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
+            await client.post("/v1/completions", json={"prompt": "x", "temperature": -1})
+            await client.get("/health")
+    served, refused = spans.named("POST /v1/completions")
+    assert (served.kind, served.parent.span_id) == (SpanKind.SERVER, CLIENT_SPAN_ID)
+    assert [span.attributes["http.response.status_code"] for span in (served, refused)] == [200, 400]
+    (generation,) = spans.below(served)
+    assert generation.name == "text_completion m"
+    assert served.start_time <= generation.start_time <= generation.end_time <= served.end_time
+
+
+@pytest.mark.parametrize("method", ["Generate", "Complete"])
+async def test_grpc(tokenizer, spans, method):
+    request = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(max_tokens=8))
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        replies = getattr(servicer_of(fleet, tokenizer), method)(request, Context(traceparent=TRACEPARENT))
+        if method == "Generate":
+            assert [reply async for reply in replies]
+        else:
+            await replies
+        await servicer_of(fleet, tokenizer).GetModel(
+            generation_pb2.GetModelRequest(), Context(traceparent=TRACEPARENT)
+        )
+    (served,) = [span for span in spans if span.parent.span_id == CLIENT_SPAN_ID]
+    assert (served.name, served.kind) == (f"outrider.v1.Generation/{method}", SpanKind.SERVER)
+    (generation,) = spans.below(served)
+    assert generation.attributes["gen_ai.usage.output_tokens"] == 8
+
+
+def recording(name):
+    return get_tracer("test").start_span(name, context_of(TRACEPARENT))
+
+
+def reply(*tokens, step_ms=4.0, total_ms=5.0):
+    timings = rounds_pb2.Timings(step_ns=int(step_ms * 1e6), total_ns=int(total_ms * 1e6))
+    return rounds_pb2.TargetReply(tokens=tokens, accepted=range(len(tokens) - 1), timings=timings)
+
+
+DRAFT = Proposal(rounds_pb2.Draft(tokens=[1, 2], parents=[-1, 0]))
+
+
+def traced():
+    """The trace of an answer that is in a round, whose target has the next Draft already."""
+    trace = AnswerTrace(recording("a generation"), 0, FIXED, Record())
+    trace.begin("fixed", waits=True)
+    ahead = trace.ahead(Proposal(rounds_pb2.Draft(tokens=[1, 2, 3, 4], parents=[-1, 0, 1, 1])))
+    trace.verdict(DRAFT, reply(1, 2, 3), 0.0, 3)
+    return trace, ahead
+
+
+async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of(spans):
+    trace, ahead = traced()
+    trace.begin("fixed", gone_on=True)
+    assert trace.current == ahead
+    trace.verdict(replace(DRAFT, was_foreseen=True), reply(5, 6, 7), 0.0, 3)
+    first, second = spans.named("round")
+    assert first.start_time < second.start_time < first.end_time < second.end_time
+    assert second.attributes["outrider.tree_size"] == 4
+    assert second.attributes["outrider.depth"] == 2
+    assert second.attributes["outrider.draft_ms"] == 0.0
+
+
+async def test_a_round_that_never_began_leaves_no_span(spans):
+    trace, _ = traced()
+    trace.begin("fixed", waits=True)
+    trace.verdict(DRAFT, reply(5), 0.0, 1)
+    assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
+
+
+async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
+    """The worker has spans below it."""
+    trace, ahead = traced()
+    trace.forgo("measured")
+    trace.begin_stretch("measured")
+    abandoned = spans.one("abandoned round")
+    assert abandoned.attributes["outrider.abandoned"] == "measured"
+    assert ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"
+
+
+@pytest.mark.parametrize(("waits", "expected"), [(True, [6, 3 + 2, 1 + 4, 4]), (False, [0, 3, 1, 4])])
+async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
+    """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
+    proposal = replace(DRAFT, seconds=0.012, overhead_s=0.002, step_s=0.006)
+    trace = AnswerTrace(recording("a generation"), 0, FIXED, Record())
+    trace.begin("fixed", waits=waits)
+    trace.verdict(proposal, reply(1, 2, 3), 0.003, 3)
+    said = spans.one("round").attributes
+    parts = [said[f"outrider.{part}_ms"] for part in ("draft", "wire", "wait", "target")]
+    assert parts == pytest.approx(expected)

@@ -1,0 +1,44 @@
+"""Workers further away: the same text, and a round costs the hops it must."""
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from bench.relay import relay
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
+from gateway.rounds.sequence import Sequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from outrider.decoding.settings import Sampling
+from outrider.pace.settings import PaceSettings
+from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
+from tests.gateway.rounds.test_rounds import later
+
+ANSWER = [*range(100)]
+
+
+@pytest.mark.parametrize("delay_ms", [0.3, 2.0, 10.0])
+@pytest.mark.parametrize("mode", ["off", "fixed"])
+async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
+    async with AsyncExitStack() as stack:
+        near = await stack.enter_async_context(
+            fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 50]))
+        )
+        workers = [
+            replace(worker, address=await stack.enter_async_context(relay(worker.address, delay_ms / 1e3)))
+            for worker in near.workers()
+        ]
+        far = Fleet(lambda: workers, TRUST)
+        stack.push_async_callback(far.close)
+        sequence = Sequence((1, 2), Sampling(max_tokens=len(ANSWER)), noise_key=0)
+        speculation = Speculation(mode=mode, depth=4, drafter="model")
+        settings = GatewaySettings(model="m", tokenizer="t")
+        rounds = Rounds(sequence, far, speculation, Paces(PaceSettings()), settings, later(60))
+        async for _ in rounds.steps():
+            pass
+    assert sequence.generated == ANSWER
+    assert (rounds.record.lost_targets, rounds.record.lost_drafts, rounds.record.late_drafts) == (0, 0, 0)
+    if mode == "fixed":
+        assert rounds.record.accepted + rounds.record.target_passes == len(ANSWER)

@@ -1,0 +1,175 @@
+"""A stream goes to a worker of its role: one that holds the prefix, else the least busy one."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.rounds.sequence import Sequence
+from gateway.workers import registry as table
+from gateway.workers.fleet import IMBALANCE, Fleet
+from gateway.workers.streams import LOAD_AGE_S, Worker
+from outrider.decoding.settings import Sampling
+from protos import rounds_pb2
+from tests.fakes.scripted import TRUST, ScriptedTarget, fleet_of
+
+
+def worker(address, role="target"):
+    return Worker(role, "model", address, pid=1, node="n", vocab_size=256, max_length=2048)
+
+
+def sequence(*prompt):
+    return Sequence(prompt or (1,), Sampling(), noise_key=0)
+
+
+@pytest.fixture
+async def fleet():
+    fleet = Fleet(
+        lambda: [worker("127.0.0.1:1"), worker("127.0.0.1:2"), worker("127.0.0.1:3", "draft")], TRUST
+    )
+    yield fleet
+    await fleet.close()
+
+
+def streams(fleet):
+    return {link.worker.address[-1]: link.streams for link in fleet.links()}
+
+
+async def test_streams_spread_over_the_replicas_and_come_back(fleet):
+    opened = [fleet.open_target(sequence(n)) for n in range(4)] + [fleet.open_draft(sequence())]
+    assert streams(fleet) == {"1": 2, "2": 2, "3": 1}
+    for stream in opened:
+        await stream.aclose()
+    assert streams(fleet) == {"1": 0, "2": 0, "3": 0}
+
+
+async def test_every_stream_opens_under_an_epoch_of_its_own(fleet):
+    opening = sequence()
+    async with aclosing(fleet.open_target(opening)) as target, aclosing(fleet.open_draft(opening)) as draft:
+        assert (target.turn(1).epoch, draft.turn(1).epoch) == (1, 2)
+
+
+async def test_a_prompt_goes_where_its_beginning_was_taken_in(fleet):
+    first = fleet.open_target(sequence(*range(200)))
+    second = fleet.open_target(sequence(*range(150)))
+    assert streams(fleet) == {"1": 2, "2": 0, "3": 0}
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_unless_that_worker_is_much_busier_than_another(fleet):
+    opened = [fleet.open_target(sequence(*range(200))) for _ in range(2 * IMBALANCE)]
+    counts = streams(fleet)
+    assert counts["1"] > counts["2"] > 0
+    assert counts["1"] - counts["2"] <= IMBALANCE + 1
+    for stream in opened:
+        await stream.aclose()
+
+
+async def test_a_lost_worker_comes_last(fleet):
+    lost = fleet.open_target(sequence(*range(200)))  # nobody listens there
+    with pytest.raises(WorkerLostError, match="target worker 127"):
+        await lost.receive(1)
+    await lost.aclose()
+    opened = [fleet.open_target(sequence(*range(200))) for _ in range(3)]
+    assert streams(fleet) == {"1": 0, "2": 3, "3": 0}
+    for stream in opened:
+        await stream.aclose()
+
+
+async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
+    first = fleet.open_target(sequence(1), apart=True)
+    second = fleet.open_target(sequence(2), apart=True)
+    assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
+    with pytest.raises(WorkerLostError, match="not on trial"):
+        fleet.open_target(sequence(3), apart=True)
+    others = [fleet.open_target(sequence(4))]  # nothing is known against it
+    fleet.passed(second)
+    others.append(fleet.open_target(sequence(3), apart=True))
+    assert others[-1].address == second.address
+    fleet.passed(second)  # a second token says nothing of the next trial there
+    with pytest.raises(WorkerLostError, match="not on trial"):
+        fleet.open_target(sequence(5), apart=True)
+    await first.aclose()
+    others.append(fleet.open_target(sequence(5), apart=True))
+    assert others[-1].address == first.address
+    for stream in (second, *others):
+        await stream.aclose()
+
+
+async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
+    now = asyncio.get_running_loop().time()
+    link = fleet.links()[0]
+    link.load, link.heard_at = rounds_pb2.Load(running=3, waiting=2), now
+    assert link.busy(now) == 5
+    assert link.busy(now + 2 * LOAD_AGE_S) == 0
+
+
+async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
+    workers = [worker("127.0.0.1:1")]
+    fleet = Fleet(lambda: workers, TRUST)
+    stream = fleet.open_target(sequence())
+    workers[:] = [worker("127.0.0.1:2")]
+    assert streams(fleet) == {"2": 0}
+    assert len(fleet._links) == 2
+    await stream.aclose()
+    fleet.links()
+    assert [*fleet._links] == ["127.0.0.1:2"]
+    await fleet.close()
+
+
+async def test_a_message_that_is_not_taken_in_time_ends_the_stream():
+    """Nobody is left waiting for an answer to what may never have arrived."""
+    async with (
+        fleet_of(ScriptedTarget([7])) as fleet,
+        aclosing(fleet.open_target(sequence())) as stream,
+        asyncio.timeout(10),
+    ):
+        async with stream._writing:  # another message is on its way
+            with pytest.raises(WorkerLostError, match="no message was taken"):
+                await stream.send(rounds_pb2.TargetRequest(), timeout=0.01)
+        with pytest.raises(WorkerLostError):
+            await stream.receive(1)
+
+
+async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
+    small = replace(worker("127.0.0.1:1"), max_length=100)
+    fleet = Fleet(lambda: [small, worker("127.0.0.1:2")], TRUST)
+    long = Sequence((1,), Sampling(max_tokens=100), noise_key=0)
+    opened = [fleet.open_target(long) for _ in range(3)]
+    assert streams(fleet) == {"1": 0, "2": 3}
+    for stream in opened:
+        await stream.aclose()
+    await fleet.close()
+
+
+async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
+    """Embeddings are padded; a ratio rule could not undo a guess that the target knows nothing of."""
+    target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
+    fleet = Fleet(lambda: [target, draft], TRUST)
+    asked = Sequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
+    async with aclosing(fleet.open_draft(asked)) as to_draft, aclosing(fleet.open_target(asked)) as to_target:
+        assert list(to_draft._opening().sampling.bad_token_ids) == [5, 256, 257, 258]
+        assert list(to_target._opening().sampling.bad_token_ids) == [5]
+    await fleet.close()
+
+
+@pytest.fixture
+def empty_table(monkeypatch):
+    monkeypatch.setattr(table, "_BY_DEPLOYMENT", {})
+
+
+def test_the_table_holds_the_newest_workers_of_each_deployment(empty_table):
+    table.put("Target", [vars(worker("a:1")), vars(worker("b:1"))])
+    table.put("Draft", [vars(worker("c:1", "draft"))])
+    table.put("Target", [vars(worker("b:1"))])
+    assert [entry.address for entry in table.workers()] == ["b:1", "c:1"]
+
+
+def test_a_refusal_survives_the_way_through_serve_s_proxy():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(InvalidRequestError("top_p", "must be at most 1")))
+    assert (error.field, str(error)) == ("top_p", "top_p: must be at most 1")

@@ -1,0 +1,117 @@
+"""What steps and rounds cost, learned from their timings."""
+
+import random
+
+import numpy as np
+import pytest
+
+from outrider.pace.cost_model import ENOUGH_SAMPLES, RoundCost, Step, StepCost, StepSize
+
+
+def seconds(sequences: float, tokens: float, prompt_tokens: float = 0.0, context: float = 0.0) -> float:
+    """A machine that reads weights for 20 ms, and computes 0.4 ms a token from 32 on."""
+    compute = max(0.0, tokens + prompt_tokens - 32) * 0.4e-3
+    return 20e-3 + compute + 0.05e-3 * sequences + 1e-6 * context
+
+
+def taught(noise: float = 0.0, steps: int = 400) -> StepCost:
+    cost, drawn = StepCost(), random.Random(0)
+    for number in range(1, steps + 1):
+        sequences = drawn.choice([1, 2, 4, 8, 16, 32])
+        tokens = sequences * drawn.randint(1, 6)
+        taken = seconds(sequences, tokens) * drawn.uniform(1 - noise, 1 + noise)
+        cost.observe(Step(number, StepSize(sequences, tokens), taken))
+    return cost
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.03), (0.3, 0.1)])
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 1), (1, 5), (8, 40), (32, 32), (32, 160)])
+def test_a_machine_s_cost_is_learned_through_noise(noise, tolerance, sequences, tokens):
+    assert taught(noise).seconds(sequences, tokens) == pytest.approx(
+        seconds(sequences, tokens), rel=tolerance
+    )
+
+
+def test_a_machine_that_is_slow_at_few_rows_is_learned():
+    """The first 16 tokens cost most, the others ever less."""
+
+    def taken(tokens: float) -> float:
+        return 10e-3 + 1e-3 * min(tokens, 16) + 0.5e-3 * min(tokens, 64) + 0.3e-3 * tokens
+
+    cost, drawn = StepCost(), random.Random(0)
+    for number in range(1, 800):
+        sequences = drawn.choice([1, 2, 4, 8, 16, 32, 64])
+        tokens = sequences * drawn.randint(1, 6)
+        cost.observe(Step(number, StepSize(sequences, tokens), taken(tokens)))
+    for tokens in (4, 16, 64, 384):
+        assert cost.seconds(min(tokens, 64), tokens) == pytest.approx(taken(tokens), rel=0.05)
+
+
+def test_it_costs_no_less_to_do_more():
+    costs = taught(noise=0.3).seconds(16.0, np.arange(16.0, 200.0))
+    assert (np.diff(costs) >= 0).all()
+
+
+def test_a_step_that_many_report_counts_once():
+    once, often = StepCost(), StepCost()
+    for number in range(1, 40):
+        step = Step(number, StepSize(8, 8), 0.02)
+        once.observe(step)
+        assert often.observe(step)
+        assert not any(often.observe(step) for _ in range(7))
+    assert once.seconds(8, 8) == often.seconds(8, 8)
+
+
+def test_a_machine_that_gets_slower_is_believed_after_a_while():
+    cost = taught()
+    drawn = random.Random(1)
+    for number in range(1000, 1300):
+        sequences = drawn.choice([8, 16])
+        tokens = sequences * drawn.choice([1, 4])
+        cost.observe(Step(number, StepSize(sequences, tokens), 3 * seconds(sequences, tokens)))
+    assert cost.seconds(8, 8) == pytest.approx(3 * seconds(8, 8), rel=0.2)
+    assert cost.seconds(16, 64) == pytest.approx(3 * seconds(16, 64), rel=0.2)
+
+
+def test_one_step_that_took_for_ever_changes_little():
+    cost = taught()
+    before = float(cost.seconds(8, 8))
+    cost.observe(Step(1000, StepSize(8, 8), 100.0))
+    assert cost.seconds(8, 8) < 1.1 * before
+
+
+def test_what_is_not_seen_any_more_is_not_forgotten():
+    cost = taught()
+    for number in range(1000, 1500):
+        cost.observe(Step(number, StepSize(4, 4), seconds(4, 4)))
+    assert cost.seconds(32, 160) == pytest.approx(seconds(32, 160), rel=0.1)
+
+
+def test_prompts_are_not_charged_to_decoding():
+    cost = taught()
+    for number in range(1000, 1400):
+        prompt = 512 if number % 2 else 0
+        cost.observe(Step(number, StepSize(8, 8, prompt), seconds(8, 8, prompt)))
+    assert cost.seconds(8, 8) == pytest.approx(seconds(8, 8), rel=0.1)
+
+
+def test_one_size_alone_is_taken_for_the_cost_of_reading_the_weights():
+    cost = StepCost()
+    for number in range(1, 100):
+        cost.observe(Step(number, StepSize(1, 1), 2e-3))
+    assert cost.seconds(32, 32) == pytest.approx(2e-3, rel=0.7)
+
+
+def test_it_says_whether_it_knows():
+    cost = StepCost()
+    for number in range(1, ENOUGH_SAMPLES + 4):
+        assert cost.is_known is (number > ENOUGH_SAMPLES)
+        cost.observe(Step(number, StepSize(1, 1), 0.02))
+
+
+def test_a_round_s_overhead_grows_with_who_is_in_rounds():
+    cost, drawn = RoundCost(), random.Random(0)
+    for _ in range(2000):
+        sequences = drawn.choice([1, 4, 16])
+        cost.observe(sequences, 3e-3 + 0.2e-3 * sequences)
+    assert cost.seconds([1, 8, 64]) == pytest.approx([3.2e-3, 4.6e-3, 15.8e-3], rel=0.1)

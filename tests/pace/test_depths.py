@@ -1,0 +1,119 @@
+"""Which depths serve a batch fastest, on machines whose cost is written down."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from outrider.pace.optimizer import best_depths, best_leaves, log_rate, mix_of
+
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds: reading the weights, per token beyond a knee, per draft step, per round."""
+
+    read: float = 15e-3
+    token: float = 0.3e-3
+    knee: float = 64
+    draft: float = 2e-3
+    hops: float = 1e-3
+    overrun: float = 1.0
+
+    def step(self, sequences, tokens):
+        return self.read + self.token * np.maximum(tokens - self.knee, 0.0) + 0.0 * sequences
+
+    def drafting(self, sequences, depth, target_step):
+        return self.hops + self.draft * depth + 0.0 * sequences
+
+
+def reach(*rates):
+    return np.array([np.cumprod(np.full(MAX_DEPTH, rate)) for rate in rates])
+
+
+def depths(rates, machine=None, batch=None, scale=1.0):
+    is_batch = np.zeros(len(rates), bool) if batch is None else np.array(batch)
+    return best_depths(reach(*rates), is_batch, machine or Machine(), scale).tolist()
+
+
+def test_one_stream_is_drafted_as_deep_as_it_is_likely_right():
+    (unlikely,), (likely,) = depths([0.4]), depths([0.9])
+    assert 0 < unlikely < likely
+
+
+def test_no_drafts_for_what_is_never_right():
+    assert depths([0.03]) == [0]
+    assert depths([0.03] * 8) == [0] * 8
+
+
+def test_a_slow_draft_is_not_used():
+    assert depths([0.8], Machine(draft=30e-3)) == [0]
+
+
+def test_rounds_that_take_longer_than_their_costs_say_do_not_pay():
+    assert depths([0.8])[0] > 0
+    assert depths([0.8], Machine(overrun=4.0)) == [0]
+
+
+def test_a_full_batch_loses_its_drafts():
+    assert depths([0.6] * 256) == [0] * 256
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    "machine", [Machine(), Machine(knee=8), Machine(token=2e-3), Machine(draft=8e-3)], ids=str
+)
+@pytest.mark.parametrize("streams", [1, 4, 16, 64])
+def test_nothing_uniform_is_faster(rate, machine, streams):
+    """Against every fixed depth for all, plain decoding included."""
+    chosen = best_depths(reach(*[rate] * streams), np.zeros(streams, bool), machine)
+    best = log_rate(mix_of(chosen, reach(*[rate] * streams)), machine)
+    for depth in range(MAX_DEPTH + 1):
+        fixed = mix_of(np.full(streams, depth), reach(*[rate] * streams))
+        # Candidates are compared at 65 counts of tokens: the best lies at most a step beside.
+        assert best >= log_rate(fixed, machine) - 0.02
+
+
+def test_easy_sequences_are_drafted_deeper():
+    easy, hard = depths([0.95, 0.4], Machine(knee=4))
+    assert easy > hard
+
+
+def test_batch_requests_lose_their_drafts_first():
+    """As the load grows nobody marked interactive is without Drafts while one marked batch has them."""
+    fewer = []
+    for streams in (2, 16, 32, 64, 128, 256):
+        chosen = depths([0.6] * streams, batch=[index % 2 == 1 for index in range(streams)])
+        interactive, batch = chosen[::2], chosen[1::2]
+        assert min(interactive) > 0 or max(batch) == 0
+        fewer.append((sum(interactive) / streams, sum(batch) / streams))
+    assert any(interactive > 0 and batch < interactive for interactive, batch in fewer)
+    assert fewer[-1] == (0, 0)
+
+
+def test_a_cap_is_kept():
+    capped = reach(0.95, 0.95)
+    capped[0, 2:] = 0.0
+    assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2
+
+
+def leaves(rate, hit_rate, machine=None, streams=1):
+    machine = machine or Machine()
+    chances = reach(*[rate] * streams)
+    chosen = best_depths(chances, np.zeros(streams, bool), machine)
+    return best_leaves(chosen, chances, np.full(streams, hit_rate), machine).tolist()
+
+
+def test_second_guesses_go_along_where_the_target_takes_them_for_nothing():
+    assert leaves(0.6, 0.5)[0] > 0
+    assert leaves(0.6, 0.0) == [0]
+
+
+def test_second_guesses_stay_behind_where_each_token_costs():
+    assert leaves(0.6, 0.5, Machine(knee=0, token=3e-3)) == [0]
+    assert sum(leaves(0.6, 0.5, streams=32)) < 32 * leaves(0.6, 0.5)[0]
+
+
+def test_other_gateways_sequences_count_as_load():
+    assert sum(depths([0.6] * 4, scale=64.0)) < sum(depths([0.6] * 4))

@@ -1,0 +1,58 @@
+"""How far rounds fall short of what they were expected to be."""
+
+import pytest
+
+from outrider.pace.calibration import FADING, LARGEST, MEMORY, Overrun
+
+LONG = int(10 * MEMORY)
+
+
+def test_nothing_is_taken_to_overrun_before_it_was_seen():
+    assert Overrun().of_rounds == 1.0
+
+
+def test_rounds_that_take_longer_than_expected_overrun():
+    overrun = Overrun()
+    for _ in range(LONG):
+        overrun.observe("rounds", 0.12, 0.1, 1)
+    assert overrun.of_rounds == pytest.approx(1.2, rel=1e-3)
+
+
+def test_what_slows_plain_decoding_down_as_well_is_nothing_of_rounds():
+    overrun = Overrun()
+    for _ in range(LONG):
+        overrun.observe("rounds", 0.12, 0.1, 1)
+        overrun.observe("plain", 0.06, 0.05, 1)
+    assert overrun.of_rounds == pytest.approx(1.0, rel=1e-3)
+
+
+def test_rounds_with_fewer_tokens_than_expected_overrun():
+    overrun = Overrun()
+    for _ in range(LONG):
+        overrun.observe_tokens(2.0, 2.5, 1)
+    assert overrun.of_rounds == pytest.approx(1.25, rel=1e-3)
+
+
+def test_many_sequences_that_tell_of_one_round_count_as_one():
+    alone, many = Overrun(), Overrun()
+    alone.observe("rounds", 0.15, 0.1, 1)
+    for _ in range(64):
+        many.observe("rounds", 0.15, 0.1, 64)
+    assert many.of_rounds == pytest.approx(alone.of_rounds, rel=0.01)
+
+
+def test_one_round_that_took_for_ever_changes_little():
+    overrun = Overrun()
+    overrun.observe("rounds", 100.0, 0.1, 1)
+    assert overrun.of_rounds == pytest.approx(1.0 + (LARGEST - 1.0) / MEMORY)
+
+
+def test_what_is_not_seen_any_more_is_taken_to_be_like_the_other_kind():
+    overrun = Overrun()
+    for _ in range(LONG):
+        overrun.observe("rounds", 0.13, 0.1, 1)
+        overrun.observe("plain", 0.11, 0.1, 1)
+        overrun.observe_tokens(2.0, 3.0, 1)
+    for _ in range(int(10 * FADING)):
+        overrun.unseen("rounds")
+    assert overrun.of_rounds == pytest.approx(1.0, abs=1e-3)

@@ -1,0 +1,242 @@
+"""The pace in a simulated service: loads and acceptance that jump, noise, bad hours."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
+from outrider.pace.controller import Pace, PacedSequence
+from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.settings import PaceSettings
+
+
+class Service:
+    """One target, one draft and ``streams`` sequences of one task, in rounds that all take part in."""
+
+    def __init__(self, streams: int = 1, settings: PaceSettings | None = None) -> None:
+        self.pace = Pace(settings or PaceSettings())
+        self.task = TaskAcceptance()
+        self.drawn = random.Random(0)
+        self.rate = 0.8  # acceptance
+        self.noise = 0.0
+        self.foreseen = 0.0  # share of the verdicts
+        self.draft_step = 2e-3
+        self.token = 0.3e-3  # seconds per token beyond 32
+        self.waiting = 0.0  # of a Draft at the target, as a share of its step, which costs do not tell
+        self.steps = 0
+        self.sequences: list[PacedSequence] = []
+        self.since_probe: dict[PacedSequence, int] = {}
+        self.resize(streams)
+
+    def resize(self, streams: int) -> None:
+        while len(self.sequences) > streams:
+            self.pace.leave(self.sequences.pop())
+        while len(self.sequences) < streams:
+            sequence = PacedSequence("model", SequenceAcceptance(self.task), max_depth=16)
+            self.sequences.append(sequence)
+            self.since_probe[sequence] = 0
+            self.pace.join(sequence)
+
+    def _about(self, seconds: float) -> float:
+        return seconds * self.drawn.uniform(1 - self.noise, 1 + self.noise)
+
+    def _judged(self, depth: int) -> tuple[int, int]:
+        accepted = next((i for i in range(depth) if self.drawn.random() >= self.rate), depth)
+        return accepted, min(accepted + 1, depth)
+
+    def run(self, rounds: int) -> list[float]:
+        """The mean depth of each round."""
+        return [self._round() for _ in range(rounds)]
+
+    def _round(self) -> float:
+        streams = len(self.sequences)
+        depths = {sequence: self.pace.depth(sequence) for sequence in self.sequences}
+        tokens = streams + sum(depths.values())
+        self.steps += 1
+        seconds = self._about(15e-3 + self.token * max(0, tokens - 32))
+        step = Step(self.steps, StepSize(streams, tokens), seconds)
+        for sequence, depth in depths.items():
+            sequence.length += 1
+            self.pace.observe_target(step, running=streams)
+            if depth:
+                self.pace.observe_drafting(
+                    "model", Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
+                )
+                seconds = 1e-3 + (depth + 0.5) * self.draft_step
+                could_hide = min(seconds, 15e-3)
+                foreseen = self.drawn.random() < self.foreseen if self.foreseen else None
+                self.pace.observe_round(
+                    sequence,
+                    *self._judged(depth),
+                    depth,
+                    seconds - (could_hide if foreseen else 0.0),
+                    1e-3,
+                    step.seconds * (1 + self.waiting),
+                    foreseen,
+                )
+                continue
+            self.pace.observe_plain(sequence, step.seconds)
+            self.since_probe[sequence] += 1
+            if self.since_probe[sequence] >= self.pace.probe_tokens(sequence):
+                self.since_probe[sequence] = 0
+                self.pace.observe_drafting(
+                    "model", Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
+                )
+                self.pace.observe_probe(sequence, *self._judged(4))
+        self.pace.refresh()
+        return sum(depths.values()) / streams
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def test_one_bad_round_after_the_start_does_not_end_drafting():
+    service = Service()
+    service.rate = 0.0
+    service.run(1)
+    service.rate = 0.8
+    assert min(service.run(10)) > 0
+
+
+def test_the_rate_of_plain_decoding_is_known_from_the_costs():
+    service = Service(streams=4)
+    assert service.pace.plain_rate(4) == 0
+    service.run(60)
+    assert service.pace.plain_rate(0) == 0
+    assert service.pace.plain_rate(4) == pytest.approx(4 / 15e-3, rel=0.1)
+
+
+def test_bad_drafts_are_given_up():
+    service = Service()
+    service.rate = 0.05
+    service.run(100)
+    assert mean(service.run(300)) < 0.1
+
+
+def test_good_drafts_go_deep_and_stay_on():
+    service = Service()
+    service.rate = 0.95
+    service.run(100)
+    assert mean(service.run(300)) > 5
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_load_takes_drafts_away_and_gives_them_back(noise):
+    service = Service()
+    service.noise, service.rate = noise, 0.6
+    service.run(200)
+    assert mean(service.run(50)) > 1
+    for streams in (2, 4, 8, 16, 32, 64, 128, 256):
+        service.resize(streams)
+        service.run(20)
+    assert mean(service.run(50)) < 0.3
+    service.resize(1)
+    assert mean(service.run(40)[-20:]) > 1
+
+
+def test_a_crowd_is_not_drafted_for_as_the_one_before_it_was():
+    """Decided when it comes, before any of it has told something, by what an earlier crowd has cost."""
+    service = Service(streams=256)
+    service.rate = 0.6
+    service.run(200)
+    service.resize(1)
+    service.run(200)
+    assert service.sequences[0].depth > 1
+    service.resize(256)
+    assert mean([sequence.depth for sequence in service.sequences]) < 0.3
+
+
+@pytest.mark.parametrize("rounds", [500, pytest.param(2000, marks=pytest.mark.slow)])
+def test_after_a_bad_hour_drafts_are_back_within_200_tokens(rounds):
+    service = Service()
+    service.rate = 0.02
+    service.run(rounds)
+    service.rate = 0.9
+    assert max(service.run(200)) > 1
+    assert mean(service.run(rounds // 2)[-200:]) > 2
+
+
+def test_a_draft_that_was_slow_for_an_hour_is_used_again():
+    service = Service()
+    service.run(100)
+    service.draft_step = 60e-3
+    service.run(600)
+    assert mean(service.run(200)) < 0.2
+    service.draft_step = 2e-3
+    service.run(400)
+    assert mean(service.run(100)) > 2
+
+
+def test_a_target_whose_steps_were_costly_is_tried_again():
+    """While all is plain nothing tells what drafts would cost now, but for the trials."""
+    service = Service(streams=32)
+    service.token = 1e-3
+    service.run(300)
+    assert mean(service.run(100)) < 0.2
+    service.token = 0.02e-3
+    trials = 6 * PaceSettings().trial_steps
+    assert mean(service.run(trials)[-50:]) > 1
+
+
+def test_rounds_that_take_longer_than_their_costs_say_are_given_up_and_tried_again():
+    service = Service(streams=8)
+    service.rate, service.waiting = 0.5, 0.8
+    service.run(200)
+    given_up = service.run(1000)
+    assert mean(given_up) < 0.2
+    assert max(given_up) > 1
+    service.waiting = 0.0
+    service.run(1000)
+    assert mean(service.run(200)) > 1
+
+
+def test_noise_does_not_make_it_flap():
+    service = Service(streams=8)
+    service.noise, service.rate = 0.2, 0.7
+    service.run(200)
+    depths = service.run(400)
+    switched = sum((before > 0) != (after > 0) for before, after in pairwise(depths))
+    assert switched <= 4  # a trial is two
+
+
+def test_a_request_s_cap_and_the_settings_cap_are_kept():
+    service = Service(streams=2, settings=PaceSettings(max_depth=5))
+    service.rate = 0.99
+    service.sequences[0].max_depth = 2
+    service.run(300)
+    assert [service.pace.depth(sequence) for sequence in service.sequences] == [2, 5]
+
+
+def test_thresholds_decide_where_they_are_asked_for():
+    service = Service(streams=32, settings=PaceSettings(policy="thresholds"))
+    service.rate = 0.95
+    assert set(service.run(100)[-50:]) == {2}
+    service.pace.use(PaceSettings(policy="thresholds", half_depth_from=64))
+    service.run(2)
+    assert set(service.run(10)) == {4}
+    service.pace.use(PaceSettings(policy="thresholds", off_from=32))
+    service.run(2)
+    assert set(service.run(10)) == {0}
+
+
+def test_what_is_hidden_by_draft_ahead_is_drafted_deeper():
+    """A draft that is not worth its time otherwise is, where most of its time is hidden."""
+    service = Service()
+    service.rate, service.draft_step = 0.7, 12e-3
+    service.run(300)
+    assert mean(service.run(300)) < 0.3
+    ahead = Service()
+    ahead.rate, ahead.draft_step, ahead.foreseen = 0.7, 12e-3, 0.9
+    ahead.run(300)
+    assert mean(ahead.run(300)) > 0.7
+
+
+def test_a_draft_is_waited_for_no_longer_than_it_is_worth():
+    service = Service()
+    service.rate = 0.9
+    service.run(200)
+    (sequence,) = service.sequences
+    usual = 1e-3 + (sequence.depth + 0.5) * service.draft_step
+    assert usual < sequence.patience_s < 10 * 15e-3
