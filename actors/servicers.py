@@ -16,7 +16,7 @@ from outrider.decoding.sampling import TokenLogprobs
 from outrider.engine.errors import EngineError, SequenceFailedError
 from outrider.engine.sequence import Sequence
 from outrider.engine.work import (
-    Foreseen,
+    AheadOutcome,
     Generate,
     Generated,
     Prepared,
@@ -126,14 +126,14 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
     def reply(self, answer: Answer, epoch: int) -> rounds_pb2.DraftReply:
         result = answer.result
         assert isinstance(result, Proposed | Prepared)
-        foreseen = result.foreseen if isinstance(result, Proposed) else None
+        ahead = result.ahead if isinstance(result, Proposed) else None
         return rounds_pb2.DraftReply(
             epoch=epoch,
             round=answer.round,
             draft=draft_to_message(result.draft),
             timings=_timings(result.timings),
             load=_load(answer),
-            foreseen=None if foreseen is None else _foreseen(foreseen),
+            ahead=None if ahead is None else _ahead(ahead),
         )
 
 
@@ -208,12 +208,12 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
     )
 
 
-def _foreseen(foreseen: Foreseen) -> rounds_pb2.Foreseen:
-    return rounds_pb2.Foreseen(
-        tokens=foreseen.tokens,
-        rank=foreseen.rank,
-        saved_ns=int(foreseen.saved * 1e9),
-        discarded_tokens=foreseen.discarded,
+def _ahead(ahead: AheadOutcome) -> rounds_pb2.AheadOutcome:
+    return rounds_pb2.AheadOutcome(
+        tokens=ahead.tokens,
+        rank=ahead.rank,
+        saved_ns=int(ahead.saved * 1e9),
+        wasted_tokens=ahead.wasted,
     )
 
 

@@ -80,7 +80,7 @@ def _position(answer: Answer) -> int:
     return answer.result.position
 
 
-def _record(name: str, parent: str, answers: list[Answer], discarded: int = 0) -> None:
+def _record(name: str, parent: str, answers: list[Answer], wasted: int = 0) -> None:
     """A span from the arrival of the work to its last answer, and below it the parts."""
     first, last = answers[0], answers[-1]
     timings = [answer.result.timings for answer in answers]
@@ -99,8 +99,8 @@ def _record(name: str, parent: str, answers: list[Answer], discarded: int = 0) -
         },
         start_time=begun_ns,
     )
-    if discarded:
-        span.set_attribute("outrider.discarded", discarded)
+    if wasted:
+        span.set_attribute("outrider.wasted", wasted)
     queue, forward, sample, steps = (
         sum(getattr(one, part) for one in timings) for part in ("queue", "forward", "sample", "step")
     )

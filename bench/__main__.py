@@ -20,7 +20,7 @@ BENCHMARKS = {
     "metrics": "what recording metrics costs",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",
-    "reproducible": "what reproducible numerics cost",
+    "batch_invariant": "what batch-invariant numerics cost",
 }
 
 

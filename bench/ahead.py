@@ -29,7 +29,7 @@ from bench.engine import requests_of
 from bench.report import save, table
 from bench.service import TRUST, at_distance, worker_process
 from bench.simulate import predicted
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
 from gateway.rounds.sequence import Sequence as GatewaySequence
@@ -142,7 +142,7 @@ class Run:
 
     seconds: float
     tokens: tuple[int, ...]
-    record: Record
+    stats: Stats
     times: Times
 
     @property
@@ -169,7 +169,7 @@ async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run
     assert begun is not None
     seconds = time.perf_counter() - begun
     await fleet.close()
-    return Run(seconds, tuple(sequence.generated[1:]), rounds.record, fleet.times)
+    return Run(seconds, tuple(sequence.generated[1:]), rounds.stats, fleet.times)
 
 
 async def answer_all(workers: Sequence[Worker], requests: Sequence[Request], depth: int) -> float:
@@ -253,8 +253,8 @@ class Comparison:
 
 def foreseen_share(runs: Sequence[Run]) -> float:
     """Of verdicts after which a Draft was asked for."""
-    verdicts = sum(run.record.prepared_for for run in runs)
-    return sum(run.record.foreseen.total() for run in runs) / max(verdicts, 1)
+    verdicts = sum(run.stats.prepared_for for run in runs)
+    return sum(run.stats.ahead_hits.total() for run in runs) / max(verdicts, 1)
 
 
 def row_of(comparison: Comparison, share: float, temperature: float, plain_step_s: float) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def row_of(comparison: Comparison, share: float, temperature: float, plain_step_
         "with / without": comparison.rate(True, ahead) / comparison.rate(False, without),
         "predicted": predicted_gain(comparison, plain_step_s),
         "foreseen": foreseen_share(runs),
-        "target had it": sum(run.record.gone_on for run in runs) / passes,
+        "target had it": sum(run.stats.continued for run in runs) / passes,
         "share of the bound": sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs) / bound,
     }
 
@@ -290,8 +290,8 @@ def predicted_gain(comparison: Comparison, plain_step_s: float) -> float:
         per_round = {part: sum(run.times.parts[part] for run in alone) / rounds for part in PARTS}
         per_token = max(per_round["target"] - plain_step_s, 0.0) / without
         hop_s = (per_round["wire"] + per_round["gateway"]) / HOPS
-        verified = sum(run.record.verified for run in (*runs, *alone))
-        acceptance = sum(run.record.accepted for run in (*runs, *alone)) / max(verified, 1)
+        verified = sum(run.stats.verified for run in (*runs, *alone))
+        acceptance = sum(run.stats.accepted for run in (*runs, *alone)) / max(verified, 1)
         rates = [
             predicted(
                 partial(_step_s, plain_step_s, per_token),

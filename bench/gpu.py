@@ -5,7 +5,7 @@ draft to about 1 B, bfloat16 (18 GB of disk, 45 GB of GPU memory). Then, each pa
 
 - steps: one token of one sequence as a share of the bandwidth limit (the weights of the linear layers read
   once, at the bandwidth measured by summing a buffer), with graphs and without; 1 to 9 tokens beside
-  one; batches; reproducible numerics;
+  one; batches; batch-invariant numerics;
 - speculation end to end against plain decoding, by batch, greedy;
 - transformers' own `generate`, plain and assisted by the same draft, one sequence;
 - a step of the draft as it is and, where bitsandbytes is installed, in 8 and 4 bit.
@@ -82,7 +82,7 @@ def step_rows(target: Path, device: str, bandwidth: float) -> list[dict[str, Any
     ways: dict[str, dict[str, Any]] = {
         "graphs": {},
         "no graphs": {"graphs": False},
-        "reproducible": {"reproducible": True},
+        "batch_invariant": {"batch_invariant": True},
     }
     for way, settings in ways.items():
         of = engine(target, device, **settings)

@@ -2,7 +2,7 @@
 
 Seeded requests on the demo pair, answered by plain decoding one at a time, then in every other way. In
 float32 none should differ; in bfloat16 rounding depends on the shape of a step, and this says how often that
-changes a text; with reproducible numerics none may.
+changes a text; with batch-invariant numerics none may.
 """
 
 import argparse
@@ -47,14 +47,14 @@ def requests(count: int, tokens: int) -> list[Request]:
     return made
 
 
-def measure(dtype: str, reproducible: bool, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
+def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
     """One row per way: how many requests differ from plain decoding one at a time."""
 
     def engine(role: str, **settings: Any) -> Engine:
         fields = {"model": str(DEMO / role), "dtype": dtype, "threads": threads, "cache_memory": 2**28}
         return Engine(EngineSettings.model_validate({**fields, **settings}))
 
-    target, draft = engine("target", reproducible=reproducible), engine("draft")
+    target, draft = engine("target", batch_invariant=batch_invariant), engine("draft")
     asked = requests(count, tokens)
 
     def answers(name: str | None, depth: int, leaves: int, at_once: int) -> list[Output]:
@@ -74,7 +74,7 @@ def measure(dtype: str, reproducible: bool, count: int, tokens: int, threads: in
     for way, settings in WAYS.items():
         outputs = answers(*settings)
         differing = sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))
-        numerics = {"dtype": dtype, "reproducible": reproducible}
+        numerics = {"dtype": dtype, "batch_invariant": batch_invariant}
         rows.append({**numerics, "way": way, "requests": count, "differ": differing})
         print(table(rows[-1:]), flush=True)
     return rows
@@ -83,7 +83,9 @@ def measure(dtype: str, reproducible: bool, count: int, tokens: int, threads: in
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.identity", description="Same seed, same text?")
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="as usual")
-    parser.add_argument("--reproducible", nargs="*", default=["bfloat16"], help="with reproducible numerics")
+    parser.add_argument(
+        "--batch-invariant", nargs="*", default=["bfloat16"], help="with batch-invariant numerics"
+    )
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -91,9 +93,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rows = [
         row
-        for reproducible, dtypes in ((False, arguments.dtypes), (True, arguments.reproducible))
+        for batch_invariant, dtypes in ((False, arguments.dtypes), (True, arguments.batch_invariant))
         for dtype in dtypes
-        for row in measure(dtype, reproducible, arguments.requests, arguments.tokens, arguments.threads)
+        for row in measure(dtype, batch_invariant, arguments.requests, arguments.tokens, arguments.threads)
     ]
     print(table(rows))
     print(save("identity", rows))

@@ -182,8 +182,8 @@ def summary(slices: Sequence[Slice]) -> Row:
     first_token = [1e3 * seconds for one in slices for seconds in one.first_token_s]
     per_token = [1e3 * seconds for one in slices for seconds in one.per_token_s]
     rounds, passes = sum(one.rounds for one in slices), sum(one.passes for one in slices)
-    finished = [record for one in slices for record in one.finished]
-    finished_rounds = sum(record.rounds for record in finished)
+    finished = [stats for one in slices for stats in one.finished]
+    finished_rounds = sum(stats.rounds for stats in finished)
     return {
         "tokens/s": statistics.median(one.rate for one in slices),
         "first token p50, ms": percentile(first_token, 50),
@@ -191,9 +191,7 @@ def summary(slices: Sequence[Slice]) -> Row:
         "per token p50, ms": percentile(per_token, 50),
         "per token p99, ms": percentile(per_token, 99),
         # Of those that finished, where there are many streams the short ones: at their ends depth is cut.
-        "mean depth": sum(record.drafted for record in finished) / finished_rounds
-        if finished_rounds
-        else None,
+        "mean depth": sum(stats.drafted for stats in finished) / finished_rounds if finished_rounds else None,
         "share of passes with a Draft": rounds / passes if passes else None,
         "finished": len(finished),
     }

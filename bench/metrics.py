@@ -16,7 +16,7 @@ import ray
 from actors.metrics import EngineMetrics
 from bench.report import save, table
 from gateway.observe.metrics import publish
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.settings import Speculation
 from outrider.engine.runner import StepTimings
@@ -47,19 +47,19 @@ def measure() -> list[dict[str, Any]]:
         settings=SimpleNamespace(model="m"),
         plain_rate=lambda: 100.0,
     )
-    records = [
-        Record(drafted=1, accepted_lengths=Counter({8: 1}), transitions=Counter({("on", "measured"): 1}))
+    all_stats = [
+        Stats(drafted=1, accepted_lengths=Counter({8: 1}), transitions=Counter({("on", "measured"): 1}))
         for _ in range(SEQUENCES)
     ]
-    for number, record in enumerate(records):
-        rounds: Any = SequenceStandIn(record)
+    for number, stats in enumerate(all_stats):
+        rounds: Any = SequenceStandIn(stats)
         totals.counting(rounds, f"task {number % TASKS}", SPECULATION).__enter__()
 
     def second(requests: int) -> None:
-        for record in records:  # every counter has something new to tell
-            record.rounds += 1
-            record.target_passes += 1
-            record.accepted_lengths[8] += 1
+        for stats in all_stats:  # every counter has something new to tell
+            stats.rounds += 1
+            stats.target_passes += 1
+            stats.accepted_lengths[8] += 1
         for _ in range(requests):
             with totals.timing("chat") as timing:
                 timing.has_turn()
@@ -83,8 +83,8 @@ def measure() -> list[dict[str, Any]]:
 class SequenceStandIn:
     why, depth = "measured", 4
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
 
 
 def _microseconds(record: Callable[[], None], repetitions: int = REPETITIONS) -> float:

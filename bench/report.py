@@ -41,14 +41,14 @@ def save(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     command = "python -m " + shlex.join([f"bench.{name}", *sys.argv[1:]])
-    record = {
+    stats = {
         "command": command,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         **facts,
         "rows": list(rows),
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(stats, indent=1) + "\n")
     return path
 
 

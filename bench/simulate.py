@@ -27,7 +27,7 @@ from bench import virtual
 from bench.report import save, table
 from bench.simulated import Ahead, SimulatedFleet, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
 from gateway.rounds.sequence import Sequence
@@ -106,7 +106,7 @@ class Counter:
     """What all streams did."""
 
     commits: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
-    record: Record = field(default_factory=Record)  # of answers that were finished
+    stats: Stats = field(default_factory=Stats)  # of answers that were finished
 
     def rate(self, load: Load) -> float:
         """Tokens per second, the beginning left out."""
@@ -151,7 +151,7 @@ class Streams:
             async with aclosing(rounds.steps()) as steps:
                 async for step in steps:
                     self.counter.commits.append((loop.time(), len(step.tokens)))
-            self.counter.record.add(rounds.record)
+            self.counter.stats.add(rounds.stats)
 
     @staticmethod
     def _about(mean: int, drawn: random.Random) -> int:
@@ -220,10 +220,10 @@ def measure(pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], lo
     for name, speculation in MODES.items():
         counter = virtual.run(closed_loop(pair, acceptance, speculation, load))
         row[name] = counter.rate(load)
-    record = counter.record
+    stats = counter.stats
     row["pace / best"] = row["pace"] / max(row[name] for name in MODES if name != "pace")
-    row["share of passes with a Draft"] = record.rounds / max(record.target_passes, 1)
-    row["mean depth"] = record.drafted / max(record.rounds, 1)
+    row["share of passes with a Draft"] = stats.rounds / max(stats.target_passes, 1)
+    row["mean depth"] = stats.drafted / max(stats.rounds, 1)
     return row
 
 

@@ -16,7 +16,7 @@ from gateway.rounds.sequence import Sequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.draft import Draft
-from outrider.engine.scheduling.batch_delay import Gathering
+from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.pace.cost_model import Step
 from protos import rounds_pb2
 from protos.conversions import draft_from_message, draft_to_message
@@ -42,7 +42,7 @@ def right_path(draft: Draft) -> tuple[int, ...]:
 class SimulatedTarget(SimulatedEngine):
     def __init__(self, address: str, cost: Cost) -> None:
         super().__init__(address, cost)
-        self._gathering = Gathering(asyncio.get_running_loop().time)
+        self._batch_delay = BatchDelay(asyncio.get_running_loop().time)
         self._ahead: dict[SimulatedStream, tuple[int, Draft]] = {}  # trees, and how many tokens they follow
 
     def work_of(self, stream: SimulatedStream, request: Any, arrived: float) -> Work | None:
@@ -57,9 +57,9 @@ class SimulatedTarget(SimulatedEngine):
             self._ahead[stream] = end, draft
             work = stream.work or self._following(stream, turn.round)
             if work is not None:
-                self._gathering.left(stream)
+                self._batch_delay.left(stream)
             return work
-        self._gathering.returned(stream, arrived)
+        self._batch_delay.returned(stream, arrived)
         self._ahead.pop(stream, None)
         missing = end - min(stream.written, end - 1)
         stream.said = end
@@ -85,7 +85,7 @@ class SimulatedTarget(SimulatedEngine):
         if work.until is None:
             stream.work = self._following(stream, work.round)
             if stream.work is None and not finished:
-                self._gathering.answered([stream])
+                self._batch_delay.answered([stream])
         else:
             stream.work = None if finished or stream.said >= work.until else work
             work.tokens, work.since = 1, asyncio.get_running_loop().time()
@@ -105,16 +105,16 @@ class SimulatedTarget(SimulatedEngine):
     def leave(self, stream: SimulatedStream) -> None:
         super().leave(stream)
         self._ahead.pop(stream, None)
-        self._gathering.left(stream)
+        self._batch_delay.left(stream)
 
     def stepped(self, step: Step) -> None:
-        self._gathering.stepped(step)
+        self._batch_delay.stepped(step)
 
     def patience(self, working: list[SimulatedStream]) -> float:
         works = [stream.work for stream in working if stream.work is not None]
         if any(work.until is not None for work in works):
             return 0.0
-        return self._gathering.patience([work.tokens for work in works])
+        return self._batch_delay.patience([work.tokens for work in works])
 
 
 @dataclass
@@ -151,12 +151,12 @@ class _Prepared:
     def is_complete(self) -> bool:
         return len(self.steps) > len(self.draft)
 
-    def observed(self) -> rounds_pb2.Foreseen:
+    def observed(self) -> rounds_pb2.AheadOutcome:
         """What it was good for, now that the Verdict is there."""
         used = len(self.steps) if self.known else 0
         saved_s = sum(self.steps[: self.known])
-        return rounds_pb2.Foreseen(
-            tokens=self.known, saved_ns=int(saved_s * 1e9), discarded_tokens=self.fed - used
+        return rounds_pb2.AheadOutcome(
+            tokens=self.known, saved_ns=int(saved_s * 1e9), wasted_tokens=self.fed - used
         )
 
     def tree(self, guesses: list[int]) -> Draft:
@@ -183,11 +183,11 @@ class SimulatedDraft(SimulatedEngine):
         turn, depth = request.propose.turn, request.propose.depth
         end = turn.base + len(turn.tokens)
         prepared = self._prepared.pop(stream, None)
-        foreseen = prepared.observed() if prepared is not None and prepared.end == end else None
-        known = foreseen.tokens if foreseen is not None else 0
+        ahead = prepared.observed() if prepared is not None and prepared.end == end else None
+        known = ahead.tokens if ahead is not None else 0
         missing = 1 if known else end - min(stream.written, end - 1)
         stream.said = end
-        work = Work(turn.round, missing, arrived, depth=depth, steps=max(depth, 1) - known, foreseen=foreseen)
+        work = Work(turn.round, missing, arrived, depth=depth, steps=max(depth, 1) - known, ahead=ahead)
         if work.steps > 0:
             return work
         waited_s = asyncio.get_running_loop().time() - arrived
@@ -207,7 +207,7 @@ class SimulatedDraft(SimulatedEngine):
         stream.work = None
         stream.answer(
             rounds_pb2.DraftReply(
-                round=work.round, draft=draft_to_message(draft), timings=timings, foreseen=work.foreseen
+                round=work.round, draft=draft_to_message(draft), timings=timings, ahead=work.ahead
             )
         )
         if draft and self._ahead.branches:

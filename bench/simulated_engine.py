@@ -51,7 +51,7 @@ class Work:
     until: int | None = None  # plain decoding up to this length
     depth: int = 0  # of the Draft that is asked for
     steps: int = 1  # until the answer; a draft takes one per token
-    foreseen: rounds_pb2.Foreseen | None = None
+    ahead: rounds_pb2.AheadOutcome | None = None
 
 
 @dataclass(eq=False)

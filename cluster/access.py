@@ -40,7 +40,7 @@ def shared_trust(settings: Settings) -> Trust:
     return Trust.model_validate({"token": token, **contents})
 
 
-def check_doors(settings: Settings, keys: list[str]) -> None:
+def check_access(settings: Settings, keys: list[str]) -> None:
     """Raises ValueError if callers from other machines are invited and none of them would need a key."""
     if not keys and not settings.allow_anonymous and not _is_loopback(settings.http_host):
         raise ValueError(

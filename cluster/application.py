@@ -10,7 +10,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
-from cluster.access import api_keys, check_doors, shared_trust
+from cluster.access import api_keys, check_access, shared_trust
 from cluster.autoscaling import autoscaling
 from cluster.preflight import Preflight
 from cluster.settings import Settings
@@ -42,7 +42,7 @@ def app(settings: Settings) -> Application:
     """
     settings = settings.resolved()
     keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
-    check_doors(settings, keys)
+    check_access(settings, keys)
     with Preflight() as preflight:
         start_ray(settings)
         settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))

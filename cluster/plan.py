@@ -8,7 +8,7 @@ from typing import Any, Literal
 from transformers import LlamaConfig
 
 from cluster.settings import Settings
-from outrider.engine.loading.skeleton import ModelOutline, outline
+from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
 from outrider.engine.settings import EngineSettings, Quantization
@@ -105,13 +105,13 @@ class DeploymentPlan:
         self._settings = settings
         engine, gpus = settings.target_engine(), settings.target_gpus
         per_device = _per_device(settings.most_targets * settings.tensor_parallel, gpus)
-        self.target = _part("target", outline(engine), engine, gpus, memory, per_device)
+        self.target = _part("target", skeleton(engine), engine, gpus, memory, per_device)
         alone = Device(memory, (self.target,))
         is_shared = _share_a_device(settings, per_device)
         self._beside = alone if is_shared else Device(draft_memory, ())
         self.devices = [alone]
         if settings.draft is not None:
-            drafting = self.drafting(outline(settings.draft_engine()), settings.draft_quantization)
+            drafting = self.drafting(skeleton(settings.draft_engine()), settings.draft_quantization)
             self.devices = [drafting] if is_shared else [alone, drafting]
 
     @property
@@ -122,7 +122,7 @@ class DeploymentPlan:
             caches["draft_cache_memory"] = self.devices[-1].parts[-1].engine.cache_memory
         return self._settings.model_copy(update=caches)
 
-    def drafting(self, model: ModelOutline, quantization: Quantization | None = None) -> Device:
+    def drafting(self, model: ModelSkeleton, quantization: Quantization | None = None) -> Device:
         """The draft's device with any model in its place."""
         assert self._settings.draft_gpus is not None
         changed = {"draft": model.name, "draft_quantization": quantization}
@@ -138,10 +138,10 @@ class DeploymentPlan:
         type_name = str(target.dtype).removeprefix("torch.")
         for name, shape in LLAMAS.items():
             sizes = {"vocab_size": target.vocab_size, "max_position_embeddings": target.context_length}
-            model = ModelOutline(LlamaConfig(**shape, **sizes), name, target.dtype)
+            model = ModelSkeleton(LlamaConfig(**shape, **sizes), name, target.dtype)
             yield f"{name} {type_name}", self.drafting(model)
             yield f"{name} int4", self.drafting(model, "int4")
-        yield "the target in int4", self.drafting(outline(self._settings.target_engine()), "int4")
+        yield "the target in int4", self.drafting(skeleton(self._settings.target_engine()), "int4")
 
     def check(self) -> None:
         """Raises ValueError if something does not fit, naming what would."""
@@ -151,7 +151,7 @@ class DeploymentPlan:
 
 def _part(
     role: Role,
-    model: ModelOutline,
+    model: ModelSkeleton,
     engine: EngineSettings,
     gpus: float,
     memory: int,

@@ -61,7 +61,7 @@ class Settings(BaseModel):
     draft_quantization: Quantization | None = Field(
         default=None, description="the same of the draft; never changes the text"
     )
-    reproducible: bool = Field(
+    batch_invariant: bool = Field(
         default=False,
         description="the target's logits do not depend on what else is in its step: same seed, same text in"
         " any dtype, for some speed",
@@ -262,7 +262,7 @@ class Settings(BaseModel):
             cache_memory=self.cache_memory,
             tensor_parallel=self.tensor_parallel,
             quantization=self.target_quantization,
-            reproducible=self.reproducible,
+            batch_invariant=self.batch_invariant,
             device_share=self._device_share(self.target_gpus),
         )
 

@@ -1,4 +1,4 @@
-"""Messages to the types of decoding/ and back: the one place that knows both sides."""
+"""Messages to the types of outrider/ and back: the one place that knows both sides."""
 
 from typing import Any
 

@@ -142,13 +142,13 @@ class GenerateChunk(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("drafted", "parents", "accepted", "reason", "foreseen", "gone_on", "draft_ms", "target_ms", "queue_ms", "step_ms")
+    __slots__ = ("drafted", "parents", "accepted", "reason", "ahead_hit", "continued", "draft_ms", "target_ms", "queue_ms", "step_ms")
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    FORESEEN_FIELD_NUMBER: _ClassVar[int]
-    GONE_ON_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_HIT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MS_FIELD_NUMBER: _ClassVar[int]
     TARGET_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -157,13 +157,13 @@ class Round(_message.Message):
     parents: _containers.RepeatedScalarFieldContainer[int]
     accepted: _containers.RepeatedScalarFieldContainer[int]
     reason: str
-    foreseen: bool
-    gone_on: bool
+    ahead_hit: bool
+    continued: bool
     draft_ms: float
     target_ms: float
     queue_ms: float
     step_ms: float
-    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., foreseen: _Optional[bool] = ..., gone_on: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., ahead_hit: _Optional[bool] = ..., continued: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class Completion(_message.Message):
     __slots__ = ("choices", "usage")
@@ -200,7 +200,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "foreseen_ranks", "gone_on", "saved_ms", "discarded", "empty_drafts")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "empty_drafts")
     MODE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -215,10 +215,10 @@ class Speculation(_message.Message):
     LOST_TARGETS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FOR_FIELD_NUMBER: _ClassVar[int]
-    FORESEEN_RANKS_FIELD_NUMBER: _ClassVar[int]
-    GONE_ON_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_HIT_RANKS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     SAVED_MS_FIELD_NUMBER: _ClassVar[int]
-    DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    WASTED_FIELD_NUMBER: _ClassVar[int]
     EMPTY_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     drafter: str
@@ -234,12 +234,12 @@ class Speculation(_message.Message):
     lost_targets: int
     seed: int
     prepared_for: int
-    foreseen_ranks: _containers.RepeatedScalarFieldContainer[int]
-    gone_on: int
+    ahead_hit_ranks: _containers.RepeatedScalarFieldContainer[int]
+    continued: int
     saved_ms: float
-    discarded: int
+    wasted: int
     empty_drafts: int
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., foreseen_ranks: _Optional[_Iterable[int]] = ..., gone_on: _Optional[int] = ..., saved_ms: _Optional[float] = ..., discarded: _Optional[int] = ..., empty_drafts: _Optional[int] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., empty_drafts: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)

@@ -104,32 +104,32 @@ class SparseProbs(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("epoch", "round", "draft", "timings", "load", "foreseen")
+    __slots__ = ("epoch", "round", "draft", "timings", "load", "ahead")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    FORESEEN_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     round: int
     draft: Draft
     timings: Timings
     load: Load
-    foreseen: Foreseen
-    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., foreseen: _Optional[_Union[Foreseen, _Mapping]] = ...) -> None: ...
+    ahead: AheadOutcome
+    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ahead: _Optional[_Union[AheadOutcome, _Mapping]] = ...) -> None: ...
 
-class Foreseen(_message.Message):
-    __slots__ = ("tokens", "rank", "saved_ns", "discarded_tokens")
+class AheadOutcome(_message.Message):
+    __slots__ = ("tokens", "rank", "saved_ns", "wasted_tokens")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SAVED_NS_FIELD_NUMBER: _ClassVar[int]
-    DISCARDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     rank: int
     saved_ns: int
-    discarded_tokens: int
-    def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., discarded_tokens: _Optional[int] = ...) -> None: ...
+    wasted_tokens: int
+    def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
     __slots__ = ("epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "timings", "load")

@@ -296,29 +296,29 @@ def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
 
 
 def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
-    record = usage.record
+    stats = usage.stats
     return generation_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         speculation=generation_pb2.Speculation(
             mode=usage.speculation.mode,
             drafter=usage.speculation.drafter,
-            rounds=record.rounds,
-            drafted=record.drafted,
-            verified=record.verified,
-            accepted=record.accepted,
-            accepted_lengths=record.histogram,
-            mean_accepted_length=record.mean_accepted_length,
-            target_passes=record.target_passes,
-            late_drafts=record.late_drafts,
-            lost_drafts=record.lost_drafts,
-            lost_targets=record.lost_targets,
+            rounds=stats.rounds,
+            drafted=stats.drafted,
+            verified=stats.verified,
+            accepted=stats.accepted,
+            accepted_lengths=stats.histogram,
+            mean_accepted_length=stats.mean_accepted_length,
+            target_passes=stats.target_passes,
+            late_drafts=stats.late_drafts,
+            lost_drafts=stats.lost_drafts,
+            lost_targets=stats.lost_targets,
             seed=seed,
-            prepared_for=record.prepared_for,
-            foreseen_ranks=record.foreseen_ranks,
-            gone_on=record.gone_on,
-            saved_ms=1e3 * record.saved_s,
-            discarded=record.discarded,
-            empty_drafts=record.empty_drafts,
+            prepared_for=stats.prepared_for,
+            ahead_hit_ranks=stats.ahead_hit_ranks,
+            continued=stats.continued,
+            saved_ms=1e3 * stats.saved_s,
+            wasted=stats.wasted,
+            empty_drafts=stats.empty_drafts,
         ),
     )

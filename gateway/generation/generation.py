@@ -16,7 +16,7 @@ from gateway.generation.merge import merged
 from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.observe.tracing import GenerationTrace
 from gateway.rounds.paces import Paces
@@ -91,10 +91,10 @@ class Generation:
             InvalidRequestError: no worker can serve such a sequence.
         """
         sequences = prepared.sequences
-        completion_tokens, unfinished, record = 0, len(sequences), Record()
+        completion_tokens, unfinished, stats = 0, len(sequences), Stats()
         operation = "text_completion" if prepared.continues_text else "chat"
         with self.totals.timing(operation) as timing, GenerationTrace(prepared, self.settings.model) as trace:
-            choices = [self._choice(prepared, choice, record, trace) for choice in range(len(sequences))]
+            choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
             async with (
                 self.admission.place(prepared.deadline),
                 aclosing(merged(choices)) as chunks,
@@ -109,7 +109,7 @@ class Generation:
                     if unfinished:
                         yield chunk
                         continue
-                    usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, record)
+                    usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, stats)
                     timing.end()
                     await self._close(trace, prepared, usage)
                     yield replace(chunk, usage=usage)
@@ -125,11 +125,11 @@ class Generation:
             )
 
     async def _choice(
-        self, prepared: Prepared, choice: int, total: Record, trace: GenerationTrace
+        self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace
     ) -> AsyncGenerator[Chunk, None]:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
-        record = Record()
+        stats = Stats()
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         text = AnswerText(self._vocabulary, prepared.stop, before)
         rounds = Rounds(
@@ -141,8 +141,8 @@ class Generation:
             prepared.deadline,
             prepared.task,
             prepared.priority,
-            record,
-            trace.answer(choice, prepared.speculation, record),
+            stats,
+            trace.answer(choice, prepared.speculation, stats),
         )
         with self.totals.counting(rounds, prepared.task, prepared.speculation):
             async with aclosing(rounds.steps()) as steps:
@@ -152,7 +152,7 @@ class Generation:
                     if text.stopped:
                         sequence.finish_reason = "stop"
                     if sequence.finish_reason is not None:
-                        total.add(record)
+                        total.add(stats)
                     tokens = step.tokens[: len(pieces)]
                     yield Chunk(choice, tokens, tuple(pieces), sequence.finish_reason, round=step.round)
                     if sequence.finish_reason is not None:

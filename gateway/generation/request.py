@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import Span
 
 from gateway.generation.text import Piece
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.rounds import Round
 from gateway.rounds.sequence import Sequence, Token
 from gateway.settings import Priority, Speculation
@@ -32,7 +32,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     speculation: Speculation  # as resolved from request and settings
-    record: Record
+    stats: Stats
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.proposal import Proposal
 from gateway.settings import Speculation
 from protos import rounds_pb2
@@ -23,7 +23,7 @@ TRACER = trace.get_tracer("outrider")
 
 ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
 COUNTED = (
-    "drafted", "verified", "accepted", "prepared_for", "gone_on", "saved_ms", "discarded", "target_passes",
+    "drafted", "verified", "accepted", "prepared_for", "continued", "saved_ms", "wasted", "target_passes",
     "late_drafts", "lost_drafts", "empty_drafts",
 )  # fmt: skip
 
@@ -34,16 +34,16 @@ class NoTrace:
     request = ""  # traceparent for work that no round waits for
     current = ""  # traceparent of the round or stretch under way
 
-    def begin(self, why: str, *, waits: bool = False, gone_on: bool = False) -> None:
+    def begin(self, reason: str, *, waits: bool = False, continued: bool = False) -> None:
         """A round begins.
 
         Args:
             why: its Draft is as deep as it is.
             waits: it begins with waiting for its Draft.
-            gone_on: the target has its Draft already.
+            continued: the target has its Draft already.
         """
 
-    def begin_stretch(self, why: str) -> None:
+    def begin_stretch(self, reason: str) -> None:
         """Plain decoding begins, for that reason."""
 
     def ahead(self, prepared: Proposal) -> str:
@@ -79,7 +79,7 @@ NO_TRACE = NoTrace()
 class AnswerTrace(NoTrace):
     """Of an answer that is recorded. At most one round or stretch is under way."""
 
-    def __init__(self, generation: Span, choice: int, speculation: Speculation, record: Record) -> None:
+    def __init__(self, generation: Span, choice: int, speculation: Speculation, stats: Stats) -> None:
         self.request = traceparent_of(generation)
         self._generation = generation
         self._context = trace.set_span_in_context(generation)
@@ -89,26 +89,26 @@ class AnswerTrace(NoTrace):
             "outrider.drafter": speculation.drafter or "",
             "outrider.verification": speculation.verification,
         }
-        self._record = record
-        self._before = _counts(record)
+        self._stats = stats
+        self._before = _counts(stats)
         self._span: Span = INVALID_SPAN
         self._ahead: Span = INVALID_SPAN  # of the next round; dropped unless the target goes on with it
         self._begun = 0.0
-        self._waits = self._gone_on = False
+        self._waits = self._continued = False
         self._stretch: _Stretch | None = None  # None: a round is under way
 
-    def begin(self, why: str, *, waits: bool = False, gone_on: bool = False) -> None:
-        self._enter(self._ahead if gone_on else self._started(ROUND), why)
+    def begin(self, reason: str, *, waits: bool = False, continued: bool = False) -> None:
+        self._enter(self._ahead if continued else self._started(ROUND), reason)
         self._span.set_attribute("outrider.waited", waits)
-        self._waits, self._gone_on, self._stretch = waits, gone_on, None
+        self._waits, self._continued, self._stretch = waits, continued, None
 
-    def begin_stretch(self, why: str) -> None:
-        self._enter(self._started(PLAIN), why)
+    def begin_stretch(self, reason: str) -> None:
+        self._enter(self._started(PLAIN), reason)
         self._stretch = _Stretch()
 
-    def _enter(self, span: Span, why: str) -> None:
+    def _enter(self, span: Span, reason: str) -> None:
         self._span, self._ahead = span, INVALID_SPAN
-        span.set_attribute("outrider.why", why)
+        span.set_attribute("outrider.reason", reason)
         self._begun = time.perf_counter()
         self.current = traceparent_of(span)
 
@@ -127,10 +127,10 @@ class AnswerTrace(NoTrace):
         nodes = len(proposal.draft.tokens)
         if nodes:
             self._span.set_attribute("outrider.depth", chain_depth(proposal.draft))
-            if not self._gone_on:
+            if not self._continued:
                 self._span.set_attribute("outrider.tree_size", nodes)
-            if proposal.was_foreseen is not None:
-                self._span.set_attribute("outrider.foreseen", proposal.was_foreseen)
+            if proposal.ahead_hit is not None:
+                self._span.set_attribute("outrider.ahead_hit", proposal.ahead_hit)
             if proposal.rank is not None:
                 self._span.set_attribute("outrider.foreseen_rank", proposal.rank)
         else:
@@ -166,7 +166,7 @@ class AnswerTrace(NoTrace):
         """They sum up to the time since the round, or the Verdict before it, was begun with."""
         lasted = self._lasted_ms()
         step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
-        if self._gone_on:
+        if self._continued:
             target = min(step, lasted)
             return Times(
                 target=target, wait=max(min(total, lasted) - target, 0.0), wire=max(lasted - total, 0.0)
@@ -184,7 +184,7 @@ class AnswerTrace(NoTrace):
         attributes: dict[str, AttributeValue] = {"outrider.tokens": emitted}
         for part, milliseconds in vars(times).items():
             attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
-        counts = _counts(self._record)
+        counts = _counts(self._stats)
         for count in COUNTED:
             attributes[f"outrider.{count}"] = counts[count] - self._before[count]
         self._before = counts
@@ -228,6 +228,6 @@ def _abandon(span: Span, reason: str) -> None:
     span.set_attribute("outrider.abandoned", reason)
 
 
-def _counts(record: Record) -> dict[str, float]:
-    counts = {name: getattr(record, name) for name in COUNTED if name != "saved_ms"}
-    return counts | {"saved_ms": 1e3 * record.saved_s}
+def _counts(stats: Stats) -> dict[str, float]:
+    counts = {name: getattr(stats, name) for name in COUNTED if name != "saved_ms"}
+    return counts | {"saved_ms": 1e3 * stats.saved_s}

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from gateway.generation.generation import Generation
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.observe.totals import Kind
 from gateway.workers.streams import Link
 from protos import generation_pb2
@@ -23,7 +23,7 @@ def loads(generation: Generation) -> generation_pb2.Loads:
             generation_pb2.DepthInForce(reason=reason, sequences=depth.sequences, mean_depth=depth.mean_depth)
             for reason, depth in totals.in_force().items()
         ],
-        tasks=[_task(kind, record) for kind, record in totals.records().items()],
+        tasks=[_task(kind, stats) for kind, stats in totals.stats().items()],
     )
 
 
@@ -42,18 +42,18 @@ def _worker(link: Link) -> generation_pb2.WorkerLoad:
     return message
 
 
-def _task(kind: Kind, record: Record) -> generation_pb2.TaskTotals:
+def _task(kind: Kind, stats: Stats) -> generation_pb2.TaskTotals:
     return generation_pb2.TaskTotals(
         task=kind.task,
         drafter=kind.drafter,
-        tokens=record.tokens,
-        target_passes=record.target_passes,
-        rounds=record.rounds,
-        drafted=record.drafted,
-        verified=record.verified,
-        accepted=record.accepted,
-        draft_s=record.draft_s,
-        target_s=record.target_s,
-        fallbacks=record.fallbacks,
-        reopenings=record.lost_targets,
+        tokens=stats.tokens,
+        target_passes=stats.target_passes,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        verified=stats.verified,
+        accepted=stats.accepted,
+        draft_s=stats.draft_s,
+        target_s=stats.target_s,
+        fallbacks=stats.fallbacks,
+        reopenings=stats.lost_targets,
     )

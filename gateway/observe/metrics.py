@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.generation.generation import Generation
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.observe.timing import Timing
 from gateway.observe.totals import Kind
 from gateway.observe.tracing import PROVIDER
@@ -24,9 +24,9 @@ FIELDS = {
     "outrider_draft_seconds": "draft_s",
     "outrider_target_seconds": "target_s",
     "outrider_prepared_verdicts": "prepared_for",
-    "outrider_rounds_gone_on": "gone_on",
+    "outrider_continued_rounds": "continued",
     "outrider_draft_saved_seconds": "saved_s",
-    "outrider_discarded_tokens": "discarded",
+    "outrider_wasted_tokens": "wasted",
     "outrider_reopenings": "lost_targets",
 }
 
@@ -41,8 +41,8 @@ async def publish_always(generation: Generation, instruments: Instruments) -> No
 def publish(generation: Generation, instruments: Instruments) -> None:
     """What has changed since the last time."""
     totals, admission = generation.totals, generation.admission
-    for kind, record in totals.records().items():
-        _count(instruments, kind, record)
+    for kind, stats in totals.stats().items():
+        _count(instruments, kind, stats)
     while totals.answered:
         _observe(instruments, totals.answered.popleft(), generation.settings.model)
     in_force = totals.in_force()
@@ -55,22 +55,22 @@ def publish(generation: Generation, instruments: Instruments) -> None:
     instruments.set("outrider_plain_tokens_per_second", generation.plain_rate())
 
 
-def _count(instruments: Instruments, kind: Kind, record: Record) -> None:
+def _count(instruments: Instruments, kind: Kind, stats: Stats) -> None:
     labels = {"task": kind.task, "drafter": kind.drafter}
     for name, field in FIELDS.items():
-        instruments.total(name, getattr(record, field), **labels)
-    for position in range(max(record.accepted_lengths, default=0)):
-        accepted = record.accepted_at(position)
+        instruments.total(name, getattr(stats, field), **labels)
+    for position in range(max(stats.accepted_lengths, default=0)):
+        accepted = stats.accepted_at(position)
         name = "vllm_spec_decode_num_accepted_tokens_per_pos"
         instruments.total(name, accepted, **labels, position=str(position))
-    for (to, reason), times in record.transitions.items():
+    for (to, reason), times in stats.transitions.items():
         instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
-    for reason, times in record.failures.items():
+    for reason, times in stats.failures.items():
         instruments.total("outrider_failed_sequences", times, **labels, reason=reason)
-    instruments.total("outrider_foreseen_verdicts", record.foreseen.total(), **labels)
-    instruments.total("outrider_fallbacks", record.late_drafts, **labels, reason=LATE)
-    instruments.total("outrider_fallbacks", record.lost_drafts, **labels, reason=LOST)
-    instruments.total("outrider_fallbacks", record.empty_drafts, **labels, reason=EMPTY)
+    instruments.total("outrider_ahead_hits", stats.ahead_hits.total(), **labels)
+    instruments.total("outrider_fallbacks", stats.late_drafts, **labels, reason=LATE)
+    instruments.total("outrider_fallbacks", stats.lost_drafts, **labels, reason=LOST)
+    instruments.total("outrider_fallbacks", stats.empty_drafts, **labels, reason=EMPTY)
 
 
 def _observe(instruments: Instruments, timing: Timing, model: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Record:
+class Stats:
     """What speculation did for one sequence, or for several together."""
 
     rounds: int = 0  # verdicts on a Draft that was not empty
@@ -13,10 +13,10 @@ class Record:
     verified: int = 0  # drafted tokens whose position was reached
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
     prepared_for: int = 0  # verdicts for which the draft worker had prepared
-    foreseen: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
-    gone_on: int = 0  # rounds for which the target had the Draft before the Verdict fell
+    ahead_hits: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
+    continued: int = 0  # rounds for which the target had the Draft before the Verdict fell
     saved_s: float = 0.0  # in steps of the draft that were over when the Draft was asked for
-    discarded: int = 0  # tokens that were drafted for other verdicts
+    wasted: int = 0  # tokens that were drafted for other verdicts
     target_passes: int = 0  # verdicts, with a Draft or without
     draft_s: float = 0.0  # that rounds waited for a Draft
     target_s: float = 0.0  # that the sequence waited for verdicts
@@ -57,11 +57,11 @@ class Record:
         return _listed(self.accepted_lengths)
 
     @property
-    def foreseen_ranks(self) -> list[int]:
-        """Foreseen verdicts that ended with the draft's first guess, its second, ..."""
-        return _listed(self.foreseen)
+    def ahead_hit_ranks(self) -> list[int]:
+        """Verdicts prepared for that ended with the draft's first guess, its second, ..."""
+        return _listed(self.ahead_hits)
 
-    def add(self, other: "Record") -> None:
+    def add(self, other: "Stats") -> None:
         """Counts another sequence in."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)

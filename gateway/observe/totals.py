@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.observe.timing import Timing, timed
 from gateway.rounds.rounds import Rounds
 from gateway.settings import Speculation
@@ -35,7 +35,7 @@ class InForce:
 
 class Totals:
     def __init__(self) -> None:
-        self._ended: dict[Kind, Record] = {}
+        self._ended: dict[Kind, Stats] = {}
         self._under_way: dict[Rounds, Kind] = {}
         self._tasks: set[str] = set()
         self.gateway = secrets.token_hex(4)  # tells this one from other gateways
@@ -61,24 +61,24 @@ class Totals:
             yield
         finally:
             del self._under_way[rounds]
-            self._ended.setdefault(kind, Record()).add(rounds.record)
+            self._ended.setdefault(kind, Stats()).add(rounds.stats)
 
-    def records(self) -> dict[Kind, Record]:
+    def stats(self) -> dict[Kind, Stats]:
         """Since the start, sequences under way included."""
-        records: dict[Kind, Record] = {}
-        for kind, record in [
+        by_kind: dict[Kind, Stats] = {}
+        for kind, stats in [
             *self._ended.items(),
-            *((kind, rounds.record) for rounds, kind in self._under_way.items()),
+            *((kind, rounds.stats) for rounds, kind in self._under_way.items()),
         ]:
-            records.setdefault(kind, Record()).add(record)
-        return records
+            by_kind.setdefault(kind, Stats()).add(stats)
+        return by_kind
 
     def in_force(self) -> dict[str, InForce]:
         """By what decides the depth; see telemetry.metrics.REASONS."""
         sequences, depths = Counter[str](), Counter[str]()
         for rounds in self._under_way:
-            sequences[rounds.why] += 1
-            depths[rounds.why] += rounds.depth
+            sequences[rounds.reason] += 1
+            depths[rounds.reason] += rounds.depth
         return {reason: InForce(count, depths[reason] / count) for reason, count in sequences.items()}
 
     def _label(self, task: str | None) -> str:

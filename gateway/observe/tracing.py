@@ -15,7 +15,7 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.generation.request import Chunk, Prepared, Usage
 from gateway.observe.answer_trace import NO_TRACE, AnswerTrace, NoTrace
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.settings import Speculation
 from protos.trace_context import context_of
 
@@ -80,9 +80,9 @@ class GenerationTrace:
     def is_recording(self) -> bool:
         return self._span.is_recording()
 
-    def answer(self, choice: int, speculation: Speculation, record: Record) -> NoTrace:
+    def answer(self, choice: int, speculation: Speculation, stats: Stats) -> NoTrace:
         """For the spans of one answer's rounds."""
-        return AnswerTrace(self._span, choice, speculation, record) if self.is_recording else NO_TRACE
+        return AnswerTrace(self._span, choice, speculation, stats) if self.is_recording else NO_TRACE
 
     def admitted(self) -> None:
         """It has left the queue."""
@@ -106,8 +106,8 @@ class GenerationTrace:
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
                     "gen_ai.response.finish_reasons": finish_reasons,
-                    "outrider.rounds": usage.record.rounds,
-                    "outrider.target_passes": usage.record.target_passes,
+                    "outrider.rounds": usage.stats.rounds,
+                    "outrider.target_passes": usage.stats.target_passes,
                 }
             )
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from gateway.drafters.drafters import Drafter
 from gateway.errors import WorkerLostError
 from gateway.observe.answer_trace import NoTrace
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.proposal import Proposal, refused
 from gateway.rounds.sequence import Sequence
 from gateway.settings import Speculation
@@ -34,7 +34,7 @@ class Drafting:
         drafter: Drafter | None,
         speculation: Speculation,
         paced: PacedSequence,
-        record: Record,
+        stats: Stats,
         longest_wait_s: float,
         forward: Callable[[Proposal], Awaitable[None]],
         trace: NoTrace,
@@ -50,13 +50,13 @@ class Drafting:
         self._drafter = drafter
         self._speculation = speculation
         self._paced = paced
-        self._record = record
+        self._stats = stats
         self._longest_wait_s = longest_wait_s
         self._pace: Pace
         self._is_started = False  # the drafter was given the prompt
         self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
         self._empty = 0  # Drafts without a token, in a row
-        self.why = OFF  # the depth is what it was when last asked for
+        self.reason = OFF  # the depth is what it was when last asked for
         self._forward = forward
         self._trace = trace
         self._grew = asyncio.Event()
@@ -85,10 +85,10 @@ class Drafting:
         if not self._may_draft:
             return 0
         room, fixed = self._room, self._speculation.mode == "fixed"
-        self.why = FIXED if fixed else self._pace.why(self._paced)
+        self.reason = FIXED if fixed else self._pace.reason(self._paced)
         depth = self._paced.max_depth if fixed else self._pace.depth(self._paced)
         if room == 0:
-            self.why = LAST_TOKEN
+            self.reason = LAST_TOKEN
         return min(depth, room)
 
     @property
@@ -147,7 +147,7 @@ class Drafting:
             if proposal is None or not proposal.draft.tokens:
                 continue
             if depth > 0:
-                self._trace.event("rounds", self.why)
+                self._trace.event("rounds", self.reason)
                 return proposal
             await self._compare(proposal)
 
@@ -203,7 +203,7 @@ class Drafting:
                 proposal.seconds + overhead_s,
                 proposal.overhead_s + overhead_s,
                 reply.timings.total_ns / 1e9,
-                proposal.was_foreseen,
+                proposal.ahead_hit,
             )
         elif reply.round == self._stretch:  # the first token of a stretch waited for more than a step
             self._pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
@@ -253,25 +253,25 @@ class Drafting:
             self._lost(lost)
             return None
         if reply is None:
-            self._record.late_drafts += 1
+            self._stats.late_drafts += 1
             self._fall_back(LATE, f"no Draft after {patience_s:.3f} s")
             return None
         if reply.timings.last_step.number:
             self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
-        if reply.HasField("foreseen"):
-            self._count(reply.foreseen)
+        if reply.HasField("ahead"):
+            self._count(reply.ahead)
         self._empty = 0 if reply.draft.tokens else self._empty + 1
         if self._empty >= MANY_EMPTY:
             self._give_up()
             return None
         if reply.draft.tokens:
             self._listening = asyncio.create_task(self._listen(base))
-        was_foreseen = reply.foreseen.tokens > 0 if reply.HasField("foreseen") else None
+        ahead_hit = reply.ahead.tokens > 0 if reply.HasField("ahead") else None
         seconds = loop.time() - begun
         overhead_s = seconds - reply.timings.total_ns / 1e9
         step_s = reply.timings.step_ns / 1e9
-        rank = reply.foreseen.rank if reply.foreseen.HasField("rank") else None
-        return Proposal(reply.draft, base, seconds, overhead_s, was_foreseen, step_s, rank)
+        rank = reply.ahead.rank if reply.ahead.HasField("rank") else None
+        return Proposal(reply.draft, base, seconds, overhead_s, ahead_hit, step_s, rank)
 
     async def _listen(self, base: int) -> None:
         assert self._drafter is not None
@@ -281,35 +281,35 @@ class Drafting:
             self._lost(lost)
             return
         if draft is not None:
-            await self._forward(Proposal(draft, base, was_foreseen=True))
+            await self._forward(Proposal(draft, base, ahead_hit=True))
 
-    def _count(self, foreseen: rounds_pb2.Foreseen) -> None:
-        self._record.prepared_for += 1
-        if foreseen.HasField("rank"):
-            self._pace.observe_rank(self._paced, foreseen.rank)
-        if foreseen.tokens:
-            self._record.foreseen[foreseen.rank] += 1
-        self._record.saved_s += foreseen.saved_ns / 1e9
-        self._record.discarded += foreseen.discarded_tokens
+    def _count(self, outcome: rounds_pb2.AheadOutcome) -> None:
+        self._stats.prepared_for += 1
+        if outcome.HasField("rank"):
+            self._pace.observe_rank(self._paced, outcome.rank)
+        if outcome.tokens:
+            self._stats.ahead_hits[outcome.rank] += 1
+        self._stats.saved_s += outcome.saved_ns / 1e9
+        self._stats.wasted += outcome.wasted_tokens
 
     def _lost(self, lost: WorkerLostError) -> None:
         if self._may_draft:
-            self._record.lost_drafts += 1
+            self._stats.lost_drafts += 1
             self._fall_back(LOST, str(lost))
 
     def _give_up(self) -> None:
         """The drafter has nothing to say: most often the context or the cache of a draft is full."""
         assert self._drafter is not None
         if self._empty == MANY_EMPTY and self._drafter.asks_a_worker:  # a text without repeats is no fault
-            self._record.empty_drafts += 1
+            self._stats.empty_drafts += 1
         self._fall_back(EMPTY, f"{self._empty} in a row")
 
-    def _fall_back(self, why: str, reason: str) -> None:
+    def _fall_back(self, reason: str, detail: str) -> None:
         """To plain decoding, until the drafter has recovered."""
-        self._may_draft, self.why = False, why
-        if why != EMPTY:
+        self._may_draft, self.reason = False, reason
+        if reason != EMPTY:
             self._empty = 0
-        self._trace.event("fallback", f"{why}: {reason}")
+        self._trace.event("fallback", f"{reason}: {detail}")
 
 
 async def _never() -> NoReturn:

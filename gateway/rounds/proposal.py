@@ -15,7 +15,7 @@ class Proposal:
     base: int = 0  # tokens of the sequence that it follows
     seconds: float = 0.0  # that it was waited for
     overhead_s: float = 0.0  # of these, outside of the draft worker
-    was_foreseen: bool | None = None  # whether it was prepared before it was asked for; None: none was
+    ahead_hit: bool | None = None  # whether it was prepared before it was asked for; None: none was
     step_s: float = 0.0  # steps of the draft in that time
     rank: int | None = None  # among the draft's guesses, of the target's token that it follows
 

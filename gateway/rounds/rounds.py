@@ -15,7 +15,7 @@ from gateway.errors import (
     WorkerLostError,
 )
 from gateway.observe.answer_trace import NO_TRACE, NoTrace
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.drafting import LAST_TOKEN, Drafting
 from gateway.rounds.paces import Paces
 from gateway.rounds.proposal import NO_PROPOSAL, Proposal, refused
@@ -48,7 +48,7 @@ class Round:
     proposal: Proposal
     reply: rounds_pb2.TargetReply
     reason: str  # of the depth
-    gone_on: bool  # the target had the Draft before the Verdict before it fell
+    continued: bool  # the target had the Draft before the Verdict before it fell
     draft_s: float
     target_s: float
 
@@ -66,7 +66,7 @@ class Rounds:
         deadline: float,
         task: str | None = None,
         priority: Priority = "interactive",
-        record: Record | None = None,
+        stats: Stats | None = None,
         trace: NoTrace = NO_TRACE,
     ) -> None:
         """
@@ -82,7 +82,7 @@ class Rounds:
         self._paces = paces
         self._deadline = deadline
         self._max_losses = settings.max_losses
-        self.record = Record() if record is None else record
+        self.stats = Stats() if stats is None else stats
         self._trace = trace
         drafter = None
         if speculation.mode != "off" and speculation.drafter is not None:
@@ -90,7 +90,7 @@ class Rounds:
         paced = paces.sequence(speculation, task, priority)
         longest_wait_s = settings.draft_deadline_ms / 1e3
         self._drafting = Drafting(
-            sequence, drafter, speculation, paced, self.record, longest_wait_s, self._extend, trace
+            sequence, drafter, speculation, paced, self.stats, longest_wait_s, self._extend, trace
         )
         self._resumed: Proposal | None = None  # the Draft with which rounds go on after plain decoding
         self._verifying: TargetStream | None = None  # has a Draft that follows the committed tokens
@@ -102,9 +102,9 @@ class Rounds:
         return self._drafting.depth_in_force
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """What decides it; see telemetry.metrics.REASONS."""
-        return self._drafting.why
+        return self._drafting.reason
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Each Verdict once its tokens are committed.
@@ -140,7 +140,7 @@ class Rounds:
                     self._trace.event("reopening", str(lost))
                     await self._before_retry(failures, lost)
         except SequenceFailedError as error:
-            self.record.failures[OF_LOSSES if losses else OF_ENGINE] += 1
+            self.stats.failures[OF_LOSSES if losses else OF_ENGINE] += 1
             logger.error("a request fails: %s", error)
             raise
         finally:
@@ -156,7 +156,7 @@ class Rounds:
     async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
         """The first attempt to go on elsewhere follows at once, later ones after growing pauses."""
         if failures == 1:
-            self.record.lost_targets += 1
+            self.stats.lost_targets += 1
             return
         pause_s = min(SHORTEST_RETRY_S * 2**failures, LONGEST_RETRY_S)
         if asyncio.get_running_loop().time() + pause_s > self._deadline:
@@ -175,9 +175,9 @@ class Rounds:
                         yield step
                 self._sequence.round += 1
                 proposal, self._resumed = self._resumed, None
-                if self._sequence.finish_reason is None and self.why != LAST_TOKEN:
+                if self._sequence.finish_reason is None and self.reason != LAST_TOKEN:
                     kind = "off" if proposal is None else "on"
-                    self.record.transitions[kind, self.why] += 1
+                    self.stats.transitions[kind, self.reason] += 1
 
     async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
@@ -185,35 +185,35 @@ class Rounds:
         Where the target was sent what follows a Verdict before it fell, it is at the next one already.
         """
         proposal: Proposal | None = first
-        goes_on, draft_s = False, first.seconds
-        self._trace.begin(self._drafting.why if first.draft.tokens else FIRST_TOKEN)
+        continues, draft_s = False, first.seconds
+        self._trace.begin(self._drafting.reason if first.draft.tokens else FIRST_TOKEN)
         while proposal is not None:
             if self._verifying is None:
                 self._verifying = target
                 await target.send(self._verify(target, proposal, self._trace.current))
-            step = await self._verdict(target, proposal, goes_on, draft_s)
+            step = await self._verdict(target, proposal, continues, draft_s)
             depth = self._drafting.depth() if step.finish_reason is None else 0
             following = None if self._ahead is None else self._ahead.trimmed(self._sequence)
-            was_foreseen = following is not None and len(following.draft.tokens) > 0
-            goes_on = was_foreseen and depth > 0
-            if not goes_on:
+            ahead_hit = following is not None and len(following.draft.tokens) > 0
+            continues = ahead_hit and depth > 0
+            if not continues:
                 self._verifying = self._ahead = None
-            if was_foreseen and not goes_on and step.finish_reason is None:
-                self._trace.forgo(self._drafting.why)
+            if ahead_hit and not continues and step.finish_reason is None:
+                self._trace.forgo(self._drafting.reason)
             if depth > 0:
                 # Drafting goes on while this verdict's tokens travel to the client.
-                self._sequence.round += not goes_on
-                self._trace.begin(self._drafting.why, waits=not goes_on, gone_on=goes_on)
-                self._drafting.begin(depth, self._trace.request if goes_on else self._trace.current)
+                self._sequence.round += not continues
+                self._trace.begin(self._drafting.reason, waits=not continues, continued=continues)
+                self._drafting.begin(depth, self._trace.request if continues else self._trace.current)
             yield step
             if depth == 0:
                 return
-            self.record.gone_on += goes_on
+            self.stats.continued += continues
             begun = asyncio.get_running_loop().time()
-            proposal = following if goes_on else await self._drafting.proposal()
+            proposal = following if continues else await self._drafting.proposal()
             draft_s = asyncio.get_running_loop().time() - begun
-            self.record.draft_s += draft_s
-        self._trace.end(self._drafting.why)
+            self.stats.draft_s += draft_s
+        self._trace.end(self._drafting.reason)
 
     def _verify(self, target: TargetStream, proposal: Proposal, traceparent: str) -> rounds_pb2.TargetRequest:
         """The Draft goes on as it came."""
@@ -231,21 +231,23 @@ class Rounds:
         except GatewayError:  # whoever waits for the Verdict notices too
             self._ahead = None
 
-    async def _verdict(self, target: TargetStream, proposal: Proposal, went_on: bool, draft_s: float) -> Step:
+    async def _verdict(
+        self, target: TargetStream, proposal: Proposal, continued: bool, draft_s: float
+    ) -> Step:
         draft = proposal.draft
         begun = asyncio.get_running_loop().time()
         reply = await self._reply(target)
         passed_s = asyncio.get_running_loop().time() - begun
-        self.record.target_s += passed_s
-        overhead_s = 0.0 if went_on else passed_s - reply.timings.total_ns / 1e9
+        self.stats.target_s += passed_s
+        overhead_s = 0.0 if continued else passed_s - reply.timings.total_ns / 1e9
         if draft.tokens:
-            self.record.rounds += 1
-            self.record.drafted += len(draft.tokens)
-            self.record.accepted_lengths[len(reply.accepted)] += 1
-            self.record.verified += len(reply.accepted) + refused(draft, reply)
+            self.stats.rounds += 1
+            self.stats.drafted += len(draft.tokens)
+            self.stats.accepted_lengths[len(reply.accepted)] += 1
+            self.stats.verified += len(reply.accepted) + refused(draft, reply)
         step = self._commit(reply, Origin.TARGET if draft.tokens else Origin.PLAIN)
         if draft.tokens:
-            step = replace(step, round=Round(proposal, reply, self.why, went_on, draft_s, passed_s))
+            step = replace(step, round=Round(proposal, reply, self.reason, continued, draft_s, passed_s))
         self._trace.verdict(proposal, reply, overhead_s, len(reply.tokens))
         self._drafting.answered(proposal, reply, overhead_s)
         return step
@@ -255,7 +257,7 @@ class Rounds:
 
         A client that does not read stops the grants.
         """
-        self._trace.begin_stretch(self._drafting.why)
+        self._trace.begin_stretch(self._drafting.reason)
         resuming = asyncio.create_task(self._drafting.resume())
         until = 0
         try:
@@ -267,7 +269,7 @@ class Rounds:
                     await target.send(rounds_pb2.TargetRequest(plain=plain))
                 begun = asyncio.get_running_loop().time()
                 reply = await self._reply(target)
-                self.record.target_s += asyncio.get_running_loop().time() - begun
+                self.stats.target_s += asyncio.get_running_loop().time() - begun
                 step = self._commit(reply, Origin.PLAIN)
                 self._trace.plain_token(reply)
                 self._drafting.answered(NO_PROPOSAL, reply)
@@ -291,6 +293,6 @@ class Rounds:
         logprobs = reply.logprobs or [None] * len(reply.tokens)
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None
-        self.record.target_passes += 1
+        self.stats.target_passes += 1
         tokens = tuple(map(Token, reply.tokens, origins, logprobs))
         return Step(tokens, self._sequence.finish_reason)

@@ -16,7 +16,7 @@ _MORE_BLOCKS = 8  # times as many, where they did not
 Best = tuple[Tensor, Tensor]  # token ids, int64, and perturbed logits, float32, both [num_rows, count]
 
 
-def best_perturbed(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
+def gumbel_max(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
     """The tokens with the largest perturbed logits, the largest first, among equals the lowest id.
 
     ``processed`` is float32 [num_rows, vocab_size]; the noise is that of (noise key, position), and greedy

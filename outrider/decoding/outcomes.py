@@ -18,7 +18,7 @@ class Branch:
     rank: int  # of the target's own token among the draft's guesses that follow these, its first being 0
 
 
-class Foresight:
+class Outcomes:
     """Counts verdicts: how far chains stand, and which runner-up follows where they fall.
 
     Whatever comes after a drafted token that stands was drafted under the same keyed noise, so the target's

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.decoding import penalties as adjustments
 from outrider.decoding import truncation
-from outrider.decoding.gumbel_max import best, best_perturbed
+from outrider.decoding.gumbel_max import best, gumbel_max
 from outrider.decoding.penalties import BANNED
 from outrider.decoding.row import Row as Row
 
@@ -82,7 +82,7 @@ def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def choose(processed: Tensor, rows: Sequence[Row]) -> Tensor:
     """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals."""
-    return best_perturbed(processed, rows, 1)[0][:, 0]
+    return gumbel_max(processed, rows, 1)[0][:, 0]
 
 
 def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
@@ -90,12 +90,12 @@ def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
 
     Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.
     """
-    return best_perturbed(processed, rows, count)[0]
+    return gumbel_max(processed, rows, count)[0]
 
 
 def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
     """float32 [num_rows]: the largest perturbed logit minus the next; inf if there is no next."""
-    first, second = best_perturbed(processed, rows, 2)[1].unbind(1)
+    first, second = gumbel_max(processed, rows, 2)[1].unbind(1)
     return first - second
 
 

@@ -19,7 +19,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import free_memory
 from outrider.engine.runner import Runner, StepTimings
 from outrider.engine.sampler import Choices
-from outrider.engine.scheduling.batch_delay import Gathering
+from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
@@ -28,7 +28,7 @@ from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
 from outrider.engine.validation import check_sampling, check_work
-from outrider.engine.work import Failed, Foreseen, Generate, Load, Propose, Result, Verified, Verify, Work
+from outrider.engine.work import AheadOutcome, Failed, Generate, Load, Propose, Result, Verified, Verify, Work
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class Engine:
         self.max_length = min(self._context_length, self._cache.capacity)  # tokens of the longest sequence
         self.eos_token_ids = end_of_sequence(self._model)
         self._scheduler = Scheduler(settings, self._cache)
-        self._gathering = Gathering()
-        self._runner = Runner(self._forward, group, self._gathering)
+        self._batch_delay = BatchDelay()
+        self._runner = Runner(self._forward, group, self._batch_delay)
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
         self._draft_ahead = DraftAhead(settings.branches)
@@ -86,7 +86,7 @@ class Engine:
     def close(self, sequence: Sequence) -> None:
         """Voids its work and frees its cache. Closing twice does nothing more."""
         if self._sequences.pop(sequence.number, None) is not None:
-            self._gathering.left(sequence)
+            self._batch_delay.left(sequence)
             self._void(sequence)
             self._cache.release(sequence)
 
@@ -135,7 +135,7 @@ class Engine:
         tasks = self._tasks.values()
         if self._ready or not all(isinstance(task, VerifyTask) for task in tasks):
             return 0.0  # who decodes freely would lose what the others gain
-        return self._gathering.patience([task.num_tokens for task in tasks])
+        return self._batch_delay.patience([task.num_tokens for task in tasks])
 
     def submit(self, work: Work, arrived: float | None = None) -> None:
         """Takes on work for an open sequence.
@@ -162,17 +162,17 @@ class Engine:
             sequence.ahead = work.base + len(work.tokens), work.draft
             self._go_on(sequence)
             if sequence.number in self._tasks:
-                self._gathering.left(sequence)  # it was not away for a Draft
+                self._batch_delay.left(sequence)  # it was not away for a Draft
         else:
-            self._gathering.returned(sequence, arrived)
-            foreseen = self._draft_ahead.observe(work) if isinstance(work, Propose) else None
+            self._batch_delay.returned(sequence, arrived)
+            ahead = self._draft_ahead.observe(work) if isinstance(work, Propose) else None
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
-            self._start(work, arrived, foreseen)
+            self._start(work, arrived, ahead)
         sequence.is_free = isinstance(work, Generate)
         sequence.verified_round = work.round if isinstance(work, Verify) else None
 
-    def _start(self, work: Work, arrived: float, foreseen: Foreseen | None) -> None:
+    def _start(self, work: Work, arrived: float, ahead: AheadOutcome | None) -> None:
         sequence = work.sequence
         length = len(sequence.tokens)
         if isinstance(work, Verify):
@@ -181,7 +181,7 @@ class Engine:
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
             room = min(sequence.limit, self.max_length) - length
-            task = self._draft_ahead.propose(work, room, arrived, foreseen)
+            task = self._draft_ahead.propose(work, room, arrived, ahead)
             if task.nodes() or (work.depth == 0 and sequence.cached < length <= self.max_length):
                 self._tasks[sequence.number] = task
             else:
@@ -277,7 +277,7 @@ class Engine:
                     results += self._advance(task, item, choices)
             except BlamedError as blamed:
                 results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
-        self._gathering.answered(
+        self._batch_delay.answered(
             result.sequence
             for result in results
             if isinstance(result, Verified)

@@ -10,7 +10,7 @@ from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import empty_cache
 from outrider.engine.sampler import Choices, choose_tokens
-from outrider.engine.scheduling.batch_delay import Gathering
+from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import StepInput
@@ -48,15 +48,15 @@ class Outcome:
 class Runner:
     """Passes over the model, one a step; several where a sequence has to be found that is to blame."""
 
-    def __init__(self, forward: ForwardPass, group: RankGroup | None, gathering: Gathering) -> None:
+    def __init__(self, forward: ForwardPass, group: RankGroup | None, batch_delay: BatchDelay) -> None:
         """
         Args:
             group: this process is its rank 0; None where there is but one.
-            gathering: is told of each step that verifies.
+            batch_delay: is told of each step that verifies.
         """
         self._forward = forward
         self._group = group
-        self._gathering = gathering
+        self._batch_delay = batch_delay
         self._steps = 0
         self.last_step: StepTimings | None = None
 
@@ -126,7 +126,7 @@ class Runner:
         self._steps += 1
         step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
         if any(isinstance(task, VerifyTask) for task, _ in selected):
-            self._gathering.stepped(step)
+            self._batch_delay.stepped(step)
         for task, _ in selected:
             task.took_part(begun, passed - built, sampled - passed, step)
         self.last_step = StepTimings(

@@ -45,7 +45,7 @@ class EngineSettings(BaseModel):
         ge=1,
         description="prompt tokens in one step, all sequences together: what others wait for at most",
     )
-    reproducible: bool = Field(
+    batch_invariant: bool = Field(
         default=False,
         description="a token's logits do not depend on what else is in its step, bit for bit, in any dtype",
     )

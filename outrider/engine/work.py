@@ -89,13 +89,13 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class AheadOutcome:
     """What was prepared for a Draft before it was asked for, and what in vain."""
 
     tokens: int  # of the Draft's chain; 0: the Verdict was not foreseen
     rank: int | None  # of the target's own token among the guesses for it, 0 being the first; None: unknown
     saved: float  # seconds of steps
-    discarded: int  # tokens that were drafted for other verdicts
+    wasted: int  # tokens that were drafted for other verdicts
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Proposed:
     round: int
     draft: Draft
     timings: Timings
-    foreseen: Foreseen | None  # None: nothing had been prepared
+    ahead: AheadOutcome | None  # None: nothing had been prepared
 
 
 @dataclass(frozen=True)

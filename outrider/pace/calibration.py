@@ -9,7 +9,7 @@ FADING = 400.0  # steps without one kind, after which the rest of what was seen 
 LARGEST = 2.0  # factor by which one time may be off; beyond it counts as this
 
 
-class Overrun:
+class Calibration:
     """Costs are those of steps, each by itself, and depths are the best by rates that are only estimates.
 
     What that leaves out is seen in the batch as it runs: a draft on the same machine slows down the target's

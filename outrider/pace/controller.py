@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.pace.acceptance import SequenceAcceptance
-from outrider.pace.calibration import Kind, Overrun
+from outrider.pace.calibration import Calibration, Kind
 from outrider.pace.cost_model import DrafterCost, Step, StepCost
 from outrider.pace.expected import expected_tokens_by_position
 from outrider.pace.optimizer import Vector, best_depths, best_leaves, mix_of, round_seconds
@@ -66,7 +66,7 @@ class Pace:
         self._uniform_steps = float(settings.trial_steps - FIRST_TRIAL)
         self._had_drafts = False
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
-        self._overrun = Overrun()
+        self._calibration = Calibration()
         self._expected_s: dict[Kind, float] = {}  # from answer to answer, by the costs, as last decided
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences
@@ -102,7 +102,7 @@ class Pace:
             had_drafts = step.size.tokens > step.size.sequences
             self._uniform_steps = self._uniform_steps + 1.0 if had_drafts is self._had_drafts else 0.0
             self._had_drafts = had_drafts
-            self._overrun.unseen("plain" if had_drafts else "rounds")
+            self._calibration.unseen("plain" if had_drafts else "rounds")
 
     def observe_drafting(self, drafter: str, step: Step) -> None:
         """A step of the draft."""
@@ -117,7 +117,7 @@ class Pace:
         seconds: float,
         overhead_s: float,
         target_s: float,
-        was_foreseen: bool | None = None,
+        ahead_hit: bool | None = None,
     ) -> None:
         """A Verdict on a Draft.
 
@@ -130,17 +130,17 @@ class Pace:
         """
         if not sequence.trial_turns and self._observe_time("rounds", sequence, seconds + target_s):
             expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
-            self._overrun.observe_tokens(1.0 + accepted, expected, len(self._sequences))
+            self._calibration.observe_tokens(1.0 + accepted, expected, len(self._sequences))
         sequence.acceptance.observe(accepted, verified)
         sequence.failed_probes = 0
         sequence.trial_turns = max(sequence.trial_turns - 1, 0)
         self._observations += 1
         in_rounds = sum(other.depth > 0 for other in self._sequences)
         cost = self._cost_of(sequence.drafter)
-        if not was_foreseen:
+        if not ahead_hit:
             cost.round.observe(in_rounds, overhead_s)
-        if was_foreseen is not None:
-            cost.observe_ahead(in_rounds, depth, seconds, self._newest_step_s, was_foreseen)
+        if ahead_hit is not None:
+            cost.observe_ahead(in_rounds, depth, seconds, self._newest_step_s, ahead_hit)
 
     def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
         """A token of plain decoding, so long after the one before it."""
@@ -175,7 +175,7 @@ class Pace:
             return min(TRIAL_DEPTH, self._cap(sequence))
         return sequence.depth
 
-    def why(self, sequence: PacedSequence) -> str:
+    def reason(self, sequence: PacedSequence) -> str:
         """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""
         return TRIAL if sequence.trial_turns else sequence.decided_by
 
@@ -205,7 +205,7 @@ class Pace:
         """Whether there was an expectation."""
         if sequence.decided_by != MEASURED:
             return False
-        self._overrun.observe(kind, seconds, self._expected_s[kind], len(self._sequences))
+        self._calibration.observe(kind, seconds, self._expected_s[kind], len(self._sequences))
         return True
 
     def _decide(self) -> None:
@@ -241,7 +241,7 @@ class Pace:
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
         drafters = [self._cost_of(name) for name in _names(sequences)]
-        costs = _Costs(self._target, drafters, context, self._overrun.of_rounds)
+        costs = _Costs(self._target, drafters, context, self._calibration.of_rounds)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
         leaves = best_leaves(depths, reach, hit_rates, costs, scale)
@@ -275,7 +275,7 @@ class _Costs:
     target: StepCost
     drafters: list[DrafterCost]
     context: float  # tokens per sequence
-    overrun: float
+    calibration: float
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)

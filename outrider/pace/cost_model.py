@@ -49,15 +49,15 @@ class LinearCost:
     stays as it was.
     """
 
-    def __init__(self, reluctance: Sequence[float], memory: float = 50.0) -> None:
+    def __init__(self, regularization: Sequence[float], memory: float = 50.0) -> None:
         """
         Args:
-            reluctance: [num_features] how much each is held back. What several could explain goes to the
+            regularization: [num_features] how much each is held back. What several could explain goes to the
                 least reluctant.
             memory: observations of one region after which an older one weighs 1/e.
         """
-        num_features = len(reluctance)
-        self._reluctance = np.array(reluctance)
+        num_features = len(regularization)
+        self._reluctance = np.array(regularization)
         self._products = np.zeros((REGIONS, num_features, num_features))
         self._sums = np.zeros((REGIONS, num_features))
         self._weights = np.zeros(num_features)
@@ -182,13 +182,13 @@ class DrafterCost:
         self._verdicts = 0.0  # by which that is known; 0: Drafts are not prepared there
 
     def observe_ahead(
-        self, sequences: int, depth: int, seconds: float, target_step_s: float, was_foreseen: bool
+        self, sequences: int, depth: int, seconds: float, target_step_s: float, ahead_hit: bool
     ) -> None:
         """A round, from a Verdict to the next Verify, where Drafts are prepared."""
         if not self._verdicts:
             self._hidden, self._verdicts = PRIOR_HIDDEN, PRIOR_VERDICTS
         alone = float(self._alone(sequences, depth))
-        hidden = (alone - seconds) / max(min(alone, target_step_s), LEAST_ROUND_S) if was_foreseen else 0.0
+        hidden = (alone - seconds) / max(min(alone, target_step_s), LEAST_ROUND_S) if ahead_hit else 0.0
         self._verdicts = min(self._verdicts + 1.0, 1.0 / HIDDEN_FORGETTING)
         self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
 

@@ -25,7 +25,7 @@ class Costs(Protocol):
     """Seconds; arguments and results broadcast."""
 
     @property
-    def overrun(self) -> float:
+    def calibration(self) -> float:
         """By what factor rounds take longer than these costs say, as far as plain decoding does not."""
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
@@ -90,7 +90,7 @@ def log_rate(mix: Mix, costs: Costs) -> Vector:
     """Mean over all sequences of the logarithm of their tokens per second."""
     round_, step = round_seconds(mix, costs)
     step = np.where(mix.rounds == 0, costs.step(mix.plain, mix.plain), step)
-    round_ = round_ * costs.overrun
+    round_ = round_ * costs.calibration
     total = mix.log_tokens - mix.rounds * np.log(round_) - mix.plain * np.log(step)
     return np.asarray(total / (mix.plain + mix.rounds))
 

@@ -108,9 +108,9 @@ OF_GATEWAYS = (
     ),
     _counter("outrider_target_seconds", "seconds", "that sequences waited for the target, likewise", DRAFTED),
     _counter("outrider_prepared_verdicts", "verdicts", "for which the draft worker had prepared", DRAFTED),
-    _counter("outrider_foreseen_verdicts", "verdicts", "of them that were foreseen", DRAFTED),
+    _counter("outrider_ahead_hits", "verdicts", "of them that were foreseen", DRAFTED),
     _counter(
-        "outrider_rounds_gone_on",
+        "outrider_continued_rounds",
         "rounds",
         "for which the target had the Draft before the Verdict fell",
         DRAFTED,
@@ -121,7 +121,7 @@ OF_GATEWAYS = (
         "of the draft's steps that were over when the Draft was asked for",
         DRAFTED,
     ),
-    _counter("outrider_discarded_tokens", "tokens", "drafted for verdicts that did not fall", DRAFTED),
+    _counter("outrider_wasted_tokens", "tokens", "drafted for verdicts that did not fall", DRAFTED),
     _counter(
         "outrider_transitions",
         "transitions",

@@ -35,7 +35,7 @@ class Report:
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEANING, 0.0))
     in_target: dict[str, float] = field(default_factory=lambda: dict.fromkeys(IN_TARGET, 0.0))
     counts: Counter[str] = field(default_factory=Counter)  # rounds, drafted, accepted, ...
-    plain_why: Counter[str] = field(default_factory=Counter)  # tokens decoded plainly, by reason
+    plain_reasons: Counter[str] = field(default_factory=Counter)  # tokens decoded plainly, by reason
     events: Counter[str] = field(default_factory=Counter)  # what they say
     modes: set[str] = field(default_factory=set)
     batch: float = 0.0  # sequences in the target's steps, summed over rounds
@@ -88,11 +88,11 @@ def _add_round(result: Report, span: FileSpan) -> float:
     for part, milliseconds in parts.items():
         result.times[part] += milliseconds
     result.counts[span.name] += 1
-    for name in ("drafted", "verified", "accepted", "prepared_for", "gone_on", "late_drafts"):
+    for name in ("drafted", "verified", "accepted", "prepared_for", "continued", "late_drafts"):
         result.counts[name] += said.get(f"outrider.{name}", 0)
     result.batch += said.get("outrider.batch_size", 0)
     if span.name == "plain":
-        result.plain_why[said["outrider.why"]] += said["outrider.tokens"]
+        result.plain_reasons[said["outrider.reason"]] += said["outrider.tokens"]
     return sum(parts.values())
 
 
@@ -107,9 +107,11 @@ def lines(result: Report) -> Iterator[str]:
     if counts["round"]:
         yield (
             f"{counts['round']} rounds: {counts['drafted']} tokens drafted, {counts['verified']} verified, "
-            f"{counts['accepted']} accepted; {counts['gone_on']} rounds that the target began by itself"
+            f"{counts['accepted']} accepted; {counts['continued']} rounds that the target began by itself"
         )
-    yield from (f"{tokens} tokens decoded plainly: {why}" for why, tokens in result.plain_why.most_common())
+    yield from (
+        f"{tokens} tokens decoded plainly: {reason}" for reason, tokens in result.plain_reasons.most_common()
+    )
     yield ""
     for part, meaning in MEANING.items():
         yield f"  {part:<8}{result.times[part]:>9.1f} ms  {result.share(part):>4.0%}  {meaning}"
@@ -176,9 +178,9 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
             times["target"],
             f"{rate:.0%} of what was verified stood: mode auto drafts as deep as pays",
         )
-    if result.plain_why["off"] > result.tokens / 2:
+    if result.plain_reasons["off"] > result.tokens / 2:
         yield times["target"], "speculation is off: ask with mode auto"
-    if rounds and rate > GOOD and result.plain_why.total() < result.tokens / 2:
+    if rounds and rate > GOOD and result.plain_reasons.total() < result.tokens / 2:
         yield (
             0.0,
             f"{rate:.0%} of what was verified stood: deeper Drafts, by pace max_depth",

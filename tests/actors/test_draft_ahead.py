@@ -15,7 +15,7 @@ from actors.worker import start_server
 from bench.patience import LIMIT_S, PATIENCE, eventually
 from bench.relay import relay
 from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
 from gateway.rounds.sequence import Sequence
@@ -89,13 +89,13 @@ async def answer(
     leaves: int = 0,
     speculation: Speculation = FIXED,
     generation: Span = INVALID_SPAN,
-) -> tuple[list[int], Record]:
+) -> tuple[list[int], Stats]:
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
-    record = Record()
-    trace = AnswerTrace(generation, 0, FIXED, record) if generation.is_recording() else NO_TRACE
+    stats = Stats()
+    trace = AnswerTrace(generation, 0, FIXED, stats) if generation.is_recording() else NO_TRACE
     rounds = Rounds(
         sequence,
         fleet,
@@ -103,28 +103,28 @@ async def answer(
         paces,
         GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e3 * LIMIT_S),
         asyncio.get_running_loop().time() + LIMIT_S,
-        record=record,
+        stats=stats,
         trace=trace,
     )
     rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
     async for _ in rounds.steps():
         pass
-    return sequence.generated, record
+    return sequence.generated, stats
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 async def test_the_text_is_the_same_and_most_verdicts_are_foreseen(temperature):
     """The target's step is held, as a large model's would be: there is time to prepare."""
     async with pair(12, shortest_step_s=HELD_S) as fleet:
-        records = []
+        found = []
         for kind in ("code", "json", "question_answer"):
-            text, record = await answer(fleet, kind, temperature=temperature)
+            text, stats = await answer(fleet, kind, temperature=temperature)
             assert text == expected(kind, temperature), kind
-            records.append(record)
-    foreseen = sum(record.foreseen.total() for record in records)
-    assert foreseen >= 0.6 * sum(record.prepared_for for record in records)
-    assert sum(record.gone_on for record in records) > 0
-    assert all(record.saved_s > 0 for record in records)
+            found.append(stats)
+    ahead_hits = sum(stats.ahead_hits.total() for stats in found)
+    assert ahead_hits >= 0.6 * sum(stats.prepared_for for stats in found)
+    assert sum(stats.continued for stats in found) > 0
+    assert all(stats.saved_s > 0 for stats in found)
 
 
 @pytest.mark.parametrize("delay_s", [0.001, 0.004])
@@ -134,9 +134,9 @@ async def test_messages_that_cross_on_the_wire_change_no_token(delay_s, times):
     async with pair(12, delay_s) as fleet:
         for kind in ("code", "json"):
             for _ in range(times):
-                text, record = await answer(fleet, kind, temperature=0.7)
+                text, stats = await answer(fleet, kind, temperature=0.7)
                 assert text == expected(kind, 0.7)
-                assert record.lost_drafts == record.lost_targets == 0
+                assert stats.lost_drafts == stats.lost_targets == 0
 
 
 async def test_many_at_a_time_say_what_each_says_alone():
@@ -153,35 +153,35 @@ async def test_a_tree_is_walked_and_second_guesses_are_right_now_and_then(branch
         tree_text, tree = await answer(fleet, "code", 1.0, leaves=4)
     assert chain_text == tree_text == expected("code", 1.0)
     assert tree.target_passes < chain.target_passes
-    assert tree.gone_on > 0 or not branches
+    assert tree.continued > 0 or not branches
 
 
 async def test_a_draft_worker_without_it_interoperates():
     async with pair(0) as fleet:
-        text, record = await answer(fleet, "json", temperature=0.7)
+        text, stats = await answer(fleet, "json", temperature=0.7)
     assert text == expected("json", 0.7)
-    assert (record.prepared_for, record.gone_on) == (0, 0)
-    assert record.rounds > 0
+    assert (stats.prepared_for, stats.continued) == (0, 0)
+    assert stats.rounds > 0
 
 
 @pytest.mark.parametrize(("delay_s", "step_s"), [(0.0, HELD_S), (0.004, 0.0)], ids=["ahead", "crossing"])
 async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_went_on(spans, delay_s, step_s):
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
     async with pair(12, delay_s, shortest_step_s=step_s) as fleet:
-        _, record = await answer(fleet, "json", 0.7, generation=generation)
-        await eventually(lambda: len(spans.named("verify")) >= record.target_passes)
+        _, stats = await answer(fleet, "json", 0.7, generation=generation)
+        await eventually(lambda: len(spans.named("verify")) >= stats.target_passes)
     generation.end()
     ids = {span.context.span_id for span in spans}
     assert {span.name for span in spans if span.parent.span_id not in ids} == {"a generation"}
     rounds = spans.named("round")
-    assert len(rounds) == record.rounds
-    assert sum(span.attributes["outrider.gone_on"] for span in rounds) == record.gone_on
-    assert record.gone_on > 0 or not step_s
+    assert len(rounds) == stats.rounds
+    assert sum(span.attributes["outrider.continued"] for span in rounds) == stats.continued
+    assert stats.continued > 0 or not step_s
     for span in [*rounds, *spans.named("plain")]:
         below = {child.name: child for child in spans.below(span)}
         assert span.start_time <= below["verify"].start_time
         assert below["verify"].end_time <= span.end_time
-        assert ("draft" in below) is (span.name == "round" and not span.attributes["outrider.gone_on"])
+        assert ("draft" in below) is (span.name == "round" and not span.attributes["outrider.continued"])
 
 
 @pytest.mark.slow  # tests/engine/loading/test_quantized.py has it without the wire
@@ -192,11 +192,11 @@ async def test_a_quantized_draft_changes_no_token(role, bits):
     async with pair(12, of_draft=of_draft) as fleet:
         answers = [await answer(fleet, kind, temperature=0.7, leaves=2) for kind in KINDS]
     assert [text for text, _ in answers] == [expected(kind, 0.7) for kind in KINDS]
-    assert sum(record.accepted for _, record in answers) > 0
+    assert sum(stats.accepted for _, stats in answers) > 0
 
 
-async def test_reproducible_numerics_say_the_same_in_bfloat16_with_drafts_and_without():
-    async with pair(12, dtype="bfloat16", reproducible=True) as fleet:
+async def test_batch_invariant_numerics_say_the_same_in_bfloat16_with_drafts_and_without():
+    async with pair(12, dtype="bfloat16", batch_invariant=True) as fleet:
         kinds = [*KINDS, *KINDS]
         together = await asyncio.gather(*(answer(fleet, kind, temperature=1.0, leaves=2) for kind in kinds))
         alone = [await answer(fleet, kind, temperature=1.0, speculation=OFF) for kind in KINDS]

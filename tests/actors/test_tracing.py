@@ -112,7 +112,7 @@ def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
     trace.asked(turn(2, 3, [7, 7]))  # it holds five tokens
     span = spans.one("generate")
     assert span.end_time == 10**18 + 4 * 10**7
-    assert (span.attributes["outrider.steps"], span.attributes["outrider.discarded"]) == (2, 2)
+    assert (span.attributes["outrider.steps"], span.attributes["outrider.wasted"]) == (2, 2)
 
 
 def test_verdicts_of_one_round_belong_to_the_spans_that_were_told_one_after_the_other(spans):

@@ -36,15 +36,15 @@ from protos import generation_pb2
 STEPS = [(6.0, 1), (10.0, 64), (6.0, 1)]
 
 
-def answered(sent: float, *arrivals: tuple[float, int], **record: int) -> Answer:
+def answered(sent: float, *arrivals: tuple[float, int], **stats: int) -> Answer:
     """A finished one if anything is said of its record; a chunk of several tokens is a round."""
-    speculation = generation_pb2.Speculation(**record) if record else None
+    speculation = generation_pb2.Speculation(**stats) if stats else None
     return Answer(sent, [Arrival(time, n, int(n > 1), 1) for time, n in arrivals], speculation)
 
 
 def a_slice(rate: float = 1.0, first: list[float] | None = None, per: list[float] | None = None) -> Slice:
-    record = generation_pb2.Speculation(rounds=2, drafted=5)
-    return Slice(rate, first or [], per or [], rounds=4, passes=5, finished=[record])
+    stats = generation_pb2.Speculation(rounds=2, drafted=5)
+    return Slice(rate, first or [], per or [], rounds=4, passes=5, finished=[stats])
 
 
 def test_a_chunk_counts_by_the_share_of_its_time_that_is_inside() -> None:
@@ -70,7 +70,7 @@ def test_a_slice_counts_requests_by_what_they_did_in_it() -> None:
     assert measured.first_token_s == pytest.approx([0.6, 0.3])
     assert measured.per_token_s == pytest.approx([0.1, 0.2])
     assert (measured.rounds, measured.passes) == (2, 4)
-    assert [record.drafted for record in measured.finished] == [6, 4]
+    assert [stats.drafted for stats in measured.finished] == [6, 4]
 
 
 def test_origins_tell_the_passes_of_the_target() -> None:

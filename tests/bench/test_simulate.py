@@ -25,7 +25,7 @@ from bench.simulate import (
 )
 from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
 from gateway.rounds.sequence import Sequence
@@ -42,11 +42,11 @@ def rate(mode: str, load: Load = LOAD) -> float:
     return virtual.run(closed_loop(FAST_DRAFT, ACCEPTANCE, MODES[mode], load)).rate(load)
 
 
-def answered(mode: str, lengths: list[int], ahead: Ahead) -> Record:
+def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
     """What was done for answers of these lengths, all at once; each is complete."""
 
-    async def answers() -> Record:
-        record, paces = Record(), Paces(PaceSettings())
+    async def answers() -> Stats:
+        stats, paces = Stats(), Paces(PaceSettings())
         speculation = MODES[mode].resolved("model", paces.settings)
         target, draft = FAST_DRAFT
         is_right = partial(is_right_at, 0.7)
@@ -59,10 +59,10 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Record:
                     pass
                 assert sequence.generated == [RIGHT] * length
                 assert sequence.finish_reason == "length"
-                record.add(rounds.record)
+                stats.add(rounds.stats)
 
             await asyncio.gather(*(answer(number, length) for number, length in enumerate(lengths)))
-        return record
+        return stats
 
     return virtual.run(answers())
 
@@ -93,10 +93,10 @@ def test_answers_are_complete(mode: str, foreseen_rate: float):
 
 
 def test_verdicts_are_foreseen_as_often_as_is_said():
-    record = answered("fixed 2", [3000], Ahead(12, 0.7))
-    assert record.prepared_for > 0.99 * record.rounds - 1
-    assert record.foreseen.total() / record.prepared_for == pytest.approx(0.7, abs=0.03)
-    assert record.gone_on > 0.6 * record.rounds
+    stats = answered("fixed 2", [3000], Ahead(12, 0.7))
+    assert stats.prepared_for > 0.99 * stats.rounds - 1
+    assert stats.ahead_hits.total() / stats.prepared_for == pytest.approx(0.7, abs=0.03)
+    assert stats.continued > 0.6 * stats.rounds
     assert answered("fixed 2", [300], Ahead()).prepared_for == 0
 
 

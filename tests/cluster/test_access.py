@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.access import API_KEYS, TOKEN, api_keys, check_doors, shared_trust
+from cluster.access import API_KEYS, TOKEN, api_keys, check_access, shared_trust
 from cluster.settings import Settings
 
 
@@ -31,14 +31,14 @@ def test_a_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
 def test_other_machines_are_invited_only_with_keys_or_a_waiver(host):
     settings = Settings(http_host=host)
     with pytest.raises(ValueError, match=f"http_host='{host}'.*allow_anonymous"):
-        check_doors(settings, [])
-    check_doors(settings, ["key"])
-    check_doors(settings.model_copy(update={"allow_anonymous": True}), [])
+        check_access(settings, [])
+    check_access(settings, ["key"])
+    check_access(settings.model_copy(update={"allow_anonymous": True}), [])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_this_machine_needs_none(host):
-    check_doors(Settings(http_host=host), [])
+    check_access(Settings(http_host=host), [])
 
 
 def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):

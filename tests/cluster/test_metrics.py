@@ -11,8 +11,8 @@ from bench.running import Service
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 
 # They have no series before the first time.
-RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_foreseen_verdicts"}
-RARE |= {"outrider_rounds_gone_on", "outrider_discarded_tokens", "outrider_draft_saved_seconds"}
+RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}
+RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences"}
 
 

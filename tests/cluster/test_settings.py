@@ -42,9 +42,12 @@ def test_the_demo_target_may_draft_for_itself_too():
     assert settings.draft == settings.target
 
 
-def test_reproducible_numerics_are_the_targets():
-    settings = Settings(reproducible=True).resolved()
-    assert (settings.target_engine().reproducible, settings.draft_engine().reproducible) == (True, False)
+def test_batch_invariant_numerics_are_the_targets():
+    settings = Settings(batch_invariant=True).resolved()
+    assert (settings.target_engine().batch_invariant, settings.draft_engine().batch_invariant) == (
+        True,
+        False,
+    )
 
 
 def test_a_quantization_of_no_draft_is_refused():

@@ -21,7 +21,7 @@ FIXED = {"mode": "fixed", "depth": 4}
 CLIENT_SPAN = "b7ad6b7169203331"
 OF_WORKERS = {"verify", "generate", "draft"}
 PARTS = {"queue", "forward", "sample"}
-SUMMED = ("drafted", "verified", "accepted", "target_passes", "prepared_for", "gone_on", "discarded")
+SUMMED = ("drafted", "verified", "accepted", "target_passes", "prepared_for", "continued", "wasted")
 
 
 def ask(client: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -111,14 +111,14 @@ def test_rounds(client: httpx.Client, collector: Collector) -> None:
     assert {span.service for span in spans} == {"outrider-gateway", "outrider-target", "outrider-draft"}
     for span in [span for span in spans if span.name == "round"]:
         assert children(spans, span) == ({"draft", "verify"} if waited(span) else {"verify"})
-        assert not (waited(span) and span.attributes["outrider.gone_on"])
+        assert not (waited(span) and span.attributes["outrider.continued"])
 
 
 def test_rounds_that_the_pace_decides_on(client: httpx.Client, collector: Collector) -> None:
     spans, usage = traced(client, collector, max_tokens=200, temperature=1.0, seed=3, n=2)
     assert_nested(spans)
     assert_sums(spans, usage)
-    whys = {span.attributes["outrider.why"] for span in spans if "outrider.why" in span.attributes}
+    whys = {span.attributes["outrider.reason"] for span in spans if "outrider.reason" in span.attributes}
     assert whys <= {"first token", "thresholds", "measured", "trial", "late Draft", "last token"}
 
 
@@ -127,7 +127,7 @@ def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collecto
     assert_nested(spans)
     assert_sums(spans, usage)
     (stretch,) = [span for span in spans if span.name == "plain"]
-    assert stretch.attributes["outrider.why"] == "off"
+    assert stretch.attributes["outrider.reason"] == "off"
     (generate,) = below(spans, stretch)
     assert generate.attributes["outrider.steps"] >= 150  # and those that took the prompt in
 
@@ -194,5 +194,5 @@ def test_a_lost_draft_worker_is_told_with_its_reason(
     (generation,) = [span for span in spans if span.name.startswith("text_completion")]
     assert generation.events["fallback"].startswith("lost draft worker")
     assert "lost draft worker" in {
-        span.attributes.get("outrider.why") for span in spans if span.name == "plain"
+        span.attributes.get("outrider.reason") for span in spans if span.name == "plain"
     }

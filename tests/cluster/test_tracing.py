@@ -61,7 +61,7 @@ from opentelemetry import trace
 from cluster.tracing import start_tracing
 end = start_tracing({environment!r}, {role!r})
 tracer = trace.get_tracer("test")
-with tracer.start_as_current_span("outer", attributes={{"count": 2**40, "outrider.why": "measured"}}):
+with tracer.start_as_current_span("outer", attributes={{"count": 2**40, "outrider.reason": "measured"}}):
     with tracer.start_as_current_span("inner") as span:
         span.add_event("fallback", {{"outrider.reason": "late"}})
 end()
@@ -85,7 +85,7 @@ def test_a_file_holds_the_spans_of_all_processes(tmp_path):
     assert (outer.service, other.service) == ("mine-target", "mine-draft")
     assert (inner.trace_id, inner.parent) == (outer.trace_id, outer.id)
     assert outer.start <= inner.start <= inner.end <= outer.end
-    assert outer.attributes == {"count": 2**40, "outrider.why": "measured"}
+    assert outer.attributes == {"count": 2**40, "outrider.reason": "measured"}
     assert [(event.name, event.reason) for event in inner.events] == [("fallback", "late")]
     ids = json.loads(path.read_text().splitlines()[0])["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
     assert (len(ids["traceId"]), len(ids["spanId"])) == (32, 16)  # hexadecimal

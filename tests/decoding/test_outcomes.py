@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import agreed
-from outrider.decoding.outcomes import PRIOR_RATE, RANKS, Branch, Foresight, faded
+from outrider.decoding.outcomes import PRIOR_RATE, RANKS, Branch, Outcomes, faded
 
 RATES = st.floats(0.0, 1.0)
 DEPTHS = st.integers(0, 8)
@@ -15,125 +15,125 @@ TOKENS = st.lists(st.integers(0, 2), max_size=6)
 
 
 @st.composite
-def foresights(draw: st.DrawFn) -> Foresight:
+def foresights(draw: st.DrawFn) -> Outcomes:
     """After some verdicts."""
-    foresight = Foresight()
+    outcomes = Outcomes()
     for rank in draw(st.lists(st.integers(1, RANKS), max_size=30)):
-        foresight.observe(0, 1, rank)
-    return foresight
+        outcomes.observe(0, 1, rank)
+    return outcomes
 
 
-def all_ways(foresight: Foresight, rate: float, depth: int) -> list[Branch]:
-    return foresight.likeliest(rate, depth, RANKS * (depth + 1))
+def all_ways(outcomes: Outcomes, rate: float, depth: int) -> list[Branch]:
+    return outcomes.likeliest(rate, depth, RANKS * (depth + 1))
 
 
 @given(foresights(), RATES, DEPTHS)
-def test_the_likeliest_come_first(foresight: Foresight, rate: float, depth: int) -> None:
-    hit_rates = foresight.hit_rates()
+def test_the_likeliest_come_first(outcomes: Outcomes, rate: float, depth: int) -> None:
+    hit_rates = outcomes.hit_rates()
 
     def probability(way: Branch) -> float:
         ending = rate if way.rank == 0 else (1.0 - rate) * hit_rates[way.rank - 1]
         return rate**way.accepted * ending
 
-    probabilities = [probability(way) for way in all_ways(foresight, rate, depth)]
+    probabilities = [probability(way) for way in all_ways(outcomes, rate, depth)]
     assert probabilities == pytest.approx(sorted(probabilities, reverse=True))
 
 
 @given(foresights(), RATES, DEPTHS)
-def test_every_way_is_there_once(foresight: Foresight, rate: float, depth: int) -> None:
+def test_every_way_is_there_once(outcomes: Outcomes, rate: float, depth: int) -> None:
     """The draft's own continuation follows the whole chain alone: elsewhere it is the chain."""
-    ways = all_ways(foresight, rate, depth)
+    ways = all_ways(outcomes, rate, depth)
     refusals = {Branch(accepted, rank) for accepted in range(depth + 1) for rank in range(1, RANKS)}
     assert len(ways) == len(set(ways))
     assert set(ways) == {Branch(depth, 0), *refusals}
 
 
 @given(foresights(), RATES, DEPTHS, st.integers(0, 60))
-def test_a_count_takes_the_first_of_all(foresight: Foresight, rate: float, depth: int, count: int) -> None:
-    assert foresight.likeliest(rate, depth, count) == all_ways(foresight, rate, depth)[:count]
+def test_a_count_takes_the_first_of_all(outcomes: Outcomes, rate: float, depth: int, count: int) -> None:
+    assert outcomes.likeliest(rate, depth, count) == all_ways(outcomes, rate, depth)[:count]
 
 
 @given(DEPTHS)
 def test_at_a_high_rate_full_acceptance_comes_first(depth: int) -> None:
-    assert Foresight().likeliest(0.95, depth, 1) == [Branch(depth, 0)]
+    assert Outcomes().likeliest(0.95, depth, 1) == [Branch(depth, 0)]
 
 
 @given(st.integers(1, 8))
 def test_at_a_low_rate_refusals_of_the_first_token_come_first(depth: int) -> None:
     first = [Branch(0, rank) for rank in range(1, RANKS)]
-    assert Foresight().likeliest(0.05, depth, RANKS - 1) == first
+    assert Outcomes().likeliest(0.05, depth, RANKS - 1) == first
 
 
 @given(foresights(), RATES, DEPTHS, st.integers(0, 60))
 def test_runners_up_are_the_likeliest_refusals(
-    foresight: Foresight, rate: float, depth: int, count: int
+    outcomes: Outcomes, rate: float, depth: int, count: int
 ) -> None:
-    found = foresight.runners_up(rate, depth, count)
+    found = outcomes.runners_up(rate, depth, count)
     assert all(way.accepted < depth and way.rank >= 1 for way in found)
     assert len(found) == min(count, depth * (RANKS - 1))
-    assert found == [way for way in all_ways(foresight, rate, depth) if way in set(found)]
+    assert found == [way for way in all_ways(outcomes, rate, depth) if way in set(found)]
 
 
 @given(foresights(), RATES)
-def test_a_draft_without_tokens_has_no_runners_up(foresight: Foresight, rate: float) -> None:
-    assert foresight.runners_up(rate, 0, 5) == []
+def test_a_draft_without_tokens_has_no_runners_up(outcomes: Outcomes, rate: float) -> None:
+    assert outcomes.runners_up(rate, 0, 5) == []
 
 
 def test_hit_rates_follow_the_verdicts() -> None:
     shares = {1: 0.5, 3: 0.25, RANKS: 0.25}
-    foresight, rng = Foresight(), random.Random(1)
+    outcomes, rng = Outcomes(), random.Random(1)
     for rank in rng.choices(list(shares), list(shares.values()), k=2000):
-        foresight.observe(0, 1, rank)
+        outcomes.observe(0, 1, rank)
     expected = [shares.get(rank, 0.0) for rank in range(1, RANKS)]
-    assert foresight.hit_rates() == pytest.approx(expected, abs=0.1)
+    assert outcomes.hit_rates() == pytest.approx(expected, abs=0.1)
 
 
 def test_hit_rates_forget() -> None:
-    foresight = Foresight()
+    outcomes = Outcomes()
     for rank in (1, 2):
         for _ in range(1000):
-            foresight.observe(0, 1, rank)
+            outcomes.observe(0, 1, rank)
         newest = [float(rank == other) for other in range(1, RANKS)]
-        assert foresight.hit_rates() == pytest.approx(newest, abs=0.01)
-    assert foresight.likeliest(0.05, 4, 1) == [Branch(0, 2)]
+        assert outcomes.hit_rates() == pytest.approx(newest, abs=0.01)
+    assert outcomes.likeliest(0.05, 4, 1) == [Branch(0, 2)]
 
 
 def test_a_verdict_that_refuses_nothing_tells_nothing_of_runners_up() -> None:
-    foresight = Foresight()
-    before = foresight.hit_rates()
-    foresight.observe(4, 4, None)
-    assert foresight.hit_rates() == before
+    outcomes = Outcomes()
+    before = outcomes.hit_rates()
+    outcomes.observe(4, 4, None)
+    assert outcomes.hit_rates() == before
 
 
 def test_a_token_beyond_the_runners_up_lowers_every_hit_rate() -> None:
-    foresight = Foresight()
-    before = foresight.hit_rates()
-    foresight.observe(0, 1, RANKS)
-    assert all(now < then for now, then in zip(foresight.hit_rates(), before, strict=True))
+    outcomes = Outcomes()
+    before = outcomes.hit_rates()
+    outcomes.observe(0, 1, RANKS)
+    assert all(now < then for now, then in zip(outcomes.hit_rates(), before, strict=True))
 
 
 @given(st.lists(st.integers(0, RANKS), max_size=200))
 def test_hit_rates_are_shares(ranks: list[int]) -> None:
-    foresight = Foresight()
+    outcomes = Outcomes()
     for rank in ranks:
-        foresight.observe(0, 1, rank)
-    assert all(rate >= 0.0 for rate in foresight.hit_rates())
-    assert sum(foresight.hit_rates()) <= 1.0 + 1e-9
+        outcomes.observe(0, 1, rank)
+    assert all(rate >= 0.0 for rate in outcomes.hit_rates())
+    assert sum(outcomes.hit_rates()) <= 1.0 + 1e-9
 
 
 def test_the_acceptance_rate_follows_the_verdicts_and_forgets() -> None:
-    foresight = Foresight()
-    assert foresight.acceptance_rate == PRIOR_RATE
+    outcomes = Outcomes()
+    assert outcomes.acceptance_rate == PRIOR_RATE
     for accepted in (4, 1):
         for _ in range(300):
-            foresight.observe(accepted, 4, None)
-        assert foresight.acceptance_rate == pytest.approx(accepted / 4, abs=0.01)
+            outcomes.observe(accepted, 4, None)
+        assert outcomes.acceptance_rate == pytest.approx(accepted / 4, abs=0.01)
 
 
 def test_a_verdict_on_no_token_leaves_the_acceptance_rate() -> None:
-    foresight = Foresight()
-    foresight.observe(0, 0, None)
-    assert foresight.acceptance_rate == PRIOR_RATE
+    outcomes = Outcomes()
+    outcomes.observe(0, 0, None)
+    assert outcomes.acceptance_rate == PRIOR_RATE
 
 
 @given(RATES, st.floats(0.0, 1.0))

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from outrider.decoding.gumbel_max import best_perturbed
+from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise import gumbel
 from outrider.decoding.penalties import leave_an_end
 from outrider.decoding.row import Row
@@ -198,7 +198,7 @@ def test_the_search_by_bounds_finds_what_all_the_noise_finds(spread: float, voca
     logits = torch.randn(8, vocab_size, generator=torch.Generator().manual_seed(5)) * spread
     keys, positions = [one.noise_key for one in rows], [one.position for one in rows]
     expected = (logits + gumbel(keys, positions, vocab_size)).topk(4, dim=1)
-    token_ids, values = best_perturbed(logits, rows, 4)
+    token_ids, values = gumbel_max(logits, rows, 4)
     assert torch.equal(token_ids, expected.indices)
     assert torch.equal(values, expected.values)
     assert torch.equal(choose(logits, rows), expected.indices[:, 0])
@@ -211,7 +211,7 @@ def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
     logits = torch.full((1, 20_000), -60.0)
     logits[0, ::64] = 0.0
     expected = (logits + gumbel([3], [5], 20_000)).topk(250, dim=1)
-    assert torch.equal(best_perturbed(logits, rows, 250)[0], expected.indices)
+    assert torch.equal(gumbel_max(logits, rows, 250)[0], expected.indices)
 
 
 def test_the_search_takes_the_lowest_ids_among_equals() -> None:

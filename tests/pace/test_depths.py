@@ -19,7 +19,7 @@ class Machine:
     knee: float = 64
     draft: float = 2e-3
     hops: float = 1e-3
-    overrun: float = 1.0
+    calibration: float = 1.0
 
     def step(self, sequences, tokens):
         return self.read + self.token * np.maximum(tokens - self.knee, 0.0) + 0.0 * sequences
@@ -53,7 +53,7 @@ def test_a_slow_draft_is_not_used():
 
 def test_rounds_that_take_longer_than_their_costs_say_do_not_pay():
     assert depths([0.8])[0] > 0
-    assert depths([0.8], Machine(overrun=4.0)) == [0]
+    assert depths([0.8], Machine(calibration=4.0)) == [0]
 
 
 def test_a_full_batch_loses_its_drafts():

@@ -2,39 +2,39 @@
 
 import pytest
 
-from outrider.pace.calibration import FADING, LARGEST, MEMORY, Overrun
+from outrider.pace.calibration import FADING, LARGEST, MEMORY, Calibration
 
 LONG = int(10 * MEMORY)
 
 
 def test_nothing_is_taken_to_overrun_before_it_was_seen():
-    assert Overrun().of_rounds == 1.0
+    assert Calibration().of_rounds == 1.0
 
 
 def test_rounds_that_take_longer_than_expected_overrun():
-    overrun = Overrun()
+    calibration = Calibration()
     for _ in range(LONG):
-        overrun.observe("rounds", 0.12, 0.1, 1)
-    assert overrun.of_rounds == pytest.approx(1.2, rel=1e-3)
+        calibration.observe("rounds", 0.12, 0.1, 1)
+    assert calibration.of_rounds == pytest.approx(1.2, rel=1e-3)
 
 
 def test_what_slows_plain_decoding_down_as_well_is_nothing_of_rounds():
-    overrun = Overrun()
+    calibration = Calibration()
     for _ in range(LONG):
-        overrun.observe("rounds", 0.12, 0.1, 1)
-        overrun.observe("plain", 0.06, 0.05, 1)
-    assert overrun.of_rounds == pytest.approx(1.0, rel=1e-3)
+        calibration.observe("rounds", 0.12, 0.1, 1)
+        calibration.observe("plain", 0.06, 0.05, 1)
+    assert calibration.of_rounds == pytest.approx(1.0, rel=1e-3)
 
 
 def test_rounds_with_fewer_tokens_than_expected_overrun():
-    overrun = Overrun()
+    calibration = Calibration()
     for _ in range(LONG):
-        overrun.observe_tokens(2.0, 2.5, 1)
-    assert overrun.of_rounds == pytest.approx(1.25, rel=1e-3)
+        calibration.observe_tokens(2.0, 2.5, 1)
+    assert calibration.of_rounds == pytest.approx(1.25, rel=1e-3)
 
 
 def test_many_sequences_that_tell_of_one_round_count_as_one():
-    alone, many = Overrun(), Overrun()
+    alone, many = Calibration(), Calibration()
     alone.observe("rounds", 0.15, 0.1, 1)
     for _ in range(64):
         many.observe("rounds", 0.15, 0.1, 64)
@@ -42,17 +42,17 @@ def test_many_sequences_that_tell_of_one_round_count_as_one():
 
 
 def test_one_round_that_took_for_ever_changes_little():
-    overrun = Overrun()
-    overrun.observe("rounds", 100.0, 0.1, 1)
-    assert overrun.of_rounds == pytest.approx(1.0 + (LARGEST - 1.0) / MEMORY)
+    calibration = Calibration()
+    calibration.observe("rounds", 100.0, 0.1, 1)
+    assert calibration.of_rounds == pytest.approx(1.0 + (LARGEST - 1.0) / MEMORY)
 
 
 def test_what_is_not_seen_any_more_is_taken_to_be_like_the_other_kind():
-    overrun = Overrun()
+    calibration = Calibration()
     for _ in range(LONG):
-        overrun.observe("rounds", 0.13, 0.1, 1)
-        overrun.observe("plain", 0.11, 0.1, 1)
-        overrun.observe_tokens(2.0, 3.0, 1)
+        calibration.observe("rounds", 0.13, 0.1, 1)
+        calibration.observe("plain", 0.11, 0.1, 1)
+        calibration.observe_tokens(2.0, 3.0, 1)
     for _ in range(int(10 * FADING)):
-        overrun.unseen("rounds")
-    assert overrun.of_rounds == pytest.approx(1.0, abs=1e-3)
+        calibration.unseen("rounds")
+    assert calibration.of_rounds == pytest.approx(1.0, abs=1e-3)

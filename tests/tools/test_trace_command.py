@@ -34,7 +34,9 @@ class Trace:
         self.spans.append(span(self.id, id_, name, parent, start, end, values))
         return id_
 
-    def round(self, name: str = "round", tokens: int = 4, why: str = "measured", **parts: float) -> "Trace":
+    def round(
+        self, name: str = "round", tokens: int = 4, reason: str = "measured", **parts: float
+    ) -> "Trace":
         lasts = sum(parts.get(part, 0.0) for part in ("draft", "wire", "wait", "target", "gateway"))
         start, self.end = self.end, self.end + int(lasts * MS)
         counts = {
@@ -49,7 +51,9 @@ class Trace:
         }
         counts = counts if name == "round" else {}
         times = {f"{part}_ms": value for part, value in parts.items()}
-        own = self._span(name, self.generation, start, self.end, tokens=tokens, why=why, **counts, **times)
+        own = self._span(
+            name, self.generation, start, self.end, tokens=tokens, reason=reason, **counts, **times
+        )
         verify = self._span("verify", own, start, self.end)
         self._span("forward", verify, start, start + int(parts.get("target", 0.0) * MS / 2))
         self.tokens += tokens
@@ -146,7 +150,7 @@ def test_a_few_late_drafts_among_many_are_no_matter(printed):
 
 
 def test_plain_decoding_and_what_happened_are_told_with_their_reasons(printed):
-    trace = Trace(mode="off").round("plain", tokens=60, why="off", target=50.0)
+    trace = Trace(mode="off").round("plain", tokens=60, reason="off", target=50.0)
     out = printed(trace.event("fallback", "late Draft: no Draft after 0.020 s"))
     assert "60 tokens decoded plainly: off" in out
     assert "fallback: late Draft: no Draft after 0.020 s" in out

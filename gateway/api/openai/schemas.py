@@ -130,32 +130,32 @@ def token_counts(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
-    record = usage.record
+    stats = usage.stats
     return {
         **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "completion_tokens_details": {
-            "accepted_prediction_tokens": record.accepted,
-            "rejected_prediction_tokens": record.drafted - record.accepted,
+            "accepted_prediction_tokens": stats.accepted,
+            "rejected_prediction_tokens": stats.drafted - stats.accepted,
         },
         "speculation": {
             **usage.speculation.model_dump(),
-            "rounds": record.rounds,
-            "drafted": record.drafted,
-            "verified": record.verified,
-            "accepted": record.accepted,
-            "mean_accepted_length": round(record.mean_accepted_length, 3),
-            "accepted_lengths": record.histogram,
-            "target_passes": record.target_passes,
-            "fallbacks": record.fallbacks,
-            "late_drafts": record.late_drafts,
-            "lost_drafts": record.lost_drafts,
-            "empty_drafts": record.empty_drafts,
-            "lost_targets": record.lost_targets,
-            "prepared_for": record.prepared_for,
-            "foreseen_ranks": record.foreseen_ranks,
-            "gone_on": record.gone_on,
-            "saved_ms": round(1e3 * record.saved_s, 3),
-            "discarded": record.discarded,
+            "rounds": stats.rounds,
+            "drafted": stats.drafted,
+            "verified": stats.verified,
+            "accepted": stats.accepted,
+            "mean_accepted_length": round(stats.mean_accepted_length, 3),
+            "accepted_lengths": stats.histogram,
+            "target_passes": stats.target_passes,
+            "fallbacks": stats.fallbacks,
+            "late_drafts": stats.late_drafts,
+            "lost_drafts": stats.lost_drafts,
+            "empty_drafts": stats.empty_drafts,
+            "lost_targets": stats.lost_targets,
+            "prepared_for": stats.prepared_for,
+            "ahead_hit_ranks": stats.ahead_hit_ranks,
+            "continued": stats.continued,
+            "saved_ms": round(1e3 * stats.saved_s, 3),
+            "wasted": stats.wasted,
             "seed": seed,
         },
     }

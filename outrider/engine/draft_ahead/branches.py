@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence as Items
 
 from outrider.decoding.draft import ROOT, Draft, agreed
-from outrider.decoding.outcomes import FORGETTING_OF_ONE, Branch, Foresight, faded
+from outrider.decoding.outcomes import FORGETTING_OF_ONE, Branch, Outcomes, faded
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.propose import chain, extended, leaves_of
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Foreseen, Prepared, Result
+from outrider.engine.work import AheadOutcome, Prepared, Result
 
 
 class PrepareTask(Task):
@@ -124,7 +124,7 @@ class PrepareTask(Task):
         length = len(self.sequence.tokens) + branch.accepted + 1
         return max(min(self._depth, self.sequence.limit - length - 1), 0)
 
-    def observe(self, tokens: tuple[int, ...], foresight: Foresight) -> Foreseen | None:
+    def observe(self, tokens: tuple[int, ...], outcomes: Outcomes) -> AheadOutcome | None:
         """How the Verdict fell whose tokens are to be committed; None if they are none on this Draft."""
         sequence = self.sequence
         stood = len(self._draft.path_of(tokens))
@@ -135,14 +135,14 @@ class PrepareTask(Task):
         parent = self._parent(Branch(accepted, 0))
         rank = None if parent is None else _rank(tokens[accepted], sequence.ranked[parent])
         refused = accepted < len(self._chain)
-        foresight.observe(accepted, verified, rank if refused else None)
+        outcomes.observe(accepted, verified, rank if refused else None)
         sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
         path = sequence.pending.path_of(tokens)
         if len(path) < len(tokens):
-            return Foreseen(0, rank, 0.0, self._fed)
+            return AheadOutcome(0, rank, 0.0, self._fed)
         known = len(chain(sequence, self._depth, path[-1]))
         used = sum(node >= self._own for node in (*path, *sequence.pending.below(path[-1])))
-        return Foreseen(known, rank, sum(self._steps[:known]), self._fed - used)
+        return AheadOutcome(known, rank, sum(self._steps[:known]), self._fed - used)
 
 
 def _rank(token: int, ranked: Items[int]) -> int:

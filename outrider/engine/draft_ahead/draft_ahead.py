@@ -1,10 +1,10 @@
 """Which verdicts on a Draft are prepared for while nobody waits, and what came of it."""
 
-from outrider.decoding.outcomes import RANKS, Foresight
+from outrider.decoding.outcomes import RANKS, Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
-from outrider.engine.work import Foreseen, Propose
+from outrider.engine.work import AheadOutcome, Propose
 
 
 class DraftAhead:
@@ -15,22 +15,22 @@ class DraftAhead:
         self.unfinished: dict[int, PrepareTask] = {}  # by number of their sequence: idle time goes to them
         self._newest: dict[int, PrepareTask] = {}  # the same, with those that are done or given up
         self._branches = branches
-        self._foresight = Foresight()
+        self._outcomes = Outcomes()
 
     @property
     def acceptance_rate(self) -> float:
         """Of all chains: what a new sequence begins with."""
-        return self._foresight.acceptance_rate
+        return self._outcomes.acceptance_rate
 
-    def observe(self, work: Propose) -> Foreseen | None:
+    def observe(self, work: Propose) -> AheadOutcome | None:
         """What the Verdict, which the work tells of, shows about what was prepared for it."""
         sequence = work.sequence
         sequence.in_rounds = _follows_verdict(work)
         newest = self._newest.get(sequence.number)
         is_next = work.base == len(sequence.tokens)
-        return newest.observe(work.tokens, self._foresight) if newest and is_next else None
+        return newest.observe(work.tokens, self._outcomes) if newest and is_next else None
 
-    def propose(self, work: Propose, room: int, arrived: float, foreseen: Foreseen | None) -> ProposeTask:
+    def propose(self, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None) -> ProposeTask:
         """The task that makes the Draft, with as many guesses as it and its preparation need.
 
         Args:
@@ -40,9 +40,9 @@ class DraftAhead:
         sequence = work.sequence
         if sequence.sampling.verification != "coupled":
             return SampledProposeTask(work, room, arrived)
-        leaves = self._foresight.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
+        leaves = self._outcomes.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
         ranks = RANKS if leaves or self._branches else 1
-        return CoupledProposeTask(work, room, arrived, ranks, leaves, foreseen)
+        return CoupledProposeTask(work, room, arrived, ranks, leaves, ahead)
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
@@ -53,7 +53,7 @@ class DraftAhead:
         if not sequence.in_rounds:
             return  # its Drafts are only compared with the text
         share = max(self._branches // (len(self.unfinished) + 1), 1)
-        branches = self._foresight.likeliest(sequence.acceptance_rate, len(task.chain()), share)
+        branches = self._outcomes.likeliest(sequence.acceptance_rate, len(task.chain()), share)
         begun = PrepareTask(sequence, task.work.round, draft, task.depth, branches, task.leaves, RANKS)
         self._newest[sequence.number] = self.unfinished[sequence.number] = begun
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from transformers import AttentionInterface
 
 from outrider.engine.cache.paged_cache import GatherSpace, LayerShape, PagedCache
-from outrider.engine.forward.attention_groups import FEW_QUERIES, Group
+from outrider.engine.forward.attention_groups import FEW_QUERIES, AttentionGroup
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.varlen import Kernel, attend_ragged
 
@@ -108,7 +108,7 @@ class Layout:
     softcap: float | None
     sinks: torch.Tensor | None
 
-    def attend(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
         """query [heads, num_tokens, key_dim] -> [rows of the group, heads, value_dim]"""
         rows = query[:, group.query_rows]
         if self.softcap is not None or self.sinks is not None:
@@ -119,7 +119,7 @@ class Layout:
             output = self._few_queries(group, rows)
         return output if group.real is None else output[group.real]
 
-    def _few_queries(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+    def _few_queries(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
         mask = group.mask(self.window, self.repeats, query.device)
         output = F.scaled_dot_product_attention(
             self._fold(group, query),
@@ -130,8 +130,8 @@ class Layout:
         )
         return self._unfold(group, output)
 
-    def _many_queries(self, group: Group, query: torch.Tensor) -> torch.Tensor:
-        """One lane, its kv heads as the batch: keys repeat by a stride of zero, the mask stays small."""
+    def _many_queries(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
+        """One span, its kv heads as the batch: keys repeat by a stride of zero, the mask stays small."""
         heads = (-1, self.repeats, -1, -1)
         causal = group.is_plainly_causal(self.window)
         output = F.scaled_dot_product_attention(
@@ -144,7 +144,7 @@ class Layout:
         )
         return output.flatten(0, 1).transpose(0, 1)
 
-    def _explicit(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+    def _explicit(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
         """Soft-capped scores and attention sinks, which no fused kernel knows."""
         keys, values = self._keys(group), self._values(group)
         scores = self._fold(group, query).matmul(keys.transpose(2, 3)).float()
@@ -165,31 +165,31 @@ class Layout:
         """Query heads that share one kv head."""
         return self.heads // self.keys.shape[1]
 
-    def _keys(self, group: Group) -> torch.Tensor:
+    def _keys(self, group: AttentionGroup) -> torch.Tensor:
         return self._context(self.keys, self.key_space, group)
 
-    def _values(self, group: Group) -> torch.Tensor:
+    def _values(self, group: AttentionGroup) -> torch.Tensor:
         return self._context(self.values, self.value_space, group)
 
     @staticmethod
-    def _context(stored: torch.Tensor, space: GatherSpace, group: Group) -> torch.Tensor:
+    def _context(stored: torch.Tensor, space: GatherSpace, group: AttentionGroup) -> torch.Tensor:
         """[num_lanes, kv_heads, length, dim]"""
         if group.view is not None:
             return stored[group.view].transpose(0, 1)[None]
         assert group.blocks is not None
         slots = space.gather(stored, group.blocks)
-        lanes = slots.view(len(group.lanes), -1, *stored.shape[1:])
-        return lanes[:, : group.length].transpose(1, 2)
+        spans = slots.view(len(group.spans), -1, *stored.shape[1:])
+        return spans[:, : group.length].transpose(1, 2)
 
-    def _fold(self, group: Group, query: torch.Tensor) -> torch.Tensor:
+    def _fold(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
         """[heads, num_lanes * num_queries, dim] -> [num_lanes, kv_heads, repeats * num_queries, dim]"""
-        split = query.view(-1, self.repeats, len(group.lanes), group.num_queries, query.shape[2])
+        split = query.view(-1, self.repeats, len(group.spans), group.num_queries, query.shape[2])
         return split.permute(2, 0, 1, 3, 4).flatten(2, 3)
 
-    def _unfold(self, group: Group, output: torch.Tensor) -> torch.Tensor:
+    def _unfold(self, group: AttentionGroup, output: torch.Tensor) -> torch.Tensor:
         """[num_lanes, kv_heads, repeats * num_queries, dim] -> [num_lanes * num_queries, heads, dim]"""
-        lanes, kv_heads, _, dim = output.shape
-        split = output.view(lanes, kv_heads, self.repeats, group.num_queries, dim)
+        spans, kv_heads, _, dim = output.shape
+        split = output.view(spans, kv_heads, self.repeats, group.num_queries, dim)
         return split.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
 
 

@@ -18,7 +18,7 @@ PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second 
 
 
 @dataclass(frozen=True)
-class Lane:
+class QuerySpan:
     """One sequence's queries in the packed batch."""
 
     blocks: Numbers  # of its sequence
@@ -42,27 +42,27 @@ class Lane:
 
 
 @dataclass
-class Group:
-    """Lanes padded to one number of queries and one length.
+class AttentionGroup:
+    """Spans padded to one number of queries and one length.
 
     The context is what ``view`` picks from the cache, where that is given, else gathered from ``blocks``.
     """
 
-    lanes: list[Lane]
+    spans: list[QuerySpan]
     num_queries: int  # padding included
     length: int  # slots, padding included
-    query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a lane's last row
+    query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a span's last row
     real: torch.Tensor | None  # which of them are no padding; None: all
     output_rows: Rows  # [real] rows of the batch
     view: Rows | None
-    blocks: torch.Tensor | None  # int64 [num_lanes * blocks per lane]
+    blocks: torch.Tensor | None  # int64 [num_lanes * blocks per span]
     dtype: torch.dtype
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def is_plainly_causal(self, window: int | None) -> bool:
-        """True when a causal flag replaces the mask: one lane, nothing cached before its queries."""
-        lane = self.lanes[0]
-        return len(self.lanes) == 1 and lane.start == 0 and lane.tree is None and not self._cuts(window)
+        """True when a causal flag replaces the mask: one span, nothing cached before its queries."""
+        span = self.spans[0]
+        return len(self.spans) == 1 and span.start == 0 and span.tree is None and not self._cuts(window)
 
     def mask(self, window: int | None, repeats: int, device: torch.device) -> torch.Tensor | None:
         """Additive mask, 0 or -inf, [num_lanes, 1, repeats * num_queries, length]; None: all is visible.
@@ -74,7 +74,7 @@ class Group:
         if (
             self.num_queries == 1
             and not self._cuts(window)
-            and all(lane.length == self.length and lane.tree is None for lane in self.lanes)
+            and all(span.length == self.length and span.tree is None for span in self.spans)
         ):
             return None
         if (window, repeats) not in self._masks:
@@ -89,104 +89,108 @@ class Group:
     def _visible(self, window: int | None) -> NDArray[np.bool_]:
         """[num_lanes, num_queries, length]"""
         slots = np.arange(self.length)
-        starts = np.array([lane.start for lane in self.lanes])[:, None]
-        last = np.array([lane.count - 1 for lane in self.lanes])[:, None]
+        starts = np.array([span.start for span in self.spans])[:, None]
+        last = np.array([span.count - 1 for span in self.spans])[:, None]
         query_slots = starts + np.minimum(np.arange(self.num_queries), last)  # [num_lanes, num_queries]
         visible: NDArray[np.bool_] = slots <= query_slots[:, :, None]
         query_positions = query_slots.copy()
-        slot_positions = np.tile(slots, (len(self.lanes), 1))
-        for index, lane in enumerate(self.lanes):
-            if lane.tree is not None:
-                self._branch(lane, lane.tree, visible[index], query_positions[index], slot_positions[index])
+        slot_positions = np.tile(slots, (len(self.spans), 1))
+        for index, span in enumerate(self.spans):
+            if span.tree is not None:
+                self._branch(span, span.tree, visible[index], query_positions[index], slot_positions[index])
         if window is not None:
             visible &= query_positions[:, :, None] - slot_positions[:, None] < window
         return visible
 
     @staticmethod
     def _branch(
-        lane: Lane,
+        span: QuerySpan,
         tree: Draft,
         visible: NDArray[np.bool_],
         query_positions: NDArray[np.int64],
         slot_positions: NDArray[np.int64],
     ) -> None:
-        """Lets a lane's drafted nodes see only their own ancestors among the drafted."""
-        root = lane.length - len(tree)
-        nodes = min(len(tree), lane.count)
-        slot_positions[root : lane.length] = root + np.array(tree.depths)
-        visible[lane.count - nodes : lane.count, root : lane.length] = np.array(tree.ancestor_mask())[-nodes:]
-        visible[lane.count :] = visible[lane.count - 1]
-        query_positions[: lane.count] = lane.positions()
-        query_positions[lane.count :] = query_positions[lane.count - 1]
+        """Lets a span's drafted nodes see only their own ancestors among the drafted."""
+        root = span.length - len(tree)
+        nodes = min(len(tree), span.count)
+        slot_positions[root : span.length] = root + np.array(tree.depths)
+        visible[span.count - nodes : span.count, root : span.length] = np.array(tree.ancestor_mask())[-nodes:]
+        visible[span.count :] = visible[span.count - 1]
+        query_positions[: span.count] = span.positions()
+        query_positions[span.count :] = query_positions[span.count - 1]
 
 
-def form_groups(lanes: Items[Lane], block_size: int, dtype: torch.dtype, device: torch.device) -> list[Group]:
-    """Splits the lanes into groups with alike numbers of queries and alike lengths."""
-    single = [lane for lane in lanes if lane.count == 1]
-    few = [lane for lane in lanes if 1 < lane.count <= FEW_QUERIES]
-    many = [[lane] for lane in lanes if lane.count > FEW_QUERIES]
+def form_groups(
+    spans: Items[QuerySpan], block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[AttentionGroup]:
+    """Splits the spans into groups with alike numbers of queries and alike lengths."""
+    single = [span for span in spans if span.count == 1]
+    few = [span for span in spans if 1 < span.count <= FEW_QUERIES]
+    many = [[span] for span in spans if span.count > FEW_QUERIES]
     members = [*_alike_lengths(single), *_alike_lengths(few), *many]
-    return [_group(lanes, block_size, dtype, device) for lanes in members]
+    return [_group(spans, block_size, dtype, device) for spans in members]
 
 
-def _alike_lengths(lanes: list[Lane]) -> Iterator[list[Lane]]:
-    group: list[Lane] = []
+def _alike_lengths(spans: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
+    group: list[QuerySpan] = []
     padded = 0
-    for lane in sorted(lanes, key=lambda lane: lane.length, reverse=True):
-        padded += group[0].length - lane.length if group else 0
+    for span in sorted(spans, key=lambda span: span.length, reverse=True):
+        padded += group[0].length - span.length if group else 0
         if padded > PADDED_SLOTS:
             yield _in_batch_order(group)
             group, padded = [], 0
-        group.append(lane)
+        group.append(span)
     if group:
         yield _in_batch_order(group)
 
 
-def _in_batch_order(lanes: list[Lane]) -> list[Lane]:
-    return sorted(lanes, key=lambda lane: lane.first)
+def _in_batch_order(spans: list[QuerySpan]) -> list[QuerySpan]:
+    return sorted(spans, key=lambda span: span.first)
 
 
-def _group(lanes: list[Lane], block_size: int, dtype: torch.dtype, device: torch.device) -> Group:
-    num_queries = max(lane.count for lane in lanes)
-    length = max(lane.length for lane in lanes)
-    is_padded = any(lane.count < num_queries for lane in lanes)
-    output_rows = [row for lane in lanes for row in range(lane.first, lane.first + lane.count)]
+def _group(
+    spans: list[QuerySpan], block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
+    num_queries = max(span.count for span in spans)
+    length = max(span.length for span in spans)
+    is_padded = any(span.count < num_queries for span in spans)
+    output_rows = [row for span in spans for row in range(span.first, span.first + span.count)]
     query_rows, real = output_rows, None
     if is_padded:
-        query_rows = [lane.first + min(i, lane.count - 1) for lane in lanes for i in range(num_queries)]
-        real = torch.tensor([n * num_queries + i for n, lane in enumerate(lanes) for i in range(lane.count)])
+        query_rows = [span.first + min(i, span.count - 1) for span in spans for i in range(num_queries)]
+        real = torch.tensor([n * num_queries + i for n, span in enumerate(spans) for i in range(span.count)])
         real = real.to(device)
-    view = _view(lanes[0], block_size) if len(lanes) == 1 else None
-    return Group(
-        lanes,
+    view = _view(spans[0], block_size) if len(spans) == 1 else None
+    return AttentionGroup(
+        spans,
         num_queries,
         length,
         as_rows(query_rows, device),
         real,
         as_rows(output_rows, device),
         view,
-        None if view else _blocks(lanes, length, block_size, device),
+        None if view else _blocks(spans, length, block_size, device),
         dtype,
     )
 
 
-def _view(lane: Lane, block_size: int) -> slice | None:
-    """The lane's context as one slice of the cache, if its blocks follow one another."""
-    count = -(-lane.length // block_size)
-    first = int(lane.blocks[0])
-    if lane.blocks[count - 1] - first != count - 1:
+def _view(span: QuerySpan, block_size: int) -> slice | None:
+    """The span's context as one slice of the cache, if its blocks follow one another."""
+    count = -(-span.length // block_size)
+    first = int(span.blocks[0])
+    if span.blocks[count - 1] - first != count - 1:
         return None
-    if count > 1 and not (np.diff(lane.blocks[:count]) == 1).all():
+    if count > 1 and not (np.diff(span.blocks[:count]) == 1).all():
         return None
-    return slice(first * block_size, first * block_size + lane.length)
+    return slice(first * block_size, first * block_size + span.length)
 
 
-def _blocks(lanes: list[Lane], length: int, block_size: int, device: torch.device) -> torch.Tensor:
-    blocks = np.empty((len(lanes), -(-length // block_size)), np.int64)
-    for index, lane in enumerate(lanes):
-        count = -(-lane.length // block_size)
-        blocks[index, :count] = lane.blocks[:count]
-        blocks[index, count:] = lane.blocks[count - 1]  # padding reads its own: another's may not be finite
+def _blocks(spans: list[QuerySpan], length: int, block_size: int, device: torch.device) -> torch.Tensor:
+    blocks = np.empty((len(spans), -(-length // block_size)), np.int64)
+    for index, span in enumerate(spans):
+        count = -(-span.length // block_size)
+        blocks[index, :count] = span.blocks[:count]
+        blocks[index, count:] = span.blocks[count - 1]  # padding reads its own: another's may not be finite
     return torch.from_numpy(blocks.ravel()).to(device)
 
 

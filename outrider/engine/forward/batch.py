@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from outrider.decoding.draft import Draft
-from outrider.engine.forward.attention_groups import Group, Lane, as_rows, form_groups
+from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.varlen import Ragged, ragged
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import Feed, Rows
@@ -39,7 +39,7 @@ class Batch:
     position_ids: torch.Tensor  # int64 [1, num_tokens]
     slots: Rows  # where the tokens' keys and values go, [num_tokens]
     logit_rows: torch.Tensor  # int64 [num_logits]
-    lanes: list[Lane]
+    spans: list[QuerySpan]
     block_size: int
     dtype: torch.dtype  # of queries and masks
     ragged: Ragged | None  # for the paged kernel; None where it does not fit
@@ -50,13 +50,13 @@ class Batch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether some rows belong to no lane."""
+        """Whether some rows belong to no span."""
         return False
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[AttentionGroup]:
         """For attention without the paged kernel; made when the first layer asks."""
-        return form_groups(self.lanes, self.block_size, self.dtype, self.token_ids.device)
+        return form_groups(self.spans, self.block_size, self.dtype, self.token_ids.device)
 
 
 def pack(
@@ -75,29 +75,29 @@ def pack(
     positions: list[int] = []
     slots: list[int] = []
     logit_rows: list[int] = []
-    lanes = []
+    spans = []
     for feed in feeds:
-        lane = Lane(feed.blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
+        span = QuerySpan(feed.blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
         tokens += feed.tokens
-        positions += lane.positions()
-        slots += _slots(lane, block_size)
+        positions += span.positions()
+        slots += _slots(span, block_size)
         logit_rows += range(len(tokens) - feed.num_logits, len(tokens))
-        lanes.append(lane)
+        spans.append(span)
     return Batch(
         torch.tensor([tokens], device=device),
         torch.tensor([positions], device=device),
         as_rows(slots, device),
         torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        lanes,
+        spans,
         block_size,
         dtype,
-        ragged(lanes, block_size, device) if is_paged else None,
+        ragged(spans, block_size, device) if is_paged else None,
     )
 
 
-def _slots(lane: Lane, block_size: int) -> list[int]:
-    if lane.count == 1:
-        return [int(lane.blocks[lane.start // block_size]) * block_size + lane.start % block_size]
-    places = np.arange(lane.start, lane.length)
-    slots: list[int] = (lane.blocks[places // block_size] * block_size + places % block_size).tolist()
+def _slots(span: QuerySpan, block_size: int) -> list[int]:
+    if span.count == 1:
+        return [int(span.blocks[span.start // block_size]) * block_size + span.start % block_size]
+    places = np.arange(span.start, span.length)
+    slots: list[int] = (span.blocks[places // block_size] * block_size + places % block_size).tolist()
     return slots

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.attention_groups import Group, Lane
+from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.varlen import ragged
 from outrider.engine.step_input import Rows
@@ -37,11 +37,11 @@ MIXES_ROWS = {"Linear8bitLt": "8 bit products of bitsandbytes depend on the larg
 class Pass(Batch):
     """ROWS tokens, of which the last may be padding that belongs to no sequence."""
 
-    tiles: list[Group]
+    tiles: list[AttentionGroup]
     wanted: torch.Tensor  # int64: of its rows of logits, those that were asked for
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[AttentionGroup]:
         return self.tiles
 
     @property
@@ -51,7 +51,7 @@ class Pass(Batch):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a token of a lane stands."""
+    """Where a token of a span stands."""
 
     row: int  # of the batch
     position: int
@@ -64,44 +64,46 @@ def passes(batch: Batch, spare_slot: int) -> Iterator[Pass]:
     slots = batch.slots
     if isinstance(slots, slice):
         slots = torch.arange(slots.start, slots.stop, device=device)
-    places = [(lane, list(_places(lane))) for lane in batch.lanes]
+    places = [(span, list(_places(span))) for span in batch.spans]
     for start in range(0, batch.num_tokens, ROWS):
         rows = slice(start, min(start + ROWS, batch.num_tokens))
         padding = start + ROWS - rows.stop
         is_wanted = (batch.logit_rows >= start) & (batch.logit_rows < rows.stop)
         wanted = batch.logit_rows[is_wanted] - start
         cut = [
-            (lane, [place for place in own if rows.start <= place.row < rows.stop]) for lane, own in places
+            (span, [place for place in own if rows.start <= place.row < rows.stop]) for span, own in places
         ]
-        lanes = [
-            Lane(lane.blocks, own[0].row - start, len(own), own[0].position, None) for lane, own in cut if own
+        spans = [
+            QuerySpan(span.blocks, own[0].row - start, len(own), own[0].position, None)
+            for span, own in cut
+            if own
         ]
         yield Pass(
             pad(batch.token_ids[:, rows], (0, padding)),
             pad(batch.position_ids[:, rows], (0, padding)),
             pad(slots[rows], (0, padding), value=spare_slot),
             torch.arange(ROWS if len(wanted) else 0, device=device),
-            lanes,
+            spans,
             batch.block_size,
             batch.dtype,
-            None if batch.ragged is None else ragged(lanes, batch.block_size, device),
+            None if batch.ragged is None else ragged(spans, batch.block_size, device),
             [
-                _group(lane, tile, start, batch.block_size, batch.dtype, device)
-                for lane, own in cut
+                _group(span, tile, start, batch.block_size, batch.dtype, device)
+                for span, own in cut
                 for tile in _tiles(own)
             ],
             wanted,
         )
 
 
-def _places(lane: Lane) -> Iterator[Place]:
-    root = lane.length - len(lane.tree) if lane.tree is not None else lane.length
-    for offset, position in enumerate(lane.positions()):
-        node = lane.start + offset - root
+def _places(span: QuerySpan) -> Iterator[Place]:
+    root = span.length - len(span.tree) if span.tree is not None else span.length
+    for offset, position in enumerate(span.positions()):
+        node = span.start + offset - root
         path = None
-        if lane.tree is not None and node >= 0 and lane.tree.depths[node] != node:
-            path = tuple(root + ancestor for ancestor in lane.tree.path(node))
-        yield Place(lane.first + offset, position, path)
+        if span.tree is not None and node >= 0 and span.tree.depths[node] != node:
+            path = tuple(root + ancestor for ancestor in span.tree.path(node))
+        yield Place(span.first + offset, position, path)
 
 
 def _tiles(places: list[Place]) -> Iterator[list[Place]]:
@@ -119,13 +121,13 @@ def _tiles(places: list[Place]) -> Iterator[list[Place]]:
 
 
 def _group(
-    lane: Lane, tile: list[Place], start: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> Group:
+    span: QuerySpan, tile: list[Place], start: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
     """The tile as a group of its own, of which all but the values follow from the tokens' positions."""
     rows = [place.row - start for place in tile]
-    first = Lane(lane.blocks, rows[0], len(rows), tile[0].position, None)
+    first = QuerySpan(span.blocks, rows[0], len(rows), tile[0].position, None)
     length = (first.length - 1) // QUERIES * QUERIES + QUERIES
-    return Group(
+    return AttentionGroup(
         [first],
         QUERIES,
         length,
@@ -133,19 +135,21 @@ def _group(
         torch.tensor(rows + rows[-1:] * (QUERIES - len(rows)), device=device),
         torch.arange(len(rows), device=device),
         torch.tensor(rows, device=device),
-        _context(lane, tile[0], first.length, length, block_size, device),
+        _context(span, tile[0], first.length, length, block_size, device),
         None,
         dtype,
     )
 
 
-def _context(lane: Lane, place: Place, seen: int, length: int, block_size: int, device: torch.device) -> Rows:
+def _context(
+    span: QuerySpan, place: Place, seen: int, length: int, block_size: int, device: torch.device
+) -> Rows:
     """Slots of the cache by position; beyond the ``seen`` ones any that its sequence holds."""
-    held = len(lane.blocks) * block_size
+    held = len(span.blocks) * block_size
     places = np.minimum(np.arange(length), held - 1)
     if place.path is not None:
         places[seen - len(place.path) : seen] = place.path
-    slots: NDArray[np.int64] = lane.blocks[places // block_size] * block_size + places % block_size
+    slots: NDArray[np.int64] = span.blocks[places // block_size] * block_size + places % block_size
     if (np.diff(slots) == 1).all():
         return slice(int(slots[0]), int(slots[0]) + length)
     return torch.from_numpy(slots).to(device)
@@ -160,4 +164,6 @@ def check_rows_are_apart(model: Any, name: str) -> None:
     if any(parameter.ndim > 2 for parameter in model.parameters()):
         reasons.add("how many tokens an expert multiplies at once depends on the others")
     if reasons:
-        raise UnsupportedModelError(f"reproducible=True with model={name!r}: {'; '.join(map(str, reasons))}")
+        raise UnsupportedModelError(
+            f"batch_invariant=True with model={name!r}: {'; '.join(map(str, reasons))}"
+        )

@@ -13,7 +13,7 @@ from outrider.engine.forward.graphs import Graphs, capture_cuda
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.forward.varlen import Kernel, find_kernel
 from outrider.engine.loading.self_check import blocks_needed, check_model
-from outrider.engine.loading.skeleton import outline
+from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, context_length, load_model
 from outrider.engine.parallel.rank_group import RankGroup
@@ -40,7 +40,7 @@ class ForwardPass:
         with self.load_timings.timed("weights"):
             self.model = load_model(settings)
             layers = attach(self.model, settings.model)
-        if settings.reproducible:
+        if settings.batch_invariant:
             check_rows_are_apart(self.model, settings.model)
         dtype, device = self.model.dtype, self.model.device
         found = {
@@ -63,13 +63,13 @@ class ForwardPass:
         with self.load_timings.timed("cache"):
             memory = device_memory(device)
             if settings.cache_memory is None:
-                settings = resolve_cache(outline(settings), settings, memory)
+                settings = resolve_cache(skeleton(settings), settings, memory)
             num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
             if group is not None:
                 num_blocks = group.least(num_blocks)
             self.cache = self._cache_of(layers.shapes, num_blocks)
         self.settings = settings  # those in force: nothing is left open
-        if self._kernel is not None and settings.graphs and not settings.reproducible and group is None:
+        if self._kernel is not None and settings.graphs and not settings.batch_invariant and group is None:
             self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
 
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
@@ -114,7 +114,7 @@ class ForwardPass:
         return logits, are_finite
 
     def _logits(self, batch: Batch) -> torch.Tensor:
-        if self.settings.reproducible:
+        if self.settings.batch_invariant:
             return self._run_in_passes(batch)
         logits = self._graphs.run(batch) if self._graphs is not None else None
         return self._run(batch) if logits is None else logits

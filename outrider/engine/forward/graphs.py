@@ -66,9 +66,9 @@ class Graphs:
         """[num_logits, vocab_size], None for a batch that no graph is made for."""
         if batch.ragged is None:
             return None
-        sequences = len(batch.lanes)
-        queries = batch.lanes[0].count
-        if queries > MOST_QUERIES or any(lane.count != queries for lane in batch.lanes):
+        sequences = len(batch.spans)
+        queries = batch.spans[0].count
+        if queries > MOST_QUERIES or any(span.count != queries for span in batch.spans):
             return None
         shape = _Shape(_padded(sequences), queries, _padded(batch.ragged.block_table.shape[1]))
         if shape not in self._captured:
@@ -129,7 +129,7 @@ class Graphs:
         assert batch.ragged is not None
         assert static.ragged is not None
         assert isinstance(static.slots, torch.Tensor)
-        tokens, sequences = batch.num_tokens, len(batch.lanes)
+        tokens, sequences = batch.num_tokens, len(batch.spans)
         slots = batch.slots
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop, device=static.slots.device)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
-from outrider.engine.forward.attention_groups import Lane
+from outrider.engine.forward.attention_groups import QuerySpan
 
 logger = logging.getLogger(__name__)
 
@@ -26,28 +26,28 @@ class Ragged:
     """A batch as the kernel takes it; all tensors int32."""
 
     query_starts: torch.Tensor  # [num_lanes + 1] rows of the batch
-    lengths: torch.Tensor  # [num_lanes] slots that the last query of each lane sees
-    block_table: torch.Tensor  # [num_lanes, blocks of the longest lane]
+    lengths: torch.Tensor  # [num_lanes] slots that the last query of each span sees
+    block_table: torch.Tensor  # [num_lanes, blocks of the longest span]
     most_queries: int
     longest: int
 
 
-def ragged(lanes: Sequence[Lane], block_size: int, device: torch.device) -> Ragged | None:
+def ragged(spans: Sequence[QuerySpan], block_size: int, device: torch.device) -> Ragged | None:
     """None where a tree branches: the kernel knows no mask but the causal one."""
-    if any(lane.tree is not None for lane in lanes):
+    if any(span.tree is not None for span in spans):
         return None
-    longest = max(lane.length for lane in lanes)
-    table = np.zeros((len(lanes), -(-longest // block_size)), np.int32)
-    for row, lane in zip(table, lanes, strict=True):
-        count = -(-lane.length // block_size)
-        row[:count] = lane.blocks[:count]
-    starts = np.cumsum([0, *(lane.count for lane in lanes)], dtype=np.int32)
-    lengths = np.array([lane.length for lane in lanes], np.int32)
+    longest = max(span.length for span in spans)
+    table = np.zeros((len(spans), -(-longest // block_size)), np.int32)
+    for row, span in zip(table, spans, strict=True):
+        count = -(-span.length // block_size)
+        row[:count] = span.blocks[:count]
+    starts = np.cumsum([0, *(span.count for span in spans)], dtype=np.int32)
+    lengths = np.array([span.length for span in spans], np.int32)
     return Ragged(
         torch.from_numpy(starts).to(device),
         torch.from_numpy(lengths).to(device),
         torch.from_numpy(table).to(device),
-        max(lane.count for lane in lanes),
+        max(span.count for span in spans),
         longest,
     )
 

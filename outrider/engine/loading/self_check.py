@@ -280,7 +280,7 @@ class SelfCheck:
 
     def _step(self, feeds: list[Feed]) -> dict[int, Tensor]:
         self._hear(HEAD, self._run(StepInput([], np.zeros(0, np.int64), feeds))[None])
-        count = sum(len(feed.tokens) for feed in feeds)  # beyond, reproducible numerics pad
+        count = sum(len(feed.tokens) for feed in feeds)  # beyond, batch-invariant numerics pad
         return {layer: output[:, :count] for layer, output in self._take().items()}
 
     def _theirs(self, script: Script) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

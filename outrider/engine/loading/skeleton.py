@@ -28,7 +28,7 @@ GATHERED = ("colwise_gather_output", "colwise_rep")  # styles after which each d
 WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
 
 
-class ModelOutline:
+class ModelSkeleton:
     """A model built of tensors without content, which are passed through it."""
 
     def __init__(
@@ -135,13 +135,13 @@ class ModelOutline:
         return peak
 
 
-def outline(settings: EngineSettings) -> ModelOutline:
+def skeleton(settings: EngineSettings) -> ModelSkeleton:
     """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = AutoConfig.from_pretrained(settings.model)
     files = Path(settings.model).glob("*.safetensors") if is_quantized(config) else ()
     stored = sum(file.stat().st_size for file in files)
-    return ModelOutline(config, settings.model, dtype, stored or None)
+    return ModelSkeleton(config, settings.model, dtype, stored or None)
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
 from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
-from outrider.engine.parallel.layers import use_plain_shares
+from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
 
 UNLIMITED = 1 << 30  # positions of a model that states no limit
@@ -47,7 +47,7 @@ def load_model(settings: EngineSettings) -> Any:
     if not is_quantized(model.config):
         model = model.to(device)
     if settings.tensor_parallel > 1:
-        use_plain_shares(model)
+        use_parallel_layers(model)
     if device.type == "cpu" and settings.quantization is not None:
         quantize_for_cpu(model, settings.quantization)
     return model
@@ -80,7 +80,7 @@ def check_config(config: Any, settings: EngineSettings) -> None:
     """Builds the model of tensors without content, before any weight is read.
 
     Raises:
-        UnsupportedModelError: it cannot run on the paged cache, or not with reproducible numerics.
+        UnsupportedModelError: it cannot run on the paged cache, or not with batch-invariant numerics.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -89,7 +89,7 @@ def check_config(config: Any, settings: EngineSettings) -> None:
     except UnsupportedModelError as error:
         if not isinstance(error.__cause__, RuntimeError):  # which may be for want of content
             raise
-    if settings.reproducible:
+    if settings.batch_invariant:
         check_rows_are_apart(model, settings.model)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, pad
 from transformers import PreTrainedModel
 
 
-class SummedLinear(nn.Module):
+class RowParallelLinear(nn.Module):
     """A product of which each rank has some input features: the results are added up, then the bias."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -28,7 +28,7 @@ class SummedLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-class GatheredLinear(nn.Module):
+class ParallelLMHead(nn.Module):
     """The output projection, of which each rank has some tokens: rank 0, which samples, gets them all."""
 
     def __init__(self, linear: nn.Linear, num_tokens: int) -> None:
@@ -51,7 +51,7 @@ class GatheredLinear(nn.Module):
         return torch.cat(parts, -1)[..., : self.num_tokens]
 
 
-class SummedEmbedding(nn.Module):
+class VocabParallelEmbedding(nn.Module):
     """An embedding of which each rank has some tokens; the others' are zero to it."""
 
     def __init__(self, weight: Tensor, num_tokens: int) -> None:
@@ -68,7 +68,7 @@ class SummedEmbedding(nn.Module):
         return rows
 
 
-def use_plain_shares(model: PreTrainedModel) -> None:
+def use_parallel_layers(model: PreTrainedModel) -> None:
     """Replaces transformers' sharded layers of the common kinds, in place, for inference."""
     # Here, as older versions of transformers, which serve one device as well, have no such module.
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
@@ -78,16 +78,16 @@ def use_plain_shares(model: PreTrainedModel) -> None:
         if style == "replicated_with_grad_allreduce":
             del module.forward  # there are no gradients
         elif style == "embedding_rowwise" and type(module) is nn.Embedding:
-            share = SummedEmbedding(_share_of(module.weight), module.num_embeddings)
+            share = VocabParallelEmbedding(_share_of(module.weight), module.num_embeddings)
             model.set_submodule(name, share)
         elif type(module) is nn.Linear:
             if style == "colwise":
                 _take_share(module)
             elif style == "rowwise":
-                model.set_submodule(name, SummedLinear(_take_share(module)))
+                model.set_submodule(name, RowParallelLinear(_take_share(module)))
             elif style == "colwise_gather_output" and module is model.get_output_embeddings():
                 num_tokens = module.out_features
-                model.set_submodule(name, GatheredLinear(_take_share(module), num_tokens))
+                model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
 
 
 def _take_share(linear: nn.Linear) -> nn.Linear:

@@ -10,7 +10,7 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.graphs import MOST_CAPTURED_TOKENS
 from outrider.engine.forward.varlen import KERNEL_DTYPES
-from outrider.engine.loading.skeleton import ModelOutline
+from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.planning.memory import block_bytes, blocks_in
 from outrider.engine.settings import EngineSettings
@@ -57,7 +57,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def resolve_cache(
-    model: ModelOutline, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH
+    model: ModelSkeleton, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH
 ) -> EngineSettings:
     """The settings with bytes in place of a ``cache_memory`` left open. Arguments as ``plan_memory``.
 
@@ -75,7 +75,7 @@ def resolve_cache(
     return settings.model_copy(update={"cache_memory": cache})
 
 
-def default_cache(model: ModelOutline, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH) -> int:
+def default_cache(model: ModelSkeleton, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH) -> int:
     """Bytes in whole blocks; 0 where not one fits. Arguments as ``plan_memory``."""
     block = block_bytes(settings, model.layers_of(settings.tensor_parallel), model.dtype)
     room = int(settings.device_share * memory)
@@ -94,7 +94,7 @@ def default_cache(model: ModelOutline, settings: EngineSettings, memory: int, de
 
 
 def plan_memory(
-    model: ModelOutline,
+    model: ModelSkeleton,
     settings: EngineSettings,
     memory: int,
     depth: int = MAX_DEPTH,
@@ -122,7 +122,7 @@ def plan_memory(
     activations += _gather_bytes(layers, longest, model.dtype)
     has_kernel = on_cuda and model.dtype in KERNEL_DTYPES
     graphs = 0
-    if has_kernel and settings.graphs and not settings.reproducible and settings.tensor_parallel == 1:
+    if has_kernel and settings.graphs and not settings.batch_invariant and settings.tensor_parallel == 1:
         graphs = model.activation_bytes(MOST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS)
     return MemoryPlan(
         model=model.name,

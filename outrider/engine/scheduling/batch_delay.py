@@ -15,7 +15,7 @@ REPAID_IN = 4  # rounds
 MARGIN = 0.5  # of the mean absence, that is waited beyond what is expected
 
 
-class Gathering:
+class BatchDelay:
     """Rounds alone leave the target idle between a Verdict and the next Draft.
 
     Before a step it is known who is absent, and from earlier absences when each should be back. Taken

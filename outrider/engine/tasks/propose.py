@@ -9,18 +9,18 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Foreseen, Propose, Proposed, Result
+from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 
 
 class ProposeTask(Task):
     """Makes a Draft of ``depth`` tokens. The last one is not fed: nobody asks what follows."""
 
-    def __init__(self, work: Propose, room: int, arrived: float, foreseen: Foreseen | None = None) -> None:
+    def __init__(self, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None = None) -> None:
         """room: tokens that the sequence may still grow by."""
         super().__init__(work.sequence, arrived)
         self.work = work
         self.depth = min(work.depth, room - 1)  # the target adds one token of its own
-        self._foreseen = foreseen
+        self._ahead = ahead
 
     @property
     def is_empty(self) -> bool:
@@ -32,7 +32,7 @@ class ProposeTask(Task):
         """As it stands."""
 
     def result(self) -> Proposed:
-        return Proposed(self.sequence, self.work.round, self.draft(), self.timings(), self._foreseen)
+        return Proposed(self.sequence, self.work.round, self.draft(), self.timings(), self._ahead)
 
 
 class CoupledProposeTask(ProposeTask):
@@ -48,14 +48,14 @@ class CoupledProposeTask(ProposeTask):
         arrived: float,
         ranks: int,
         leaves: list[Branch],
-        foreseen: Foreseen | None = None,
+        ahead: AheadOutcome | None = None,
     ) -> None:
         """
         Args:
             ranks: guesses to be kept for each position, the best ones.
             leaves: what the Draft holds beside its chain, as far as there are such positions.
         """
-        super().__init__(work, room, arrived, foreseen)
+        super().__init__(work, room, arrived, ahead)
         self.ranks = ranks
         self.leaves = leaves
 

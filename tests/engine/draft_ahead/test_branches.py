@@ -59,11 +59,11 @@ def test_what_is_prepared_is_what_would_be_drafted(temperature: float, steps: in
     ahead, plain = engine("draft", 12), engine("draft", 0)
     one, other = opened(ahead, temperature), opened(plain, temperature)
     base, tokens, committed = 0, prompt, 0
-    foreseen = 0
+    ahead = 0
     while committed < len(text) - DEPTH:
         proposed = drafted(ahead, one, base, tokens)
         assert proposed.draft == drafted(plain, other, base, tokens).draft
-        foreseen += bool(proposed.foreseen and proposed.foreseen.tokens)
+        ahead += bool(proposed.ahead and proposed.ahead.tokens)
         for _ in range(steps):
             if ahead.has_work:
                 ahead.step()
@@ -72,7 +72,7 @@ def test_what_is_prepared_is_what_would_be_drafted(temperature: float, steps: in
         stood = next(i for i, token in enumerate((*proposed.draft.tokens, -1)) if token != rest[i])
         tokens = rest[: stood + 1]
         committed += len(tokens)
-    assert foreseen > 5
+    assert ahead > 5
     ahead.close(one)
     plain.close(other)
     assert not ahead.has_work
@@ -107,8 +107,8 @@ def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: in
                 ours, theirs = (path[-1] if path else ROOT for path in nodes)
                 assert sequence.ranked[ours] == fresh.ranked[theirs]
             plain.close(fresh)
-            if proposed.foreseen is not None and proposed.foreseen.tokens:
-                ranks_foreseen.add(proposed.foreseen.rank)
+            if proposed.ahead is not None and proposed.ahead.tokens:
+                ranks_foreseen.add(proposed.ahead.rank)
             for _ in range(rng.choice((0, 2, 100, 100))):
                 if ahead.has_work:
                     ahead.step()
@@ -137,9 +137,9 @@ def test_a_foreseen_draft_needs_no_step() -> None:
     (again,) = draft.step()
     assert isinstance(again, Proposed)
     assert again.draft == branch
-    assert again.foreseen is not None
-    assert (again.foreseen.tokens, again.foreseen.rank) == (DEPTH, 0)
-    assert again.foreseen.saved > 0.0
+    assert again.ahead is not None
+    assert (again.ahead.tokens, again.ahead.rank) == (DEPTH, 0)
+    assert again.ahead.saved > 0.0
     draft.close(sequence)
 
 
@@ -216,7 +216,7 @@ def test_without_branches_nothing_is_prepared() -> None:
     proposed = drafted(draft, sequence, 0, prompt_of("code"))
     assert not draft.has_work
     tokens = (*proposed.draft.tokens, 5)
-    assert drafted(draft, sequence, len(prompt_of("code")), tokens).foreseen is None
+    assert drafted(draft, sequence, len(prompt_of("code")), tokens).ahead is None
     assert not draft.has_work
     draft.close(sequence)
 

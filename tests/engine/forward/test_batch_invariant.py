@@ -1,4 +1,4 @@
-"""With reproducible numerics one context has one row of logits, bit for bit, whatever else is in the step."""
+"""With batch-invariant numerics one context has one row of logits, bit for bit, whatever shares the step."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
@@ -153,15 +153,15 @@ def every_way(
 def test_one_context_has_one_row_of_logits_in_bfloat16(
     recorder: Recorder, count: int, chunks: tuple[int, ...], extent: Extent, least: int
 ) -> None:
-    others = [demo("target", reproducible=True, prefill_chunk=chunk) for chunk in chunks]
-    every_way(demo("target", reproducible=True), others, encoded(count), extent)
+    others = [demo("target", batch_invariant=True, prefill_chunk=chunk) for chunk in chunks]
+    every_way(demo("target", batch_invariant=True), others, encoded(count), extent)
     assert recorder.compared > least
     assert not recorder.differing
 
 
 def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without which small products are the same by luck."""
-    target = demo("target", reproducible=True)
+    target = demo("target", batch_invariant=True)
     passes, queries, lengths = set(), set(), set()
     attend = functional.scaled_dot_product_attention
 
@@ -197,7 +197,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
     kind: str, extent: Extent, recorder: Recorder, tmp_path: Path
 ) -> None:
     folder = write_checkpoint(tmp_path, kind)
-    settings = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "reproducible": True}
+    settings = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "batch_invariant": True}
     engines = [
         Engine(EngineSettings.model_validate({**settings, **sizes}))
         for sizes in ({"block_size": 16}, {"block_size": 3, "prefill_chunk": 5})
@@ -210,21 +210,23 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
 def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
-    target = Engine(EngineSettings.model_validate({**fields, "quantization": "int8", "reproducible": True}))
+    target = Engine(
+        EngineSettings.model_validate({**fields, "quantization": "int8", "batch_invariant": True})
+    )
     every_way(target, [], MADE_UP, FEW)
     assert recorder.compared > 50
 
 
 @pytest.mark.slow
 def test_a_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
-    every_way(demo("target", reproducible=True, quantization="int8"), [], encoded(8), MANY)
+    every_way(demo("target", batch_invariant=True, quantization="int8"), [], encoded(8), MANY)
     assert recorder.compared > 200
     assert not recorder.differing
 
 
 def test_it_computes_what_the_usual_way_computes() -> None:
     asked = encoded(12)
-    usual, apart = (demo("target", dtype="float32", reproducible=value) for value in (False, True))
+    usual, apart = (demo("target", dtype="float32", batch_invariant=value) for value in (False, True))
     assert plain(apart, asked) == plain(usual, asked)
 
 
@@ -238,7 +240,7 @@ def seeded(count: int, tokens: int) -> list[Request]:
 
 def differing(count: int, tokens: int) -> dict[str, int]:
     """Per way, how many seeded texts in bfloat16 are not those of plain decoding one at a time."""
-    target, asked = demo("target", reproducible=True), seeded(count, tokens)
+    target, asked = demo("target", batch_invariant=True), seeded(count, tokens)
 
     def texts(drafter: Drafter | None, at_once: int, leaves: int = 0) -> list[Output]:
         return [
@@ -273,8 +275,8 @@ def test_500_seeded_texts_are_the_same_in_bfloat16() -> None:
 
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "qwen3_moe")
-    with pytest.raises(UnsupportedModelError, match=f"reproducible=True.*{tmp_path}.*expert"):
-        Engine(EngineSettings(model=str(folder), cache_memory=2**22, reproducible=True))
+    with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*expert"):
+        Engine(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +310,7 @@ def other_rank(group: RankGroup, shared: EngineSettings) -> None:
 def test_two_processes_that_share_a_model_do_too(ranks: Ranks, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
-    shared = EngineSettings.model_validate({**fields, "reproducible": True, "tensor_parallel": 2})
+    shared = EngineSettings.model_validate({**fields, "batch_invariant": True, "tensor_parallel": 2})
     [(alone, together, drafted), _] = ranks.run(texts_of_rank_0, other_rank, shared)
     assert alone == together == drafted
     assert len(set(alone)) > 5

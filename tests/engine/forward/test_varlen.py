@@ -34,11 +34,11 @@ class Kernel:
         left, right = options["window_size"]
         assert right == 0
         output = torch.empty_like(query)
-        for lane, length in enumerate(options["seqused_k"].tolist()):
-            start, end = query_starts[lane : lane + 2].tolist()
+        for span, length in enumerate(options["seqused_k"].tolist()):
+            start, end = query_starts[span : span + 2].tolist()
             assert end - start <= most_queries
             assert length <= longest
-            blocks = options["block_table"][lane].long()
+            blocks = options["block_table"][span].long()
             own_keys = keys[blocks].flatten(0, 1)[:length].repeat_interleave(repeats, 1)
             own_values = values[blocks].flatten(0, 1)[:length].repeat_interleave(repeats, 1)
             scale = query.shape[2] ** -0.5 if options["scale"] is None else options["scale"]

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig
 from outrider.decoding.draft import Draft
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
-from outrider.engine.forward.attention_groups import Group, Lane
+from outrider.engine.forward.attention_groups import Group, QuerySpan
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.engine.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
@@ -109,13 +109,13 @@ def siblings_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def late_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    positions = Lane.positions
+    positions = QuerySpan.positions
 
-    def shifted(lane: Lane) -> list[int]:
-        is_chunk = lane.start > 0 and lane.count > 5 and lane.tree is None
-        return [position + is_chunk for position in positions(lane)]
+    def shifted(span: QuerySpan) -> list[int]:
+        is_chunk = span.start > 0 and span.count > 5 and span.tree is None
+        return [position + is_chunk for position in positions(span)]
 
-    monkeypatch.setattr(Lane, "positions", shifted)
+    monkeypatch.setattr(QuerySpan, "positions", shifted)
 
 
 def no_mask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,13 @@ def test_a_wrong_batch_is_refused_by_what_is_wrong_in_it(
         load(folders["llama"], **fields)
 
 
-def test_reproducible_numerics_are_checked_as_they_run(
+def test_batch_invariant_numerics_are_checked_as_they_run(
     folders: dict[str, Path], break_attention: Callable[[Change], None]
 ) -> None:
-    load(folders["mistral"], reproducible=True, dtype="bfloat16")
+    load(folders["mistral"], batch_invariant=True, dtype="bfloat16")
     break_attention(no_window)
     with pytest.raises(UnsupportedModelError, match="layer 0: beyond the sliding window"):
-        load(folders["mistral"], reproducible=True, dtype="bfloat16")
+        load(folders["mistral"], batch_invariant=True, dtype="bfloat16")
 
 
 def test_the_check_can_be_switched_off(
@@ -228,7 +228,7 @@ def test_what_the_config_tells_is_refused_before_weights_load(
         load(tmp_path)
 
 
-def test_experts_with_reproducible_numerics_are_refused_before_weights_load(tmp_path: Path) -> None:
+def test_experts_with_batch_invariant_numerics_are_refused_before_weights_load(tmp_path: Path) -> None:
     AutoConfig.for_model("qwen3_moe", **{**COMMON, **ARCHITECTURES["qwen3_moe"]}).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"reproducible=True.*expert"):
-        load(tmp_path, reproducible=True)
+    with pytest.raises(UnsupportedModelError, match=r"batch_invariant=True.*expert"):
+        load(tmp_path, batch_invariant=True)

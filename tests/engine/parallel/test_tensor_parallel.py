@@ -22,7 +22,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
 from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.loading.skeleton import outline
+from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import FRAME, RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
@@ -279,7 +279,7 @@ def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_each_rank_holds_what_the_memory_plan_says(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     settings = settings_of(write_checkpoint(tmp_path, kind), tensor_parallel=2)
-    plan = plan_memory(outline(settings), settings, 2**30)
+    plan = plan_memory(skeleton(settings), settings, 2**30)
     for weights, cache in ranks.run(hold, hold, settings):
         assert cache == plan.cache
         assert weights == pytest.approx(plan.weights, rel=0.01)
@@ -287,5 +287,5 @@ def test_each_rank_holds_what_the_memory_plan_says(ranks: Ranks, tmp_path: Path,
 
 def test_keys_of_a_fused_projection_are_planned_whole(ranks: Ranks, tmp_path: Path) -> None:
     settings = settings_of(write_checkpoint(tmp_path, "phi3"), tensor_parallel=2)
-    plan = plan_memory(outline(settings), settings, 2**30)
+    plan = plan_memory(skeleton(settings), settings, 2**30)
     assert [cache for _, cache in ranks.run(hold, hold, settings)] == [plan.cache] * 2

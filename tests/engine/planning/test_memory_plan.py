@@ -11,7 +11,7 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheTooSmallError
-from outrider.engine.loading.skeleton import AliveBytes, ModelOutline, outline
+from outrider.engine.loading.skeleton import AliveBytes, ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
 from outrider.engine.settings import EngineSettings, Quantization
@@ -59,7 +59,7 @@ def engine(settings: EngineSettings) -> Engine:
 
 @pytest.fixture(scope="module")
 def plan(settings: EngineSettings) -> MemoryPlan:
-    return plan_memory(outline(settings), settings, MEMORY)
+    return plan_memory(skeleton(settings), settings, MEMORY)
 
 
 def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
@@ -71,7 +71,7 @@ def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPla
 
 def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
     """As many sequences as may run verify the deepest Drafts at once, after prompts that fill a chunk."""
-    model = outline(settings)
+    model = skeleton(settings)
     length = settings.prefill_chunk // RUNNING
     blocks = RUNNING * -(-(length + 1 + MAX_DEPTH) // settings.block_size)
     cache = blocks * block_bytes(settings, model.layers, model.dtype)
@@ -99,13 +99,13 @@ def test_every_architecture_is_planned_from_its_config_alone(tmp_path: Path, kin
     folder = write_checkpoint(tmp_path, kind)
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
-    model = outline(EngineSettings(model=str(folder)))
+    model = skeleton(EngineSettings(model=str(folder)))
     assert len(model.layers) == 3
     assert model.activation_bytes(32, 8) > 32 * 64 * 4 + 8 * VOCAB_SIZE * 4
 
 
 @pytest.fixture(scope="module")
-def large() -> ModelOutline:
+def large() -> ModelSkeleton:
     """The shapes of Llama 3.1 70B. Nothing of it is allocated."""
     config = LlamaConfig(
         hidden_size=8192,
@@ -117,10 +117,10 @@ def large() -> ModelOutline:
         max_position_embeddings=131072,
         dtype=torch.bfloat16,
     )
-    return ModelOutline(config, "70B")
+    return ModelSkeleton(config, "70B")
 
 
-def test_a_large_model_over_several_devices(large: ModelOutline) -> None:
+def test_a_large_model_over_several_devices(large: ModelSkeleton) -> None:
     assert large.parameters == 70_553_706_496  # as its card says: 70.6 B
     whole = large.weight_bytes()
     assert whole == pytest.approx(2 * large.parameters, rel=1e-6)
@@ -136,7 +136,7 @@ def test_a_large_model_over_several_devices(large: ModelOutline) -> None:
 
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 2), ("int4", 4.5 / 16)])
 def test_quantized_weights_take_their_bits_but_for_embeddings(
-    large: ModelOutline, quantization: Quantization, share: float
+    large: ModelSkeleton, quantization: Quantization, share: float
 ) -> None:
     embeddings = 2 * 128256 * 8192 * 2
     quantized = large.weight_bytes(quantization=quantization) - embeddings
@@ -149,13 +149,13 @@ def test_a_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path
     quantized = {**config, "quantization_config": {"quant_method": "awq", "bits": 4}}
     (folder / "config.json").write_text(json.dumps(quantized))
     (size,) = (file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert outline(EngineSettings(model=str(folder))).weight_bytes() == size
+    assert skeleton(EngineSettings(model=str(folder))).weight_bytes() == size
 
 
 LARGE_ON_CUDA = EngineSettings(model="70B", device="cuda", tensor_parallel=4, max_running=64)
 
 
-def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(large: ModelOutline) -> None:
+def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(large: ModelSkeleton) -> None:
     settings = resolve_cache(large, LARGE_ON_CUDA, 80 * 10**9)
     plan = plan_memory(large, settings, 80 * 10**9)
     assert plan == plan_memory(large, LARGE_ON_CUDA, 80 * 10**9)
@@ -163,13 +163,13 @@ def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(lar
     assert plan.cache > 35e9  # 16 in a fifth of the device
 
 
-def test_a_part_of_a_gpu_holds_all_that_its_engine_takes(large: ModelOutline) -> None:
+def test_a_part_of_a_gpu_holds_all_that_its_engine_takes(large: ModelSkeleton) -> None:
     settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.6})
     plan = plan_memory(large, settings, 80 * 10**9)
     assert 0 <= 0.95 * 0.6 * 80e9 - plan.total < 2 * plan.block
 
 
-def test_a_model_that_leaves_no_room_for_a_cache_is_refused(large: ModelOutline) -> None:
+def test_a_model_that_leaves_no_room_for_a_cache_is_refused(large: ModelSkeleton) -> None:
     settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.4})
     with pytest.raises(
         CacheTooSmallError, match=r"model='70B' leaves no room for a cache in 0.4 of a device"
@@ -192,7 +192,7 @@ def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share
         block_size=24,
         device_share=share,
     )
-    model = outline(settings)
+    model = skeleton(settings)
     block = block_bytes(settings, model.layers, model.dtype)
     blocks = (
         3 * 86 if expected is None else int(expected * memory) // block
@@ -204,5 +204,5 @@ def test_an_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
     settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_running=2, threads=1)
     engine = Engine(settings)
     assert settings.cache_memory is None
-    assert engine.settings.cache_memory == default_cache(outline(settings), settings, 10**12)
+    assert engine.settings.cache_memory == default_cache(skeleton(settings), settings, 10**12)
     assert engine._cache.capacity == 2 * engine.max_length

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.engine.scheduling.batch_delay import MARGIN, Gathering
+from outrider.engine.scheduling.batch_delay import MARGIN, BatchDelay
 from outrider.pace.cost_model import Step, StepSize
 
 
@@ -18,58 +18,58 @@ def clock() -> Clock:
     return Clock()
 
 
-def gathering_of(clock: Clock, read: float, token: float, absence: float) -> Gathering:
+def gathering_of(clock: Clock, read: float, token: float, absence: float) -> BatchDelay:
     """One that knows what steps cost, and for how long sequences are usually away."""
-    gathering = Gathering(clock)
+    batch_delay = BatchDelay(clock)
     for number in range(1, 200):
         tokens = 1 + number % 100
-        gathering.stepped(Step(number, StepSize(1, tokens), read + token * tokens))
+        batch_delay.stepped(Step(number, StepSize(1, tokens), read + token * tokens))
     for _ in range(50):
-        gathering.answered(["any"])
+        batch_delay.answered(["any"])
         clock.now += absence
-        gathering.returned("any", clock.now)
-    return gathering
+        batch_delay.returned("any", clock.now)
+    return batch_delay
 
 
 def test_a_cheap_step_waits_for_the_one_that_is_nearly_there(clock):
-    gathering = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
-    gathering.answered(["a", "b"])
+    batch_delay = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
+    batch_delay.answered(["a", "b"])
     clock.now += 6e-3
-    assert gathering.patience([5]) == pytest.approx(2e-3 + MARGIN * 8e-3, rel=0.1)
+    assert batch_delay.patience([5]) == pytest.approx(2e-3 + MARGIN * 8e-3, rel=0.1)
 
 
 def test_it_does_not_wait_where_a_step_costs_by_the_token(clock):
-    gathering = gathering_of(clock, read=1e-3, token=2e-3, absence=8e-3)
-    gathering.answered(["a", "b"])
+    batch_delay = gathering_of(clock, read=1e-3, token=2e-3, absence=8e-3)
+    batch_delay.answered(["a", "b"])
     clock.now += 6e-3
-    assert gathering.patience([5]) == 0.0
+    assert batch_delay.patience([5]) == 0.0
 
 
 def test_it_does_not_wait_for_a_draft_that_takes_longer_than_a_step(clock):
-    gathering = gathering_of(clock, read=10e-3, token=0.1e-3, absence=50e-3)
-    gathering.answered(["a"])
+    batch_delay = gathering_of(clock, read=10e-3, token=0.1e-3, absence=50e-3)
+    batch_delay.answered(["a"])
     clock.now += 5e-3
-    assert gathering.patience([5]) == 0.0
+    assert batch_delay.patience([5]) == 0.0
 
 
 def test_nobody_is_waited_for_for_ever(clock):
-    gathering = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
-    gathering.answered(["a"])
+    batch_delay = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
+    batch_delay.answered(["a"])
     clock.now += 12e-3
-    assert 0.0 < gathering.patience([5]) < 2e-3 + MARGIN * 8e-3
+    assert 0.0 < batch_delay.patience([5]) < 2e-3 + MARGIN * 8e-3
     clock.now += 8e-3
-    assert gathering.patience([5]) == 0.0
+    assert batch_delay.patience([5]) == 0.0
 
 
 def test_who_has_come_or_left_is_not_waited_for(clock):
-    gathering = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
-    gathering.answered(["a", "b"])
-    gathering.returned("a", clock.now)
-    gathering.left("b")
-    assert gathering.patience([5]) == 0.0
+    batch_delay = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
+    batch_delay.answered(["a", "b"])
+    batch_delay.returned("a", clock.now)
+    batch_delay.left("b")
+    assert batch_delay.patience([5]) == 0.0
 
 
 def test_it_does_not_wait_before_it_knows_what_steps_cost(clock):
-    gathering = Gathering(clock)
-    gathering.answered(["a"])
-    assert gathering.patience([5]) == 0.0
+    batch_delay = BatchDelay(clock)
+    batch_delay.answered(["a"])
+    assert batch_delay.patience([5]) == 0.0

@@ -253,6 +253,6 @@ def test_a_verdict_whose_branches_lost_their_cache_was_not_foreseen(folder: str)
     assert len(waiting.pending) == 0
     engine.submit(Propose(waiting, 20, (*draft.tokens[:1], draft.tokens[1] ^ 1), DEPTH, 1))
     (proposed,) = [result for result in idle(engine) if isinstance(result, Proposed)]
-    if proposed.foreseen is not None:
-        assert proposed.foreseen.tokens == 0
-        assert proposed.foreseen.discarded >= 0
+    if proposed.ahead is not None:
+        assert proposed.ahead.tokens == 0
+        assert proposed.ahead.wasted >= 0

@@ -144,7 +144,7 @@ async def test_every_choice_is_a_whole_answer_and_usage_comes_last(tokenizer, mo
     assert [chunk.usage is not None for chunk in chunks].index(True) == len(chunks) - 1
     usage = chunks[-1].usage
     assert usage.completion_tokens == 3 * len(ANSWER)
-    assert usage.record.target_passes + usage.record.accepted == 3 * len(ANSWER)
+    assert usage.stats.target_passes + usage.stats.accepted == 3 * len(ANSWER)
 
 
 async def test_every_token_has_a_piece_of_text(tokenizer):

@@ -48,7 +48,7 @@ def request(task="t", **speculation):
 
 
 async def answered(generation, request):
-    return [chunk async for chunk in generation.chunks(await generation.prepare(request))][-1].usage.record
+    return [chunk async for chunk in generation.chunks(await generation.prepare(request))][-1].usage.stats
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ async def test_counters_are_the_sums_of_the_usage(tokenizer, speculation):
         "outrider_draft_seconds": total.draft_s,
         "outrider_target_seconds": total.target_s,
         "outrider_prepared_verdicts": 0,
-        "outrider_foreseen_verdicts": 0,
-        "outrider_rounds_gone_on": 0,
+        "outrider_ahead_hits": 0,
+        "outrider_continued_rounds": 0,
         "outrider_draft_saved_seconds": 0.0,
-        "outrider_discarded_tokens": 0,
+        "outrider_wasted_tokens": 0,
         "outrider_reopenings": 0,
     }
     if drafter == "model":

@@ -18,7 +18,7 @@ from gateway.errors import DeadlineError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.observe.answer_trace import AnswerTrace
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.proposal import Proposal
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
@@ -60,15 +60,15 @@ async def answer(*arguments, **settings):
 
 def counted(spans, usage):
     """What the spans of rounds and stretches sum up to, beside what the client is told."""
-    record = usage.record
+    stats = usage.stats
     told = {
         "tokens": usage.completion_tokens,
-        "target_passes": record.target_passes,
-        "drafted": record.drafted,
-        "verified": record.verified,
-        "accepted": record.accepted,
-        "late_drafts": record.late_drafts,
-        "lost_drafts": record.lost_drafts,
+        "target_passes": stats.target_passes,
+        "drafted": stats.drafted,
+        "verified": stats.verified,
+        "accepted": stats.accepted,
+        "late_drafts": stats.late_drafts,
+        "lost_drafts": stats.lost_drafts,
     }
     rounds = [span for span in spans if not span.name.startswith("text_completion")]
     summed = {name: sum(span.attributes[f"outrider.{name}"] for span in rounds) for name in told}
@@ -86,7 +86,7 @@ async def test_the_spans_sum_up_to_the_usage(tokenizer, spans, speculation, n):
         usage = await answer(fleet, tokenizer, speculation, n=n)
     summed, told = counted(spans, usage)
     assert summed == told
-    assert len(spans.named("round")) == usage.record.rounds
+    assert len(spans.named("round")) == usage.stats.rounds
     assert {span.attributes["outrider.choice"] for span in spans.named("round") + spans.named("plain")} == {
         *range(n)
     }
@@ -96,7 +96,7 @@ async def test_a_round_says_what_it_did_and_why(tokenizer, spans):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3])) as fleet:
         await answer(fleet, tokenizer)
     first_token, first, second = list(spans)[1:4]
-    assert (first_token.name, first_token.attributes["outrider.why"]) == ("plain", "first token")
+    assert (first_token.name, first_token.attributes["outrider.reason"]) == ("plain", "first token")
     assert (first.name, second.name) == ("round", "round")
     names = ("depth", "tree_size", "drafted", "accepted", "tokens", "mode", "why", "verification", "drafter")
     assert [first.attributes[f"outrider.{name}"] for name in names] == [
@@ -188,7 +188,7 @@ async def test_a_lost_draft_worker_is_told_with_its_reason(tokenizer, spans):
     draft = ScriptedDraft(ANSWER, lost_at=(6,))
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.002), draft) as fleet:
         usage = await answer(fleet, tokenizer)
-    assert usage.record.lost_drafts == 1
+    assert usage.stats.lost_drafts == 1
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "lost draft worker"
     events = {
@@ -196,8 +196,10 @@ async def test_a_lost_draft_worker_is_told_with_its_reason(tokenizer, spans):
     }
     assert "lost by the script" in events["fallback"]
     assert events["rounds"] == "fixed"
-    stretch = next(span for span in spans.named("plain") if span.attributes["outrider.why"] != "first token")
-    assert stretch.attributes["outrider.why"] == "lost draft worker"
+    stretch = next(
+        span for span in spans.named("plain") if span.attributes["outrider.reason"] != "first token"
+    )
+    assert stretch.attributes["outrider.reason"] == "lost draft worker"
     summed, told = counted(spans, usage)
     assert summed == told
 
@@ -206,7 +208,7 @@ async def test_a_late_draft_is_told_with_its_reason(tokenizer, spans):
     draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         usage = await answer(fleet, tokenizer, draft_deadline_ms=20.0)
-    assert usage.record.late_drafts == 1
+    assert usage.stats.late_drafts == 1
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "late Draft"
     assert abandoned.attributes["outrider.wait_ms"] >= 20.0
@@ -288,7 +290,7 @@ DRAFT = Proposal(rounds_pb2.Draft(tokens=[1, 2], parents=[-1, 0]))
 
 def traced():
     """The trace of an answer that is in a round, whose target has the next Draft already."""
-    trace = AnswerTrace(recording("a generation"), 0, FIXED, Record())
+    trace = AnswerTrace(recording("a generation"), 0, FIXED, Stats())
     trace.begin("fixed", waits=True)
     ahead = trace.ahead(Proposal(rounds_pb2.Draft(tokens=[1, 2, 3, 4], parents=[-1, 0, 1, 1])))
     trace.verdict(DRAFT, reply(1, 2, 3), 0.0, 3)
@@ -297,9 +299,9 @@ def traced():
 
 async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of(spans):
     trace, ahead = traced()
-    trace.begin("fixed", gone_on=True)
+    trace.begin("fixed", continued=True)
     assert trace.current == ahead
-    trace.verdict(replace(DRAFT, was_foreseen=True), reply(5, 6, 7), 0.0, 3)
+    trace.verdict(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), 0.0, 3)
     first, second = spans.named("round")
     assert first.start_time < second.start_time < first.end_time < second.end_time
     assert second.attributes["outrider.tree_size"] == 4
@@ -328,7 +330,7 @@ async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
 async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
     """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
     proposal = replace(DRAFT, seconds=0.012, overhead_s=0.002, step_s=0.006)
-    trace = AnswerTrace(recording("a generation"), 0, FIXED, Record())
+    trace = AnswerTrace(recording("a generation"), 0, FIXED, Stats())
     trace.begin("fixed", waits=waits)
     trace.verdict(proposal, reply(1, 2, 3), 0.003, 3)
     said = spans.one("round").attributes

@@ -39,6 +39,6 @@ async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
         async for _ in rounds.steps():
             pass
     assert sequence.generated == ANSWER
-    assert (rounds.record.lost_targets, rounds.record.lost_drafts, rounds.record.late_drafts) == (0, 0, 0)
+    assert (rounds.stats.lost_targets, rounds.stats.lost_drafts, rounds.stats.late_drafts) == (0, 0, 0)
     if mode == "fixed":
-        assert rounds.record.accepted + rounds.record.target_passes == len(ANSWER)
+        assert rounds.stats.accepted + rounds.stats.target_passes == len(ANSWER)

@@ -39,29 +39,29 @@ async def answer(fleet, paces, **fields):
     async for _ in rounds.steps():
         pass
     assert sequence.generated == ANSWER
-    return rounds.record
+    return rounds.stats
 
 
 async def test_good_drafts_are_used():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
-        record = await answer(fleet, Paces(ON))
-    assert record.target_passes < len(ANSWER) / 3
+        stats = await answer(fleet, Paces(ON))
+    assert stats.target_passes < len(ANSWER) / 3
 
 
 async def test_bad_drafts_are_given_up_and_the_target_pays_nothing_for_those_that_are_only_compared():
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target, ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))) as fleet:
-        record = await answer(fleet, Paces(ON))
-    assert record.rounds < 10
-    assert record.target_passes == len(ANSWER)
+        stats = await answer(fleet, Paces(ON))
+    assert stats.rounds < 10
+    assert stats.target_passes == len(ANSWER)
 
 
 async def test_drafts_come_back_once_guesses_prove_right_again():
     """Nobody verifies while the sequence is plain: the text itself tells."""
     draft = ScriptedDraft(ANSWER, wrong=range(60))
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
-        record = await answer(fleet, Paces(ON))
-    assert record.accepted > 50
+        stats = await answer(fleet, Paces(ON))
+    assert stats.accepted > 50
 
 
 async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch):
@@ -73,7 +73,7 @@ async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch
         async for _ in rounds.steps():
             pass
     assert sequence.generated == ANSWER
-    assert rounds.record.rounds > 0
+    assert rounds.stats.rounds > 0
 
 
 @pytest.mark.parametrize("gone_after", range(3, 9))
@@ -81,14 +81,14 @@ async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch
 async def test_a_draft_worker_that_goes_while_nobody_waits_for_it_fails_no_request(gone_after, wrong):
     draft = ScriptedDraft(ANSWER, wrong=wrong, gone_after=[gone_after])
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
-        record = await answer(fleet, Paces(ON))
-    assert record.lost_drafts == 1
+        stats = await answer(fleet, Paces(ON))
+    assert stats.lost_drafts == 1
 
 
 async def test_a_depth_under_mode_auto_is_a_cap():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
-        record = await answer(fleet, Paces(ON), depth=2)
-    assert max(record.accepted_lengths) == 2
+        stats = await answer(fleet, Paces(ON), depth=2)
+    assert max(stats.accepted_lengths) == 2
 
 
 async def test_settings_that_change_take_hold_of_running_requests():
@@ -98,11 +98,11 @@ async def test_settings_that_change_take_hold_of_running_requests():
         async for step in rounds.steps():
             if len(sequence.generated) > 50:
                 if paces.settings is ON:
-                    verified = rounds.record.rounds
+                    verified = rounds.stats.rounds
                 paces.use(OFF)
                 last = step
     assert sequence.generated == ANSWER
-    assert rounds.record.rounds <= verified + 2
+    assert rounds.stats.rounds <= verified + 2
     assert last.tokens[-1].origin is Origin.PLAIN
 
 
@@ -115,8 +115,8 @@ async def test_after_a_pause_drafts_are_as_good_as_without_one():
             if len(sequence.generated) > 120:
                 paces.use(ON)
     assert sequence.generated == ANSWER
-    full, first, last = 4, rounds.record.rounds - rounds.record.accepted_lengths[4], 1
-    assert rounds.record.accepted_lengths[full] > 10
+    full, first, last = 4, rounds.stats.rounds - rounds.stats.accepted_lengths[4], 1
+    assert rounds.stats.accepted_lengths[full] > 10
     assert first <= 1 + last  # the Draft trimmed to what was still ahead, and the one that max_tokens cuts
     longest = max(
         len(request.propose.turn.tokens) for request in draft.requests if request.HasField("propose")
@@ -136,8 +136,8 @@ async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
     told = []
     monkeypatch.setattr(Pace, "observe_round", lambda self, *observed: told.append(observed[6]))
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
-        record = await answer(fleet, Paces(ON))
-    assert told == [0.5] * record.rounds
+        stats = await answer(fleet, Paces(ON))
+    assert told == [0.5] * stats.rounds
 
 
 @pytest.mark.parametrize("fields", [{}, {"mode": "fixed", "depth": 4}], ids=["auto", "fixed"])
@@ -146,19 +146,19 @@ async def test_a_draft_with_nothing_to_say_costs_next_to_nothing(fields, rule):
     """As one whose context or cache is full."""
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, known=range(20))
     async with fleet_of(target, draft) as fleet:
-        record = await answer(fleet, Paces(ON), verification=rule, **fields)
-    assert record.accepted > 10
+        stats = await answer(fleet, Paces(ON), verification=rule, **fields)
+    assert stats.accepted > 10
     assert draft.kinds().count("propose") < 25
     assert target.kinds().count("verify") < 20
-    assert record.transitions["off", "empty Drafts"] == 1
-    assert record.empty_drafts == record.fallbacks == 1
+    assert stats.transitions["off", "empty Drafts"] == 1
+    assert stats.empty_drafts == stats.fallbacks == 1
 
 
 async def test_a_draft_that_has_something_to_say_again_is_heard():
     draft = ScriptedDraft(ANSWER, known=[*range(20), *range(60, len(ANSWER))])
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
-        record = await answer(fleet, Paces(ON), mode="fixed", depth=4)
-    assert record.accepted > 100
+        stats = await answer(fleet, Paces(ON), mode="fixed", depth=4)
+    assert stats.accepted > 100
 
 
 @pytest.mark.parametrize("policy", [ON, OFF], ids=["rounds", "probes"])
@@ -167,14 +167,14 @@ async def test_a_text_without_repeats_is_decoded_freely_until_it_repeats_itself(
     monkeypatch.setattr(sys.modules[__name__], "ANSWER", repeated)
     target = ScriptedTarget(repeated, step_s=0.0005)
     async with fleet_of(target) as fleet:
-        record = await answer(fleet, Paces(policy), drafter="ngram")
+        stats = await answer(fleet, Paces(policy), drafter="ngram")
     assert target.kinds().count("verify") < 60
-    assert (record.accepted > 50) is (policy is ON)
-    assert record.empty_drafts == 0
+    assert (stats.accepted > 50) is (policy is ON)
+    assert stats.empty_drafts == 0
 
 
 async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():
     draft = ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
-        record = await answer(fleet, Paces(ON), verification="rejection")
-    assert record.rounds > 3
+        stats = await answer(fleet, Paces(ON), verification="rejection")
+    assert stats.rounds > 3

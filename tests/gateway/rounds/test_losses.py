@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from gateway.errors import DeadlineError, SequenceFailedError
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds import rounds
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import OF_ENGINE, OF_LOSSES, Rounds
@@ -50,7 +50,7 @@ async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, 
         with caplog.at_level(logging.ERROR), pytest.raises(SequenceFailedError) as raised:
             await text(generated)
     assert target.kinds().count("open") == max_losses
-    assert generated.record.failures == {OF_LOSSES: 1}
+    assert generated.stats.failures == {OF_LOSSES: 1}
     assert f"{max_losses} target workers were lost with this request" in str(raised.value)
     assert str(raised.value) in caplog.text
 
@@ -65,7 +65,7 @@ async def test_a_token_in_between_begins_the_count_anew():
         )
         assert await text(generated) == ANSWER
     assert target.kinds().count("open") > 4
-    assert not generated.record.failures
+    assert not generated.stats.failures
 
 
 async def test_a_worker_that_is_drained_does_not_count():
@@ -74,7 +74,7 @@ async def test_a_worker_that_is_drained_does_not_count():
         generated = rounds_of(fleet)
         assert await text(generated) == ANSWER
     assert target.kinds().count("open") == 10
-    assert not generated.record.failures
+    assert not generated.stats.failures
 
 
 async def test_a_worker_that_never_took_the_sequence_does_not_count():
@@ -84,7 +84,7 @@ async def test_a_worker_that_never_took_the_sequence_does_not_count():
     generated = rounds_of(fleet, deadline_s=1.0)
     with pytest.raises(DeadlineError):
         await text(generated)
-    assert not generated.record.failures
+    assert not generated.stats.failures
     await fleet.close()
 
 
@@ -96,7 +96,7 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
             await text(generated)
         (link,) = fleet.links()
         assert link.suspect_until == 0.0  # the worker is well
-    assert generated.record.failures == {OF_ENGINE: 1}
+    assert generated.stats.failures == {OF_ENGINE: 1}
     assert target.kinds().count("open") == 1
 
 
@@ -111,7 +111,7 @@ async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, 
 
 
 def test_failures_of_several_answers_add_up():
-    total, one = Record(), Record()
+    total, one = Stats(), Stats()
     one.failures[OF_ENGINE] += 1
     total.add(one)
     total.add(one)

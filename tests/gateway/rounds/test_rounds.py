@@ -10,7 +10,7 @@ import pytest
 from bench.patience import LIMIT_S, eventually
 from gateway.drafters import drafters
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
-from gateway.observe.stats import Record
+from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import PLAIN_STRETCH, Rounds
 from gateway.rounds.sequence import Origin, Sequence
@@ -55,11 +55,11 @@ def ids(step) -> list[int]:
     return [token.id for token in step.tokens]
 
 
-async def run(fleet, speculation, **settings) -> tuple[list[int], Record]:
+async def run(fleet, speculation, **settings) -> tuple[list[int], Stats]:
     sequence, rounds = rounds_of(fleet, speculation, **settings)
     emitted = [token async for step in rounds.steps() for token in ids(step)]
     assert emitted == sequence.generated
-    return emitted, rounds.record
+    return emitted, rounds.stats
 
 
 @pytest.mark.parametrize("depth", range(1, 9))
@@ -67,9 +67,9 @@ async def run(fleet, speculation, **settings) -> tuple[list[int], Record]:
 async def test_the_text_is_the_target_s_whatever_is_drafted(depth, wrong):
     draft = ScriptedDraft(ANSWER, wrong=wrong)
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
-        emitted, record = await run(fleet, fixed(depth))
+        emitted, stats = await run(fleet, fixed(depth))
     assert emitted == ANSWER
-    assert record.accepted + record.target_passes == len(ANSWER)
+    assert stats.accepted + stats.target_passes == len(ANSWER)
 
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(4), fixed(4, "ngram")], ids=str)
@@ -87,18 +87,18 @@ async def test_counts_what_speculation_did():
     # After the first token: 3 right, then 1 right and 1 wrong, then 3 right, then one position is left.
     draft = ScriptedDraft(ANSWER, wrong=[6])
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
-        _, record = await run(fleet, fixed(3))
-    assert record.target_s > 0.0
-    assert vars(replace(record, draft_s=0.0, target_s=0.0)) == {
+        _, stats = await run(fleet, fixed(3))
+    assert stats.target_s > 0.0
+    assert vars(replace(stats, draft_s=0.0, target_s=0.0)) == {
         "rounds": 3,
         "drafted": 9,
         "verified": 3 + 2 + 3,
         "accepted_lengths": {1: 1, 3: 2},
         "prepared_for": 0,
-        "foreseen": {},
-        "gone_on": 0,
+        "ahead_hit": {},
+        "continued": 0,
         "saved_s": 0.0,
-        "discarded": 0,
+        "wasted": 0,
         "target_passes": 5,
         "draft_s": 0.0,
         "target_s": 0.0,
@@ -109,7 +109,7 @@ async def test_counts_what_speculation_did():
         "lost_targets": 0,
         "failures": {},
     }
-    assert (record.accepted, record.mean_accepted_length, record.histogram) == (7, 7 / 3, [0, 1, 0, 2])
+    assert (stats.accepted, stats.mean_accepted_length, stats.histogram) == (7, 7 / 3, [0, 1, 0, 2])
 
 
 async def test_the_draft_goes_on_to_the_target_as_it_came():
@@ -161,9 +161,9 @@ async def test_the_first_token_does_not_wait_for_the_draft():
 async def test_a_draft_that_is_late_is_not_waited_for_again():
     draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
-        emitted, record = await run(fleet, fixed(4), deadline_ms=20.0)
+        emitted, stats = await run(fleet, fixed(4), deadline_ms=20.0)
     assert emitted == ANSWER
-    assert (record.accepted, record.late_drafts, record.target_passes) == (0, 1, len(ANSWER))
+    assert (stats.accepted, stats.late_drafts, stats.target_passes) == (0, 1, len(ANSWER))
 
 
 async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
@@ -194,13 +194,13 @@ async def test_drafting_goes_on_once_the_draft_is_back(fault):
     async with fleet_of(ScriptedTarget(LONG), draft) as fleet:
         sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(LONG), deadline_ms=300.0)
         async for step in rounds.steps():
-            if len(sequence.generated) > 5 and not rounds.record.rounds:
+            if len(sequence.generated) > 5 and not rounds.stats.rounds:
                 assert step.tokens[0].origin is Origin.PLAIN
                 silent.set()
                 await eventually(lambda: draft.kinds().count("propose") >= (2 if fault == "late" else 3))
     assert sequence.generated == LONG
-    assert rounds.record.late_drafts + rounds.record.lost_drafts == 1
-    assert rounds.record.accepted > 0
+    assert rounds.stats.late_drafts + rounds.stats.lost_drafts == 1
+    assert rounds.stats.accepted > 0
 
 
 @pytest.mark.parametrize("lost_at", range(2, 6))
@@ -208,17 +208,17 @@ async def test_a_lost_draft_never_fails_a_request(lost_at):
     target = ScriptedTarget(ANSWER)
     draft = ScriptedDraft(ANSWER, wrong=[2, 5], lost_at=range(lost_at, 100))
     async with fleet_of(target, draft) as fleet:
-        emitted, record = await run(fleet, fixed(2))
+        emitted, stats = await run(fleet, fixed(2))
     assert emitted == ANSWER
-    assert record.lost_drafts == 1
+    assert stats.lost_drafts == 1
     assert "plain" in target.kinds()
 
 
 async def test_no_draft_worker_is_a_lost_draft():
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-        emitted, record = await run(fleet, fixed(4))
+        emitted, stats = await run(fleet, fixed(4))
     assert emitted == ANSWER
-    assert record.lost_drafts == 1
+    assert stats.lost_drafts == 1
 
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(3), fixed(3, "ngram")], ids=str)
@@ -226,9 +226,9 @@ async def test_no_draft_worker_is_a_lost_draft():
 async def test_another_target_goes_on_with_the_same_text(speculation, lost_at):
     lost, kept = ScriptedTarget(LONG, lost_at=lost_at), ScriptedTarget(LONG)
     async with fleet_of(lost, kept, ScriptedDraft(LONG, wrong=range(0, len(LONG), 5))) as fleet:
-        emitted, record = await run(fleet, speculation, max_tokens=len(LONG))
+        emitted, stats = await run(fleet, speculation, max_tokens=len(LONG))
     assert emitted == LONG
-    assert record.lost_targets == 1
+    assert stats.lost_targets == 1
     reopened = kept.requests[0].open
     assert (reopened.prompt_length, reopened.epoch) == (
         len(PROMPT),
@@ -245,10 +245,10 @@ async def test_rounds_and_plain_decoding_give_way_to_each_other_at_any_point(tar
     target = ScriptedTarget(LONG, lost_at=(target_lost_at, target_lost_at + 3))
     draft = ScriptedDraft(LONG, wrong=[3, 4, 40], lost_at=(draft_lost_at, draft_lost_at + 4))
     async with fleet_of(target, draft) as fleet:
-        emitted, record = await run(fleet, fixed(3), max_tokens=len(LONG))
+        emitted, stats = await run(fleet, fixed(3), max_tokens=len(LONG))
     assert emitted == LONG
-    assert record.lost_targets in (1, 2)
-    assert record.lost_drafts >= 1
+    assert stats.lost_targets in (1, 2)
+    assert stats.lost_drafts >= 1
 
 
 async def test_a_target_that_does_not_come_back_fails_at_the_deadline():

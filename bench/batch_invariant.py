@@ -1,4 +1,4 @@
-"""What reproducible numerics cost: `python -m bench.reproducible`.
+"""What batch-invariant numerics cost: `python -m bench.batch_invariant`.
 
 Steps of the demo target inflated to 190 M, with and without, in turns; ratios are medians over the turns.
 """
@@ -40,7 +40,7 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
     """One row per shape of a step: milliseconds of both, and their ratio."""
     fields = {"model": model, "dtype": dtype, "threads": threads, "cache_memory": 2**29}
     usual, apart = (
-        Engine(EngineSettings.model_validate({**fields, "reproducible": value})) for value in (False, True)
+        Engine(EngineSettings.model_validate({**fields, "batch_invariant": value})) for value in (False, True)
     )
     pairs: dict[str, list[tuple[float, float]]] = {}
     for sequences, tokens in SHAPES:
@@ -58,7 +58,7 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
             "dtype": dtype,
             "step": name,
             "usual ms": statistics.median(before for before, _ in taken[1:]) * 1e3,
-            "reproducible ms": statistics.median(after for _, after in taken[1:]) * 1e3,
+            "batch-invariant ms": statistics.median(after for _, after in taken[1:]) * 1e3,
             "ratio": statistics.median(after / before for before, after in taken[1:]),
         }
         for name, taken in pairs.items()
@@ -67,7 +67,7 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.reproducible", description="What reproducible numerics cost."
+        prog="python -m bench.batch_invariant", description="What batch-invariant numerics cost."
     )
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         row for dtype in parsed.dtypes for row in measure(model, dtype, parsed.threads, parsed.repetitions)
     ]
     print(table(rows))
-    print(save("reproducible", rows, target=parsed.target))
+    print(save("batch_invariant", rows, target=parsed.target))
 
 
 if __name__ == "__main__":
