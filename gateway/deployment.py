@@ -15,7 +15,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.text import load_tokenizer
 from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings
-from gateway.workers import registry as table
+from gateway.workers import registry
 from gateway.workers.fleet import Fleet
 from outrider.pace.settings import PaceSettings
 from outrider.telemetry.instruments import Instruments
@@ -36,7 +36,7 @@ class Gateway(GenerationServicer):
         self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
-        fleet = Fleet(table.workers, trust)
+        fleet = Fleet(registry.workers, trust)
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)

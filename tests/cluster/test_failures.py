@@ -242,6 +242,7 @@ def until_a_gateway_knows_its_workers(machines: Machines) -> None:
     wait_until(knows, START_S)
 
 
+@pytest.mark.slow  # as with our client
 def test_a_gateway_killed_under_the_readme_s_example(machines: Machines) -> None:
     readme = Path(__file__).parents[2].joinpath("README.md").read_text()
     [example] = [
@@ -370,6 +371,7 @@ def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: 
     machines.wait_for("draft", 1)
 
 
+@pytest.mark.slow  # two deployments by Serve; a gateway's part of it: tests/gateway/test_deployment.py
 def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
     """Serve's user_config in a config file that is deployed again: the stream under way takes it up."""
     always = {"policy": "thresholds", "off_below": 0.0, "on_above": 0.0}
@@ -404,6 +406,7 @@ def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
     agree(answer, expected)
 
 
+@pytest.mark.slow  # Ray takes half a minute to notice
 def test_the_draft_s_machine_lost_under_a_stream(machines: TwoMachines) -> None:
     """The last test here: nothing brings that machine back."""
     request = body(10)

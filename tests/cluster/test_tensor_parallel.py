@@ -100,6 +100,7 @@ def starve(pid: int) -> None:
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
 
 
+@pytest.mark.slow  # to the gateway it is a target that was killed
 def test_a_rank_killed_under_a_stream_takes_its_group_with_it(groups: Machines) -> None:
     lose(groups, lambda _, rank: kill(rank))
 

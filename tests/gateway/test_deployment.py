@@ -1,9 +1,16 @@
 """The gateway as Serve builds it, and takes it down."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from gateway.deployment import Gateway
-from gateway.settings import GatewaySettings
+from gateway.generation.generation import Generation
+from gateway.generation.text import load_tokenizer
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from outrider.demo.prompts import DEMO
+from outrider.pace.settings import PaceSettings
 from protos.trust import Trust
 
 TRUST = Trust(token="the token of a test")
@@ -28,3 +35,20 @@ def test_a_gateway_that_cannot_be_traced_hides_no_error():
     with pytest.raises(ValueError, match="no such exporter"):
         gateway.__init__(GatewaySettings(model="m", tokenizer="t"), TRUST, start_tracing, [])
     gateway.__del__()
+
+
+def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
+    gateway = Gateway.__new__(Gateway)
+    settings = GatewaySettings(model="m", tokenizer=str(DEMO / "target"))
+    gateway.generation = Generation(settings, load_tokenizer(settings.tokenizer), Fleet(list, TRUST))
+    gateway._leaving = ExitStack()
+    paces = gateway.generation.paces
+    pace = paces.of_target("some target")
+    sequence = paces.sequence(Speculation(drafter="model", depth=4), None, "interactive")
+    gateway.reconfigure({"policy": "thresholds", "off_below": 0.0, "on_above": 0.0})
+    with_drafts = pace.depth(sequence)
+    gateway.reconfigure({"policy": "thresholds", "max_depth": 0})
+    assert (with_drafts > 0, pace.depth(sequence)) == (True, 0)
+    with pytest.raises(ValueError, match="off_from"):
+        gateway.reconfigure({"off_from": -1})
+    assert paces.settings == PaceSettings(policy="thresholds", max_depth=0)

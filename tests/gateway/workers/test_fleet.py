@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.rounds.sequence import Sequence
-from gateway.workers import registry as table
+from gateway.workers import registry
 from gateway.workers.fleet import IMBALANCE, Fleet
 from gateway.workers.streams import LOAD_AGE_S, Worker
 from outrider.decoding.settings import Sampling
@@ -157,15 +157,15 @@ async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
 
 
 @pytest.fixture
-def empty_table(monkeypatch):
-    monkeypatch.setattr(table, "_BY_DEPLOYMENT", {})
+def empty_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_BY_DEPLOYMENT", {})
 
 
-def test_the_table_holds_the_newest_workers_of_each_deployment(empty_table):
-    table.put("Target", [vars(worker("a:1")), vars(worker("b:1"))])
-    table.put("Draft", [vars(worker("c:1", "draft"))])
-    table.put("Target", [vars(worker("b:1"))])
-    assert [entry.address for entry in table.workers()] == ["b:1", "c:1"]
+def test_the_table_holds_the_newest_workers_of_each_deployment(empty_registry):
+    registry.put("Target", [vars(worker("a:1")), vars(worker("b:1"))])
+    registry.put("Draft", [vars(worker("c:1", "draft"))])
+    registry.put("Target", [vars(worker("b:1"))])
+    assert [entry.address for entry in registry.workers()] == ["b:1", "c:1"]
 
 
 def test_a_refusal_survives_the_way_through_serve_s_proxy():
