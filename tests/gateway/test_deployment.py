@@ -45,9 +45,12 @@ def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
     paces = gateway.generation.paces
     pace = paces.of_target("some target")
     sequence = paces.sequence(Speculation(drafter="model", depth=4), None, "interactive")
+    pace.join(sequence)
     gateway.reconfigure({"policy": "thresholds", "off_below": 0.0, "on_above": 0.0})
+    pace.refresh()
     with_drafts = pace.depth(sequence)
     gateway.reconfigure({"policy": "thresholds", "max_depth": 0})
+    pace.refresh()
     assert (with_drafts > 0, pace.depth(sequence)) == (True, 0)
     with pytest.raises(ValueError, match="off_from"):
         gateway.reconfigure({"off_from": -1})
