@@ -132,7 +132,7 @@ class AnswerTrace(NoTrace):
             if proposal.ahead_hit is not None:
                 self._span.set_attribute("outrider.ahead_hit", proposal.ahead_hit)
             if proposal.rank is not None:
-                self._span.set_attribute("outrider.foreseen_rank", proposal.rank)
+                self._span.set_attribute("outrider.ahead_hit_rank", proposal.rank)
         else:
             self._span.update_name(PLAIN)  # a stretch of one token
         self._finish(emitted, self._round_times(proposal, reply, overhead_s), reply)

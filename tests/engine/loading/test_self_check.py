@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig
 from outrider.decoding.draft import Draft
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
-from outrider.engine.forward.attention_groups import Group, QuerySpan
+from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.engine.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
@@ -119,9 +119,9 @@ def late_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_mask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = Group.mask
+    mask = AttentionGroup.mask
     monkeypatch.setattr(
-        Group, "mask", lambda group, *given: None if group.num_queries == 1 else mask(group, *given)
+        AttentionGroup, "mask", lambda group, *given: None if group.num_queries == 1 else mask(group, *given)
     )
 
 

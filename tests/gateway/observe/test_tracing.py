@@ -98,7 +98,17 @@ async def test_a_round_says_what_it_did_and_why(tokenizer, spans):
     first_token, first, second = list(spans)[1:4]
     assert (first_token.name, first_token.attributes["outrider.reason"]) == ("plain", "first token")
     assert (first.name, second.name) == ("round", "round")
-    names = ("depth", "tree_size", "drafted", "accepted", "tokens", "mode", "why", "verification", "drafter")
+    names = (
+        "depth",
+        "tree_size",
+        "drafted",
+        "accepted",
+        "tokens",
+        "mode",
+        "reason",
+        "verification",
+        "drafter",
+    )
     assert [first.attributes[f"outrider.{name}"] for name in names] == [
         4, 4, 4, 2, 3, "fixed", "fixed", "coupled", "model",
     ]  # fmt: skip

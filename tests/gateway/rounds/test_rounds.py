@@ -95,7 +95,7 @@ async def test_counts_what_speculation_did():
         "verified": 3 + 2 + 3,
         "accepted_lengths": {1: 1, 3: 2},
         "prepared_for": 0,
-        "ahead_hit": {},
+        "ahead_hits": {},
         "continued": 0,
         "saved_s": 0.0,
         "wasted": 0,
