@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,12 +17,14 @@ from outrider.engine.errors import EngineError, SequenceFailedError
 from outrider.engine.sequence import Sequence
 from outrider.engine.work import (
     AheadOutcome,
+    Extend,
     Generate,
     Generated,
     Prepared,
     Propose,
     Proposed,
     Timings,
+    TopUp,
     Verified,
     Verify,
     Work,
@@ -49,8 +51,12 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
         """The turn of a request, and the work that it asks for. Raises ValueError if it is malformed."""
 
     @abstractmethod
-    def reply(self, answer: Answer, epoch: int) -> ReplyT:
-        """The message for a result of that work."""
+    def reply(self, answer: Answer) -> ReplyT:
+        """The message for a result of that work; it does not name its sequence yet."""
+
+    def _named(self, reply: ReplyT, opening: RequestT) -> ReplyT:
+        reply.sequence, reply.epoch = opening.sequence, opening.epoch
+        return reply
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[RequestT], context: "grpc.aio.ServicerContext[RequestT, ReplyT]"
@@ -60,16 +66,18 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             # A stream may be cancelled here: nothing is open yet.
             await context.send_initial_metadata((TAKEN,))
             sequence = self._engine_loop.open(
-                opening.prompt_length, opening.noise_key, sampling_from_message(opening.sampling)
+                opening.open.prompt_length,
+                opening.open.noise_key,
+                sampling_from_message(opening.open.sampling),
             )
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         trace = StreamTrace(partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S))
-        reading = asyncio.create_task(self._read(requests, sequence, opening.epoch, trace))
+        reading = asyncio.create_task(self._read(requests, sequence, opening, trace))
         try:
             async for answer in sequence.answers():
                 trace.answered(answer)
-                await context.write(self.reply(answer, opening.epoch))
+                await context.write(self._named(self.reply(answer), opening))
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceFailedError as error:
@@ -87,7 +95,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             trace.ended()
 
     async def _read(
-        self, requests: AsyncIterator[RequestT], sequence: OpenSequence, epoch: int, trace: StreamTrace
+        self, requests: AsyncIterator[RequestT], sequence: OpenSequence, opening: RequestT, trace: StreamTrace
     ) -> None:
         """Hands the work on until the sender closes; a turn older than another is void."""
         newest = 0
@@ -95,9 +103,11 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
             async for request in requests:
                 if request.WhichOneof("request") == "close":
                     break
+                for name in ("sequence", "epoch"):
+                    told, opened = getattr(request, name), getattr(opening, name)
+                    if told != opened:
+                        raise ValueError(f"{name}={told}, this stream was opened with {opened}")
                 turn, work = self.work(request)
-                if turn.epoch != epoch:
-                    raise ValueError(f"epoch={turn.epoch}, this stream was opened with {epoch}")
                 if turn.round >= newest:
                     newest = turn.round
                     trace.asked(turn)
@@ -123,43 +133,49 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
             round=turn.round,
         )
 
-    def reply(self, answer: Answer, epoch: int) -> rounds_pb2.DraftReply:
+    def reply(self, answer: Answer) -> rounds_pb2.DraftReply:
         result = answer.result
         assert isinstance(result, Proposed | Prepared)
-        ahead = result.ahead if isinstance(result, Proposed) else None
-        return rounds_pb2.DraftReply(
-            epoch=epoch,
-            round=answer.round,
-            draft=draft_to_message(result.draft),
-            timings=_timings(result.timings),
-            load=_load(answer),
-            ahead=None if ahead is None else _ahead(ahead),
+        reply = rounds_pb2.DraftReply(
+            round=answer.round, timings=_timings(result.timings), load=_load(answer)
         )
+        draft = draft_to_message(result.draft)
+        if isinstance(result, Prepared):
+            reply.prepared.CopyFrom(rounds_pb2.Prepared(draft=draft))
+        else:
+            ahead = None if result.ahead is None else _ahead_outcome(result.ahead)
+            reply.proposed.CopyFrom(rounds_pb2.Proposed(draft=draft, ahead=ahead))
+        return reply
 
 
 class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
     def work(self, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
-        kind = request.WhichOneof("request")
-        if kind == "verify":
-            return request.verify.turn, _verify(request.verify)
-        if kind == "plain":
-            return request.plain.turn, _generate(request.plain)
-        raise ValueError("after Open a target worker takes Verify, Plain and Close")
+        match request.WhichOneof("request"):
+            case "verify":
+                return request.verify.turn, _verify(request.verify)
+            case "extend":
+                return request.extend.turn, _extend(request.extend)
+            case "plain":
+                return request.plain.turn, _until(Generate, request.plain)
+            case "top_up":
+                return request.top_up.turn, _until(TopUp, request.top_up)
+        raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp and Close")
 
-    def reply(self, answer: Answer, epoch: int) -> rounds_pb2.TargetReply:
-        result = answer.result
+    def reply(self, answer: Answer) -> rounds_pb2.TargetReply:
+        result, draft = answer.result, None
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens
+            draft = None if result.draft is None else draft_to_message(result.draft)
         else:
             assert isinstance(result, Generated)
             accepted, tokens = (), (result.token,)
         return rounds_pb2.TargetReply(
-            epoch=epoch,
             round=answer.round,
             accepted=accepted,
             tokens=tokens,
             logprobs=[_logprobs(position) for position in result.logprobs],
             finish_reason=result.finish,
+            draft=draft,
             timings=_timings(result.timings),
             load=_load(answer),
         )
@@ -168,24 +184,37 @@ class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply])
 def _verify(message: rounds_pb2.Verify) -> Callable[[Sequence], Work]:
     turn, draft = message.turn, draft_from_message(message.draft)
     return lambda sequence: Verify(
+        sequence=sequence,
+        base=turn.base,
+        tokens=tuple(turn.tokens),
+        draft=draft,
+        round=turn.round,
+        next_depth=message.next_depth,
+        next_leaves=message.next_leaves,
+    )
+
+
+def _extend(message: rounds_pb2.Extend) -> Callable[[Sequence], Work]:
+    turn, draft = message.turn, draft_from_message(message.draft)
+    return lambda sequence: Extend(
         sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), draft=draft, round=turn.round
     )
 
 
-def _generate(message: rounds_pb2.Plain) -> Callable[[Sequence], Work]:
+def _until(
+    kind: type[Generate] | type[TopUp], message: rounds_pb2.Plain | rounds_pb2.TopUp
+) -> Callable[[Sequence], Work]:
     turn = message.turn
     count = message.until - turn.base - len(turn.tokens)
-    return lambda sequence: Generate(
-        sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count
-    )
+    return lambda sequence: kind(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
 
 
-async def _opening(requests: AsyncIterator[Any]) -> rounds_pb2.Open:
+async def _opening(requests: AsyncIterator[RequestT]) -> RequestT:
+    """The first message."""
     with suppress(DecodeError):
         async for request in requests:
             if request.WhichOneof("request") == "open":
-                opening: rounds_pb2.Open = request.open
-                return opening
+                return request
             break
     raise ValueError("the first message of a stream must be Open")
 
@@ -208,7 +237,7 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
     )
 
 
-def _ahead(ahead: AheadOutcome) -> rounds_pb2.AheadOutcome:
+def _ahead_outcome(ahead: AheadOutcome) -> rounds_pb2.AheadOutcome:
     return rounds_pb2.AheadOutcome(
         tokens=ahead.tokens,
         rank=ahead.rank,

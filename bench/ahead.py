@@ -31,8 +31,8 @@ from bench.service import TRUST, at_distance, worker_process
 from bench.simulate import predicted
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence as GatewaySequence
+from gateway.rounds.rounds import Rounds, RoundsFactory
+from gateway.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import DraftStream, Fleet, TargetStream
 from gateway.workers.streams import Worker
@@ -156,7 +156,7 @@ def rounds_of(fleet: Fleet, request: Request, depth: int) -> tuple[GatewaySequen
     sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model") if depth else PLAIN
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    return sequence, Rounds(sequence, fleet, speculation, Paces(PaceSettings()), SETTINGS, deadline)
+    return sequence, RoundsFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, deadline)
 
 
 async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:

@@ -21,7 +21,7 @@ from bench.report import save, table
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import KINDS, prompts
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
@@ -45,7 +45,7 @@ class Run:
         return sum(len(output.tokens) for output in self.outputs)
 
 
-class TimedDrafter(SmallModelDrafter):
+class TimedDrafter(DraftModel):
     """The draft model, and how long it took."""
 
     seconds = 0.0

@@ -15,9 +15,10 @@ from bench.report import save, table
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.drafters.ngram import NgramIndex
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
@@ -60,8 +61,8 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
     def answers(name: str | None, depth: int, leaves: int, at_once: int) -> list[Output]:
         drafters: dict[str | None, Drafter | None] = {
             None: None,
-            "model": SmallModelDrafter(draft),
-            "ngram": LookupDrafter(),
+            "model": DraftModel(draft),
+            "ngram": IndexDrafter(NgramIndex),
         }
         return [
             output

@@ -18,7 +18,7 @@ from bench.identity import requests
 from bench.report import save, table
 from bench.step import Steps
 from outrider.demo.prompts import DEMO
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.speculate import generate
@@ -67,7 +67,7 @@ def acceptance(threads: int, count: int, tokens: int) -> list[dict[str, Any]]:
     rows = []
     for role in ("draft", "target"):
         for weights in WEIGHTS:
-            drafter = SmallModelDrafter(engine(str(DEMO / role), threads, weights))
+            drafter = DraftModel(engine(str(DEMO / role), threads, weights))
             outputs = generate(target, drafter, asked, DEPTH)
             passes = sum(output.target_passes for output in outputs)
             per_pass = sum(len(output.tokens) for output in outputs) / passes

@@ -32,8 +32,8 @@ from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.relay import relay
 from bench.report import save, table
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence as GatewaySequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import CHANNEL_OPTIONS, DraftStream, Fleet, TargetStream
 from gateway.workers.streams import Role, Worker
@@ -186,7 +186,7 @@ async def answer(fleet: Fleet, request: Request, depth: int) -> tuple[int, ...]:
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model")
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    rounds = Rounds(sequence, fleet, speculation, Paces(PaceSettings()), settings, deadline)
+    rounds = RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)
     async for _ in rounds.steps():
         pass
     return tuple(sequence.generated)

@@ -29,8 +29,8 @@ from bench.simulated import Ahead, SimulatedFleet, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
@@ -147,7 +147,8 @@ class Streams:
             sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
             sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
             self._task_of[sequence.noise_key] = task
-            rounds = Rounds(sequence, fleet, self._speculation, self._paces, SETTINGS, FAR_AHEAD_S, task)
+            factory = RoundsFactory(fleet, self._paces, SETTINGS)
+            rounds = factory.of(sequence, self._speculation, FAR_AHEAD_S, task)
             async with aclosing(rounds.steps()) as steps:
                 async for step in steps:
                     self.counter.commits.append((loop.time(), len(step.tokens)))
@@ -208,7 +209,7 @@ async def _rate_of_one(
 ) -> float:
     loop = asyncio.get_running_loop()
     async with simulated as fleet:
-        rounds = Rounds(sequence, fleet, speculation, Paces(PaceSettings()), SETTINGS, FAR_AHEAD_S)
+        rounds = RoundsFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
         lengths = [(loop.time(), len(sequence)) async for _ in rounds.steps()]
     (begun, first), (ended, last) = lengths[0], lengths[-1]
     return (last - first) / (ended - begun)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.simulated_engine import Cost, SimulatedEngine, SimulatedStream, Work
-from gateway.rounds.sequence import Sequence
+from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.draft import Draft
@@ -49,16 +49,18 @@ class SimulatedTarget(SimulatedEngine):
         kind = request.WhichOneof("request")
         turn = getattr(request, kind).turn
         end = turn.base + len(turn.tokens)
-        if kind == "plain" and stream.work is not None and stream.work.round == turn.round:
-            stream.work.until = request.plain.until
+        if kind == "top_up":
+            if stream.work is None:
+                return Work(turn.round, 1, arrived, until=request.top_up.until)
+            stream.work.until = request.top_up.until
             return stream.work
-        draft = draft_from_message(request.verify.draft) if kind == "verify" else None
-        if draft is not None and stream.round == turn.round:
-            self._ahead[stream] = end, draft
+        if kind == "extend":
+            self._ahead[stream] = end, draft_from_message(request.extend.draft)
             work = stream.work or self._following(stream, turn.round)
             if work is not None:
                 self._batch_delay.left(stream)
             return work
+        draft = draft_from_message(request.verify.draft) if kind == "verify" else None
         self._batch_delay.returned(stream, arrived)
         self._ahead.pop(stream, None)
         missing = end - min(stream.written, end - 1)
@@ -207,7 +209,9 @@ class SimulatedDraft(SimulatedEngine):
         stream.work = None
         stream.answer(
             rounds_pb2.DraftReply(
-                round=work.round, draft=draft_to_message(draft), timings=timings, ahead=work.ahead
+                round=work.round,
+                proposed=rounds_pb2.Proposed(draft=draft_to_message(draft), ahead=work.ahead),
+                timings=timings,
             )
         )
         if draft and self._ahead.branches:
@@ -236,8 +240,8 @@ class SimulatedDraft(SimulatedEngine):
         if prepared.is_complete:
             room = max(stream.sequence.limit - prepared.end - 1, 0)
             guesses = self._guesses(stream, prepared.end, min(len(prepared.draft), room))
-            tree = draft_to_message(prepared.tree(guesses))
-            stream.answer(rounds_pb2.DraftReply(round=prepared.round, draft=tree))
+            tree = rounds_pb2.Prepared(draft=draft_to_message(prepared.tree(guesses)))
+            stream.answer(rounds_pb2.DraftReply(round=prepared.round, prepared=tree))
 
     def leave(self, stream: SimulatedStream) -> None:
         super().leave(stream)

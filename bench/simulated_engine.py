@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.rounds.sequence import Sequence
+from gateway.sequence import Sequence
 from outrider.decoding.draft import Draft
 from outrider.pace.cost_model import Step, StepSize
 from protos import rounds_pb2

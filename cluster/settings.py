@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from gateway.settings import Drafter, GatewaySettings
+from gateway.settings import GatewaySettings
+from outrider.drafters.registry import DrafterName
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.settings import PaceSettings
 
@@ -47,7 +48,9 @@ class Settings(BaseModel):
     pace: Pace = Field(
         default=PaceSettings(), description="how deep to draft; JSON; may change while the service runs"
     )
-    drafter: Drafter | None = Field(default=None, description="None: model if there is a draft, else ngram")
+    drafter: DrafterName | None = Field(
+        default=None, description="None: model if there is a draft, else ngram"
+    )
     draft_deadline_ms: float = Field(
         default=1000.0, gt=0.0, description="longest wait for a Draft, milliseconds"
     )

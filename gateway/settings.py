@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.decoding.settings import Verification
+from outrider.drafters.registry import DrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
-Drafter = Literal["model", "ngram"]
 Priority = Literal["interactive", "batch"]
 
 
@@ -16,7 +16,7 @@ class GatewaySettings(BaseModel):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
-    drafter: Drafter = Field(default="model", description="what drafts unless a request names another")
+    drafter: DrafterName = Field(default="model", description="what drafts unless a request names another")
     draft_deadline_ms: float = Field(
         default=1000.0,
         gt=0.0,
@@ -54,10 +54,10 @@ class Speculation(BaseModel):
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = Field(
         default=None, description="tokens drafted per round: under auto at most, under fixed exactly"
     )
-    drafter: Drafter | None = Field(default=None, description="None: the gateway's setting")
+    drafter: DrafterName | None = Field(default=None, description="None: the gateway's setting")
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
 
-    def resolved(self, drafter: Drafter, pace: PaceSettings) -> "Speculation":
+    def resolved(self, drafter: str, pace: PaceSettings) -> "Speculation":
         """With a drafter, ``drafter`` unless it names one, and a depth unless the mode is off."""
         default = {"auto": MAX_DEPTH, "fixed": max(1, pace.threshold_depth), "off": None}[self.mode]
         depth = default if self.mode == "off" or self.depth is None else self.depth

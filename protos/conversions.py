@@ -4,7 +4,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from outrider.decoding.draft import Draft, SparseProbs, Verdict
+from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
 from outrider.pace.cost_model import Step, StepSize
 from protos import generation_pb2, rounds_pb2
@@ -55,16 +55,6 @@ def draft_from_message(message: rounds_pb2.Draft) -> Draft:
             SparseProbs(tuple(probs.token_ids), tuple(probs.probs)) for probs in message.draft_probs
         ),
     )
-
-
-def chain_depth(draft: rounds_pb2.Draft) -> int:
-    """Tokens of the chain with which a Draft begins; what follows are its leaves."""
-    parents = draft.parents
-    return next((i for i, parent in enumerate(parents) if parent != i - 1), len(parents))
-
-
-def verdict_from_message(message: rounds_pb2.TargetReply) -> Verdict:
-    return Verdict(accepted=tuple(message.accepted), tokens=tuple(message.tokens))
 
 
 def _plain(value: Any) -> Any:

@@ -8,56 +8,64 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftRequest(_message.Message):
-    __slots__ = ("open", "propose", "close")
+    __slots__ = ("sequence", "epoch", "open", "propose", "close")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
     open: Open
     propose: Propose
     close: Close
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class TargetRequest(_message.Message):
-    __slots__ = ("open", "verify", "plain", "close")
+    __slots__ = ("sequence", "epoch", "open", "verify", "extend", "plain", "top_up", "close")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
+    EXTEND_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
+    TOP_UP_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
     open: Open
     verify: Verify
+    extend: Extend
     plain: Plain
+    top_up: TopUp
     close: Close
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., top_up: _Optional[_Union[TopUp, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("epoch", "prompt_length", "noise_key", "sampling")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("prompt_length", "noise_key", "sampling")
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NOISE_KEY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
     prompt_length: int
     noise_key: int
     sampling: _generation_pb2.Sampling
-    def __init__(self, epoch: _Optional[int] = ..., prompt_length: _Optional[int] = ..., noise_key: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ...) -> None: ...
+    def __init__(self, prompt_length: _Optional[int] = ..., noise_key: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("epoch", "round", "base", "tokens", "traceparent")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("round", "base", "tokens", "traceparent")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
     round: int
     base: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     traceparent: str
-    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("turn", "depth", "leaves")
@@ -70,6 +78,18 @@ class Propose(_message.Message):
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., depth: _Optional[int] = ..., leaves: _Optional[int] = ...) -> None: ...
 
 class Verify(_message.Message):
+    __slots__ = ("turn", "draft", "next_depth", "next_leaves")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_LEAVES_FIELD_NUMBER: _ClassVar[int]
+    turn: Turn
+    draft: Draft
+    next_depth: int
+    next_leaves: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., next_depth: _Optional[int] = ..., next_leaves: _Optional[int] = ...) -> None: ...
+
+class Extend(_message.Message):
     __slots__ = ("turn", "draft")
     TURN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +98,14 @@ class Verify(_message.Message):
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ...) -> None: ...
 
 class Plain(_message.Message):
+    __slots__ = ("turn", "until")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    turn: Turn
+    until: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ...) -> None: ...
+
+class TopUp(_message.Message):
     __slots__ = ("turn", "until")
     TURN_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
@@ -104,20 +132,36 @@ class SparseProbs(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftReply(_message.Message):
-    __slots__ = ("epoch", "round", "draft", "timings", "load", "ahead")
+    __slots__ = ("sequence", "epoch", "round", "proposed", "prepared", "timings", "load")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
     epoch: int
     round: int
-    draft: Draft
+    proposed: Proposed
+    prepared: Prepared
     timings: Timings
     load: Load
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Proposed(_message.Message):
+    __slots__ = ("draft", "ahead")
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    draft: Draft
     ahead: AheadOutcome
-    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ahead: _Optional[_Union[AheadOutcome, _Mapping]] = ...) -> None: ...
+    def __init__(self, draft: _Optional[_Union[Draft, _Mapping]] = ..., ahead: _Optional[_Union[AheadOutcome, _Mapping]] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("draft",)
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    draft: Draft
+    def __init__(self, draft: _Optional[_Union[Draft, _Mapping]] = ...) -> None: ...
 
 class AheadOutcome(_message.Message):
     __slots__ = ("tokens", "rank", "saved_ns", "wasted_tokens")
@@ -132,24 +176,28 @@ class AheadOutcome(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
-    __slots__ = ("epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "timings", "load")
+    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
     epoch: int
     round: int
     accepted: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]
     finish_reason: str
+    draft: Draft
     timings: Timings
     load: Load
-    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")

@@ -6,11 +6,11 @@ from google.protobuf.json_format import MessageToDict
 
 from gateway.generation.request import Chunk
 from gateway.generation.token_bytes import TokenBytes
-from gateway.rounds.rounds import Round
+from gateway.rounds.events import VerdictFell
 from protos import generation_pb2
 
 
-def round_message(round_: Round) -> generation_pb2.Round:
+def round_message(round_: VerdictFell) -> generation_pb2.Round:
     timings = round_.reply.timings
     return generation_pb2.Round(
         drafted=round_.proposal.draft.tokens,

@@ -30,7 +30,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.observe.loads import loads
 from gateway.observe.tracing import served, untraced
-from gateway.rounds.sequence import Origin, Token
+from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
 from protos import generation_pb2
 from protos.conversions import sampling_from_message, set_fields

@@ -20,8 +20,8 @@ from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.observe.tracing import GenerationTrace
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
@@ -40,6 +40,7 @@ class Generation:
         self.tokenization = Tokenization(tokenizer)
         self._vocabulary = Vocabulary(tokenizer)
         self.paces = Paces(PaceSettings())
+        self._rounds = RoundsFactory(fleet, self.paces, settings)
         self.totals = Totals()
         self.admission = Admission(settings.max_running, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -129,20 +130,15 @@ class Generation:
     ) -> AsyncGenerator[Chunk, None]:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
-        stats = Stats()
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         text = AnswerText(self._vocabulary, prepared.stop, before)
-        rounds = Rounds(
+        rounds = self._rounds.of(
             sequence,
-            self.fleet,
             prepared.speculation,
-            self.paces,
-            self.settings,
             prepared.deadline,
             prepared.task,
             prepared.priority,
-            stats,
-            trace.answer(choice, prepared.speculation, stats),
+            trace.answer(choice, prepared.speculation),
         )
         with self.totals.counting(rounds, prepared.task, prepared.speculation):
             async with aclosing(rounds.steps()) as steps:
@@ -152,7 +148,7 @@ class Generation:
                     if text.stopped:
                         sequence.finish_reason = "stop"
                     if sequence.finish_reason is not None:
-                        total.add(stats)
+                        total.add(rounds.stats)
                     tokens = step.tokens[: len(pieces)]
                     yield Chunk(choice, tokens, tuple(pieces), sequence.finish_reason, round=step.round)
                     if sequence.finish_reason is not None:

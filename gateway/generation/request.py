@@ -6,8 +6,8 @@ from opentelemetry.trace import Span
 
 from gateway.generation.text import Piece
 from gateway.observe.stats import Stats
-from gateway.rounds.rounds import Round
-from gateway.rounds.sequence import Sequence, Token
+from gateway.rounds.events import VerdictFell
+from gateway.sequence import Sequence, Token
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import Sampling
 
@@ -42,7 +42,7 @@ class Chunk:
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: Usage | None = None  # on the last chunk of all
-    round: Round | None = None  # that it comes from; None: plain decoding
+    round: VerdictFell | None = None  # that it comes from; None: plain decoding
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 A round's span begins when its Draft is asked for, or where the target has it before the Verdict falls that it
 follows, when it was sent there; it ends with its own Verdict. What its attributes count is what the answer's
-Record gained meanwhile, so that over an answer they sum up to the usage that the client is told.
+Stats gained meanwhile, so that over an answer they sum up to the usage that the client is told.
 """
 
 import time
@@ -13,10 +13,21 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
 from gateway.observe.stats import Stats
-from gateway.rounds.proposal import Proposal
+from gateway.rounds.events import (
+    Ended,
+    Event,
+    FellBack,
+    Forgone,
+    Resumed,
+    RoundBegan,
+    SendingAhead,
+    StretchBegan,
+    TargetLost,
+    TokenDecoded,
+    VerdictFell,
+)
 from gateway.settings import Speculation
 from protos import rounds_pb2
-from protos.conversions import chain_depth
 from protos.trace_context import traceparent_of
 
 TRACER = trace.get_tracer("outrider")
@@ -33,43 +44,9 @@ class NoTrace:
 
     request = ""  # traceparent for work that no round waits for
     current = ""  # traceparent of the round or stretch under way
+    ahead = ""  # traceparent of the round whose Draft is sent before it begins
 
-    def begin(self, reason: str, *, waits: bool = False, continued: bool = False) -> None:
-        """A round begins.
-
-        Args:
-            why: its Draft is as deep as it is.
-            waits: it begins with waiting for its Draft.
-            continued: the target has its Draft already.
-        """
-
-    def begin_stretch(self, reason: str) -> None:
-        """Plain decoding begins, for that reason."""
-
-    def ahead(self, prepared: Proposal) -> str:
-        """The target is about to be sent the next round's Draft; the traceparent of that round."""
-        return ""
-
-    def forgo(self, reason: str) -> None:
-        """The target has gone on, and for that reason nobody wants to know."""
-
-    def verdict(
-        self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float, emitted: int
-    ) -> None:
-        """The round is over.
-
-        Args:
-            overhead_s: from Verify to Verdict, outside of the target worker.
-            emitted: tokens.
-        """
-
-    def plain_token(self, reply: rounds_pb2.TargetReply) -> None:
-        """The stretch has one more."""
-
-    def end(self, reason: str) -> None:
-        """Ends a stretch, or a round that for that reason will have no Verdict."""
-
-    def event(self, name: str, reason: str) -> None:
+    def on(self, event: Event) -> None:
         """Something happened to the answer."""
 
 
@@ -79,7 +56,7 @@ NO_TRACE = NoTrace()
 class AnswerTrace(NoTrace):
     """Of an answer that is recorded. At most one round or stretch is under way."""
 
-    def __init__(self, generation: Span, choice: int, speculation: Speculation, stats: Stats) -> None:
+    def __init__(self, generation: Span, choice: int, speculation: Speculation) -> None:
         self.request = traceparent_of(generation)
         self._generation = generation
         self._context = trace.set_span_in_context(generation)
@@ -89,59 +66,66 @@ class AnswerTrace(NoTrace):
             "outrider.drafter": speculation.drafter or "",
             "outrider.verification": speculation.verification,
         }
-        self._stats = stats
-        self._before = _counts(stats)
+        self._counted = Stats()  # since the newest span ended
         self._span: Span = INVALID_SPAN
-        self._ahead: Span = INVALID_SPAN  # of the next round; dropped unless the target goes on with it
+        self._next: Span = INVALID_SPAN  # of the next round; dropped unless the target continues with it
         self._begun = 0.0
         self._waits = self._continued = False
         self._stretch: _Stretch | None = None  # None: a round is under way
 
-    def begin(self, reason: str, *, waits: bool = False, continued: bool = False) -> None:
-        self._enter(self._ahead if continued else self._started(ROUND), reason)
-        self._span.set_attribute("outrider.waited", waits)
-        self._waits, self._continued, self._stretch = waits, continued, None
-
-    def begin_stretch(self, reason: str) -> None:
-        self._enter(self._started(PLAIN), reason)
-        self._stretch = _Stretch()
+    def on(self, event: Event) -> None:
+        self._counted.on(event)
+        match event:
+            case RoundBegan():
+                self._enter(self._next if event.continued else self._started(ROUND), event.reason)
+                self._span.set_attribute("outrider.waited", event.waits)
+                self._waits, self._continued, self._stretch = event.waits, event.continued, None
+            case StretchBegan():
+                self._enter(self._started(PLAIN), event.reason)
+                self._stretch = _Stretch()
+            case SendingAhead():
+                self._next = self._started(ROUND)
+                self._next.set_attribute("outrider.tree_size", len(event.proposal.draft))
+                self.ahead = traceparent_of(self._next)
+            case Forgone():
+                _abandon(self._next, event.reason)
+                self._next.end()
+            case VerdictFell():
+                self._verdict(event)
+            case TokenDecoded():
+                assert self._stretch is not None
+                self._stretch.add(event.reply)
+            case Ended():
+                self._end(event.reason)
+            case FellBack():
+                self._tell("fallback", f"{event.reason}: {event.detail}")
+            case Resumed():
+                self._tell("rounds", event.reason)
+            case TargetLost():
+                self._tell("reopening", event.detail)
 
     def _enter(self, span: Span, reason: str) -> None:
-        self._span, self._ahead = span, INVALID_SPAN
+        self._span, self._next = span, INVALID_SPAN
         span.set_attribute("outrider.reason", reason)
         self._begun = time.perf_counter()
         self.current = traceparent_of(span)
 
-    def ahead(self, prepared: Proposal) -> str:
-        self._ahead = self._started(ROUND)
-        self._ahead.set_attribute("outrider.tree_size", len(prepared.draft.tokens))
-        return traceparent_of(self._ahead)
-
-    def forgo(self, reason: str) -> None:
-        _abandon(self._ahead, reason)
-        self._ahead.end()
-
-    def verdict(
-        self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float, emitted: int
-    ) -> None:
-        nodes = len(proposal.draft.tokens)
-        if nodes:
-            self._span.set_attribute("outrider.depth", chain_depth(proposal.draft))
+    def _verdict(self, fell: VerdictFell) -> None:
+        proposal = fell.proposal
+        if proposal.draft:
+            self._span.set_attribute("outrider.depth", proposal.draft.chain_length)
             if not self._continued:
-                self._span.set_attribute("outrider.tree_size", nodes)
+                self._span.set_attribute("outrider.tree_size", len(proposal.draft))
             if proposal.ahead_hit is not None:
                 self._span.set_attribute("outrider.ahead_hit", proposal.ahead_hit)
-            if proposal.rank is not None:
-                self._span.set_attribute("outrider.ahead_hit_rank", proposal.rank)
+            if proposal.ahead is not None and proposal.ahead.rank is not None:
+                self._span.set_attribute("outrider.ahead_hit_rank", proposal.ahead.rank)
         else:
             self._span.update_name(PLAIN)  # a stretch of one token
-        self._finish(emitted, self._round_times(proposal, reply, overhead_s), reply)
+        self._finish(len(fell.reply.tokens), self._round_times(fell), fell.reply)
 
-    def plain_token(self, reply: rounds_pb2.TargetReply) -> None:
-        assert self._stretch is not None
-        self._stretch.add(reply)
-
-    def end(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
+        """Of a stretch, or of a round that for this reason has no Verdict."""
         if not self._span.is_recording():
             return
         if self._stretch is None:
@@ -153,7 +137,7 @@ class AnswerTrace(NoTrace):
             times = Times(target=stretch.steps, wait=stretch.total - stretch.steps, wire=wire)
             self._finish(stretch.tokens, times, stretch.newest)
 
-    def event(self, name: str, reason: str) -> None:
+    def _tell(self, name: str, reason: str) -> None:
         self._generation.add_event(name, {"outrider.reason": reason})
 
     def _started(self, name: str) -> Span:
@@ -162,8 +146,9 @@ class AnswerTrace(NoTrace):
     def _lasted_ms(self) -> float:
         return 1e3 * (time.perf_counter() - self._begun)
 
-    def _round_times(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float) -> "Times":
+    def _round_times(self, fell: VerdictFell) -> "Times":
         """They sum up to the time since the round, or the Verdict before it, was begun with."""
+        proposal, reply = fell.proposal, fell.reply
         lasted = self._lasted_ms()
         step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
         if self._continued:
@@ -171,7 +156,7 @@ class AnswerTrace(NoTrace):
             return Times(
                 target=target, wait=max(min(total, lasted) - target, 0.0), wire=max(lasted - total, 0.0)
             )
-        times = Times(target=step, wait=total - step, wire=1e3 * overhead_s)
+        times = Times(target=step, wait=total - step, wire=1e3 * fell.overhead_s)
         if self._waits:
             waited, outside = 1e3 * proposal.seconds, 1e3 * proposal.overhead_s
             times.draft = proposal.step_s * 1e3
@@ -184,10 +169,9 @@ class AnswerTrace(NoTrace):
         attributes: dict[str, AttributeValue] = {"outrider.tokens": emitted}
         for part, milliseconds in vars(times).items():
             attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
-        counts = _counts(self._stats)
         for count in COUNTED:
-            attributes[f"outrider.{count}"] = counts[count] - self._before[count]
-        self._before = counts
+            attributes[f"outrider.{count}"] = getattr(self._counted, count)
+        self._counted = Stats()
         if reply is not None:
             attributes["outrider.batch_size"] = reply.timings.last_step.sequences
             attributes["outrider.batch_tokens"] = reply.timings.last_step.tokens
@@ -226,8 +210,3 @@ class _Stretch:
 def _abandon(span: Span, reason: str) -> None:
     span.update_name(ABANDONED)
     span.set_attribute("outrider.abandoned", reason)
-
-
-def _counts(stats: Stats) -> dict[str, float]:
-    counts = {name: getattr(stats, name) for name in COUNTED if name != "saved_ms"}
-    return counts | {"saved_ms": 1e3 * stats.saved_s}

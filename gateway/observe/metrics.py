@@ -7,13 +7,13 @@ from gateway.observe.stats import Stats
 from gateway.observe.timing import Timing
 from gateway.observe.totals import Kind
 from gateway.observe.tracing import PROVIDER
-from gateway.rounds.drafting import EMPTY, LATE, LOST
+from gateway.rounds.reasons import EMPTY, LATE, LOST
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import REASONS
 
 PERIOD_S = 1.0
 
-# Counters that are a field of the Record.
+# Counters that are a field of the Stats.
 FIELDS = {
     "vllm_spec_decode_num_drafts": "rounds",
     "vllm_spec_decode_num_draft_tokens": "drafted",

@@ -3,6 +3,20 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gateway.rounds.events import (
+    DraftAwaited,
+    Drafted,
+    Event,
+    Failed,
+    FellBack,
+    RoundBegan,
+    Switched,
+    TargetLost,
+    TokenDecoded,
+    VerdictFell,
+)
+from gateway.rounds.reasons import EMPTY, LATE, LOST
+
 
 @dataclass
 class Stats:
@@ -27,10 +41,50 @@ class Stats:
     lost_targets: int = 0  # times that the target worker was lost
     failures: Counter[str] = field(default_factory=Counter)  # of the sequence, by reason
 
+    def on(self, event: Event) -> None:
+        """Counts what happened."""
+        match event:
+            case VerdictFell():
+                self.target_passes += 1
+                self.target_s += event.target_s
+                if event.proposal.draft:
+                    self.rounds += 1
+                    self.drafted += len(event.proposal.draft)
+                    self.verified += event.verified
+                    self.accepted_lengths[len(event.reply.accepted)] += 1
+            case TokenDecoded():
+                self.target_passes += 1
+                self.target_s += event.target_s
+            case RoundBegan():
+                self.continued += event.continued
+            case DraftAwaited():
+                self.draft_s += event.seconds
+            case Drafted() if event.proposal.ahead is not None:
+                ahead = event.proposal.ahead
+                self.prepared_for += 1
+                if ahead.tokens:
+                    self.ahead_hits[ahead.rank or 0] += 1
+                self.saved_s += ahead.saved_s
+                self.wasted += ahead.wasted
+            case FellBack():
+                self.late_drafts += event.reason == LATE
+                self.lost_drafts += event.reason == LOST
+                self.empty_drafts += event.reason == EMPTY and event.is_fault
+            case Switched():
+                self.transitions[event.to, event.reason] += 1
+            case TargetLost():
+                self.lost_targets += event.is_first
+            case Failed():
+                self.failures[event.reason] += 1
+
     @property
     def accepted(self) -> int:
         """Drafted tokens that stand."""
         return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+
+    @property
+    def saved_ms(self) -> float:
+        return 1e3 * self.saved_s
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,6 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.generation.request import Chunk, Prepared, Usage
 from gateway.observe.answer_trace import NO_TRACE, AnswerTrace, NoTrace
-from gateway.observe.stats import Stats
 from gateway.settings import Speculation
 from protos.trace_context import context_of
 
@@ -80,9 +79,9 @@ class GenerationTrace:
     def is_recording(self) -> bool:
         return self._span.is_recording()
 
-    def answer(self, choice: int, speculation: Speculation, stats: Stats) -> NoTrace:
+    def answer(self, choice: int, speculation: Speculation) -> NoTrace:
         """For the spans of one answer's rounds."""
-        return AnswerTrace(self._span, choice, speculation, stats) if self.is_recording else NO_TRACE
+        return AnswerTrace(self._span, choice, speculation) if self.is_recording else NO_TRACE
 
     def admitted(self) -> None:
         """It has left the queue."""

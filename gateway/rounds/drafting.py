@@ -1,28 +1,32 @@
 """The Drafts of one sequence: how deep, how long to wait for one, when to begin again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
-from gateway.drafters.drafters import Drafter
-from gateway.errors import WorkerLostError
-from gateway.observe.answer_trace import NoTrace
-from gateway.observe.stats import Stats
-from gateway.rounds.proposal import Proposal, refused
-from gateway.rounds.sequence import Sequence
+from gateway.drafters.drafter import Drafter
+from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.errors import SequenceLostError, WorkerLostError
+from gateway.observe.waiting import waits_for_this_task
+from gateway.rounds.events import Compared, Drafted, Events, FellBack, Resumed
+from gateway.rounds.paces import PaceObserver
+from gateway.rounds.reasons import EMPTY, FIXED, LAST_TOKEN, LATE, LOST, OFF
+from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
+from outrider.drafters.registry import Place
 from outrider.pace.controller import PROBE_DEPTH, Pace, PacedSequence
-from protos import rounds_pb2
-from protos.conversions import chain_depth, step_from_message
 
-# Why a Draft is as deep as it is, or there is none, beside what the pace says.
-OFF, FIXED, LATE, LOST, LAST_TOKEN = "off", "fixed", "late Draft", "lost draft worker", "last token"
-EMPTY = "empty Drafts"
+logger = logging.getLogger("ray.serve")
 
 MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
 SHORTEST_PAUSE, DOUBLINGS = 16, 6  # tokens of plain decoding before another is asked for, doubled each time
+MOST_LOSSES = 3  # of draft workers with one sequence, without a Draft in between
+SMALL_LAG = 32  # tokens that a drafter may be behind when it is asked again
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, from a second failure in a row on, doubled
 
 
 class Drafting:
@@ -34,40 +38,39 @@ class Drafting:
         drafter: Drafter | None,
         speculation: Speculation,
         paced: PacedSequence,
-        stats: Stats,
+        events: Events,
         longest_wait_s: float,
-        forward: Callable[[Proposal], Awaitable[None]],
-        trace: NoTrace,
     ) -> None:
         """
         Args:
             speculation: resolved.
             paced: the sequence as the pace sees it.
             longest_wait_s: for any Draft, whatever the pace says.
-            forward: takes the Drafts that were prepared for the likely verdicts, in one tree.
         """
         self._sequence = sequence
         self._drafter = drafter
         self._speculation = speculation
         self._paced = paced
-        self._stats = stats
+        self._events = events
         self._longest_wait_s = longest_wait_s
+        self._observer = PaceObserver(paced, sequence)
+        events.add(self._observer)
         self._pace: Pace
         self._is_started = False  # the drafter was given the prompt
         self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
         self._empty = 0  # Drafts without a token, in a row
+        self._losses = 0  # of workers that had the sequence, without a Draft in between
+        self._pause_s = 0.0  # before the next attempt to recover
         self.reason = OFF  # the depth is what it was when last asked for
-        self._forward = forward
-        self._trace = trace
         self._grew = asyncio.Event()
-        self._stretch = 0  # round of the newest token of plain decoding
+        self._taking_in: asyncio.Task[None] | None = None  # of the prompt
         self._begun: asyncio.Task[Proposal | None] | None = None
-        self._listening: asyncio.Task[None] | None = None  # for what is prepared after the newest Draft
+        self._newest = NO_PROPOSAL
 
     @contextmanager
     def at(self, pace: Pace) -> Iterator[None]:
         """While the sequence is verified by the target with that pace."""
-        self._pace = pace
+        self._pace = self._observer.pace = pace
         is_paced = self._speculation.mode == "auto"
         if is_paced:
             pace.join(self._paced)
@@ -98,6 +101,16 @@ class Drafting:
             return 0
         return self._paced.max_depth if self._speculation.mode == "fixed" else self._paced.depth
 
+    @property
+    def leaves(self) -> int:
+        """Runners-up beside the chain of the next Draft, at most."""
+        return self._paced.leaves
+
+    @property
+    def is_beside_target(self) -> bool:
+        """Whether Drafts come with verdicts."""
+        return self._drafter is not None and self._drafter.place is Place.TARGET_WORKER
+
     def _pays(self) -> bool:
         self._pace.refresh()
         return self._speculation.mode == "fixed" or self._pace.may_pay(self._paced)
@@ -106,6 +119,10 @@ class Drafting:
     def _room(self) -> int:
         """Tokens that a Draft may have: the verdict adds one of the target's own."""
         return max(self._sequence.limit - len(self._sequence) - 1, 0)
+
+    def grew(self) -> None:
+        """The sequence has more tokens."""
+        self._grew.set()
 
     def begin(self, depth: int, traceparent: str) -> None:
         """Asks for a Draft that follows the committed tokens.
@@ -120,42 +137,91 @@ class Drafting:
         assert self._begun is not None
         return await self._begun
 
-    async def resume(self) -> Proposal:
+    async def prepared(self) -> Proposal | None:
+        """The newest Draft and what follows its likely verdicts, once that is prepared; None: never."""
+        if self._begun is not None:
+            await asyncio.wait({self._begun})
+        newest = self._newest
+        try:
+            draft = await newest.following()
+        except WorkerLostError as lost:
+            self._lost(lost)
+            return None
+        return None if draft is None else Proposal(draft, newest.base, ahead_hit=True)
+
+    async def resume(self, traceparent: str) -> Proposal:
         """Returns once rounds pay, with the Draft to begin them. Meanwhile the sequence is decoded freely.
 
         The drafter goes on guessing now and then, and the text itself tells how good the guesses are: it is
         what the target would have answered. That keeps its cache up to date too.
+
+        traceparent: of the request: no round waits for the Drafts.
         """
+        waits_for_this_task(traceparent)
         if self._drafter is None:
             await _never()
         if self._begun is not None:
             await self._begun
         while True:
             if self._empty:
-                await self._longer(len(self._sequence) + self._pause(self._drafter))
+                await self._longer(len(self._sequence) + self._pause())
             elif not self._may_draft:
-                await self._drafter.recover()
+                await self._recover(self._drafter)
             self._may_draft = True
             await self._grown(self._pace.probe_tokens(self._paced))
             if not self._is_started:  # what was plain from the beginning took none of the draft's time
-                await self._drafter.recover()
+                await self._recover(self._drafter)
                 self._is_started = True
             depth, room = self.depth(), self._room
             if room == 0:
                 await _never()
-            proposal = await self._propose(depth or min(PROBE_DEPTH, room), self._trace.request)
-            if proposal is None or not proposal.draft.tokens:
+            if self.is_beside_target:
+                # Its Draft comes with the verdict on an empty one; only a round can tell how good it is.
+                self._paced.trial_turns = max(self._paced.trial_turns, int(depth == 0))
+                return self._resumed(NO_PROPOSAL)
+            proposal = await self._propose(depth or min(PROBE_DEPTH, room))
+            if proposal is None or not proposal.draft:
                 continue
             if depth > 0:
-                self._trace.event("rounds", self.reason)
-                return proposal
+                return self._resumed(proposal)
             await self._compare(proposal)
 
-    def _pause(self, drafter: Drafter) -> int:
+    def _resumed(self, proposal: Proposal) -> Proposal:
+        self._events.emit(Resumed(self.reason))
+        return proposal
+
+    async def _recover(self, drafter: Drafter) -> None:
+        """Returns once the drafter has taken in what is committed, however long that takes.
+
+        At once after one failure; after more in a row with pauses that grow. Never where drafts were lost
+        with the sequence again and again: it may be what ends them.
+        """
+        await self._stop_taking_in()
+        while True:
+            if self._losses >= MOST_LOSSES:
+                logger.error("%d draft workers were lost with a sequence: it goes on without", self._losses)
+                await _never()
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+            try:
+                taken_in = -SMALL_LAG
+                while len(self._sequence) - taken_in > SMALL_LAG:
+                    taken_in = len(self._sequence)
+                    await drafter.propose(0)
+                return
+            except WorkerLostError as lost:
+                self._losses += isinstance(lost, SequenceLostError)
+
+    def _pause(self) -> int:
         """Tokens of plain decoding before a drafter that had nothing to say is asked again."""
-        if self._empty < MANY_EMPTY or not drafter.asks_a_worker:
+        if self._empty < MANY_EMPTY or not self._asks_a_worker:
             return 1
         return SHORTEST_PAUSE << min(self._empty - MANY_EMPTY, DOUBLINGS)
+
+    @property
+    def _asks_a_worker(self) -> bool:
+        """Whether a Draft costs more than a look at what is there."""
+        return self._drafter is not None and self._drafter.place is Place.DRAFT_WORKER
 
     async def _grown(self, count: int) -> None:
         """Until there are so many tokens more, or rounds pay."""
@@ -171,47 +237,17 @@ class Drafting:
             await self._grew.wait()
 
     async def _compare(self, proposal: Proposal) -> None:
-        """Has the pace learn from a guess that is never verified, once the text has gone on long enough."""
-        await self._longer(proposal.base + len(proposal.draft.tokens) + 1)
+        """A guess that is never verified, with the text once that has gone on long enough."""
+        await self._longer(proposal.base + len(proposal.draft) + 1)
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
             self._paced.trial_turns = 1
             return
         guessed = proposal.draft.tokens
-        right = agreed(guessed, self._sequence.since(proposal.base))
-        self._pace.observe_probe(self._paced, right, min(right + 1, len(guessed)))
-
-    def answered(self, proposal: Proposal, reply: rounds_pb2.TargetReply, overhead_s: float = 0.0) -> None:
-        """Has the pace learn from a Verdict, whose tokens are committed.
-
-        overhead_s: from Verify to Verdict, outside of the target worker; 0 where it went on by itself.
-        """
-        self._grew.set()
-        self._paced.length = len(self._sequence)
-        drafted = bool(proposal.draft.tokens)
-        if reply.timings.HasField("last_step"):
-            self._pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
-        if drafted:
-            depth = chain_depth(proposal.draft)
-            accepted = sum(node < depth for node in reply.accepted)
-            verified = accepted + (len(reply.accepted) > accepted or refused(proposal.draft, reply))
-            self._pace.observe_round(
-                self._paced,
-                accepted,
-                verified,
-                depth,
-                proposal.seconds + overhead_s,
-                proposal.overhead_s + overhead_s,
-                reply.timings.total_ns / 1e9,
-                proposal.ahead_hit,
-            )
-        elif reply.round == self._stretch:  # the first token of a stretch waited for more than a step
-            self._pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
-        else:
-            self._stretch = reply.round
+        self._events.emit(Compared(agreed(guessed, self._sequence.since(proposal.base)), len(guessed)))
 
     async def aclose(self) -> None:
-        tasks = [task for task in (self._begun, self._listening) if task is not None]
+        tasks = [task for task in (self._begun, self._taking_in) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -222,94 +258,67 @@ class Drafting:
         """Hands the prompt over, once; nobody waits for it."""
         if not self._is_started and self._drafter is not None:
             self._is_started = True
-            self._begun = asyncio.create_task(self._started(self._drafter))
+            self._taking_in = asyncio.create_task(self._take_in(self._drafter))
 
-    async def _started(self, drafter: Drafter) -> None:
+    async def _take_in(self, drafter: Drafter) -> None:
         try:
-            await drafter.start()
+            await drafter.propose(0)
         except WorkerLostError as lost:
             self._lost(lost)
+
+    async def _stop_taking_in(self) -> None:
+        """A Draft is wanted, which needs the prompt too: nobody asks any more when that was there."""
+        if self._taking_in is not None:
+            self._taking_in.cancel()
+            await asyncio.wait({self._taking_in})
+            self._taking_in = None
 
     async def _after(
         self, before: "asyncio.Task[Proposal | None] | None", depth: int, traceparent: str
     ) -> Proposal | None:
+        waits_for_this_task(traceparent)
         if before is not None:
             await before
-        if not self._may_draft:
-            return None
-        return await self._propose(depth, traceparent)
+        await self._stop_taking_in()
+        return await self._propose(depth) if self._may_draft else None
 
-    async def _propose(self, depth: int, traceparent: str) -> Proposal | None:
+    async def _propose(self, depth: int) -> Proposal | None:
         assert self._drafter is not None
-        if self._listening is not None:
-            self._listening.cancel()
         loop = asyncio.get_running_loop()
         patience_s = min(self._paced.patience_s, self._longest_wait_s)
-        begun, base = loop.time(), len(self._sequence)
+        self._newest, begun = NO_PROPOSAL, loop.time()
         loop.call_soon(self._pace.refresh)  # while the drafter works
         try:
-            reply = await self._drafter.propose(depth, patience_s, self._paced.leaves, traceparent)
+            async with asyncio.timeout(patience_s):
+                proposal = await self._drafter.propose(depth, self._paced.leaves)
+        except TimeoutError:
+            self._fall_back(FellBack(LATE, f"no Draft after {patience_s:.3f} s"))
+            return None
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        if reply is None:
-            self._stats.late_drafts += 1
-            self._fall_back(LATE, f"no Draft after {patience_s:.3f} s")
-            return None
-        if reply.timings.last_step.number:
-            self._pace.observe_drafting(self._paced.drafter, step_from_message(reply.timings.last_step))
-        if reply.HasField("ahead"):
-            self._count(reply.ahead)
-        self._empty = 0 if reply.draft.tokens else self._empty + 1
-        if self._empty >= MANY_EMPTY:
-            self._give_up()
-            return None
-        if reply.draft.tokens:
-            self._listening = asyncio.create_task(self._listen(base))
-        ahead_hit = reply.ahead.tokens > 0 if reply.HasField("ahead") else None
-        seconds = loop.time() - begun
-        overhead_s = seconds - reply.timings.total_ns / 1e9
-        step_s = reply.timings.step_ns / 1e9
-        rank = reply.ahead.rank if reply.ahead.HasField("rank") else None
-        return Proposal(reply.draft, base, seconds, overhead_s, ahead_hit, step_s, rank)
-
-    async def _listen(self, base: int) -> None:
-        assert self._drafter is not None
-        try:
-            draft = await self._drafter.ahead()
-        except WorkerLostError as lost:
-            self._lost(lost)
-            return
-        if draft is not None:
-            await self._forward(Proposal(draft, base, ahead_hit=True))
-
-    def _count(self, outcome: rounds_pb2.AheadOutcome) -> None:
-        self._stats.prepared_for += 1
-        if outcome.HasField("rank"):
-            self._pace.observe_rank(self._paced, outcome.rank)
-        if outcome.tokens:
-            self._stats.ahead_hits[outcome.rank] += 1
-        self._stats.saved_s += outcome.saved_ns / 1e9
-        self._stats.wasted += outcome.wasted_tokens
+        self._newest = proposal = replace(proposal, seconds=loop.time() - begun)
+        self._pause_s, self._losses = 0.0, 0
+        self._events.emit(Drafted(proposal))
+        self._empty = 0 if proposal.draft else self._empty + 1
+        if self._empty < MANY_EMPTY:
+            return proposal
+        # Most often the context or the cache of a draft is full; a text without repeats is no fault.
+        is_fault = self._empty == MANY_EMPTY and self._asks_a_worker
+        self._fall_back(FellBack(EMPTY, f"{self._empty} in a row", is_fault))
+        return None
 
     def _lost(self, lost: WorkerLostError) -> None:
         if self._may_draft:
-            self._stats.lost_drafts += 1
-            self._fall_back(LOST, str(lost))
+            self._losses += isinstance(lost, SequenceLostError)
+            self._fall_back(FellBack(LOST, str(lost)))
 
-    def _give_up(self) -> None:
-        """The drafter has nothing to say: most often the context or the cache of a draft is full."""
-        assert self._drafter is not None
-        if self._empty == MANY_EMPTY and self._drafter.asks_a_worker:  # a text without repeats is no fault
-            self._stats.empty_drafts += 1
-        self._fall_back(EMPTY, f"{self._empty} in a row")
-
-    def _fall_back(self, reason: str, detail: str) -> None:
+    def _fall_back(self, event: FellBack) -> None:
         """To plain decoding, until the drafter has recovered."""
-        self._may_draft, self.reason = False, reason
-        if reason != EMPTY:
+        self._may_draft, self.reason = False, event.reason
+        if event.reason != EMPTY:
             self._empty = 0
-        self._trace.event("fallback", f"{reason}: {detail}")
+        self._events.emit(event)
 
 
 async def _never() -> NoReturn:

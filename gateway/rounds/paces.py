@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
+from gateway.rounds.events import Compared, Drafted, Event, TokenDecoded, VerdictFell
+from gateway.sequence import Sequence
 from gateway.settings import Priority, Speculation
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace, PacedSequence
 from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+from protos.conversions import step_from_message
 
 MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
 
@@ -46,3 +50,62 @@ class Paces:
             speculation.depth or 0,
             is_batch=priority == "batch",
         )
+
+
+class PaceObserver:
+    """Has the pace learn from what happens to one sequence."""
+
+    def __init__(self, paced: PacedSequence, sequence: Sequence) -> None:
+        self._paced = paced
+        self._sequence = sequence
+        self._stretch = 0  # round of the newest token of plain decoding
+        self.pace: Pace | None = None  # of the target that verifies the sequence
+
+    def on(self, event: Event) -> None:
+        if self.pace is None:
+            return
+        match event:
+            case VerdictFell():
+                self._observe_target(self.pace, event.reply)
+                if event.proposal.draft:
+                    self._observe_round(self.pace, event)
+                else:
+                    self._observe_plain(self.pace, event.reply)
+            case TokenDecoded():
+                self._observe_target(self.pace, event.reply)
+                self._observe_plain(self.pace, event.reply)
+            case Drafted():
+                if event.proposal.step is not None:
+                    self.pace.observe_drafting(self._paced.drafter, event.proposal.step)
+                if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
+                    self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
+            case Compared():
+                self.pace.observe_probe(self._paced, event.right, min(event.right + 1, event.guessed))
+
+    def _observe_target(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
+        self._paced.length = len(self._sequence)
+        if reply.timings.HasField("last_step"):
+            pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
+
+    def _observe_round(self, pace: Pace, event: VerdictFell) -> None:
+        """Its leaves tell nothing of the chain."""
+        proposal, path = event.proposal, event.reply.accepted
+        depth = proposal.draft.chain_length
+        accepted = sum(node < depth for node in path)
+        was_reached = len(path) > accepted or event.verified > len(path)
+        pace.observe_round(
+            self._paced,
+            accepted,
+            accepted + was_reached,
+            depth,
+            proposal.seconds + event.overhead_s,
+            proposal.overhead_s + event.overhead_s,
+            event.reply.timings.total_ns / 1e9,
+            proposal.ahead_hit,
+        )
+
+    def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
+        """The first token of a stretch waited for more than a step."""
+        if reply.round == self._stretch:
+            pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
+        self._stretch = reply.round

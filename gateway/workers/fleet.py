@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 from gateway.errors import WorkerLostError
-from gateway.rounds.sequence import Sequence
+from gateway.sequence import Sequence
 from gateway.workers.prefixes import Prefixes
 from gateway.workers.streams import Link, Role, Worker, WorkerStream
 from outrider.decoding.settings import Sampling

@@ -14,7 +14,7 @@ from gateway.errors import (
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.rounds.sequence import Sequence
+from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
 from protos.conversions import sampling_to_message
@@ -107,7 +107,6 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         """
         base, self._known = self._known, len(self._sequence)
         return rounds_pb2.Turn(
-            epoch=self._epoch,
             round=round_number,
             base=base,
             tokens=self._sequence.since(base),
@@ -144,12 +143,15 @@ class WorkerStream(Generic[RequestT, ReplyT]):
                 return  # it had to wait for another until nobody wanted it any more
             if not self._opened:
                 self._opened = True
-                await self._call.write(self._request(open=self._opening()))
-            await self._call.write(request)
+                await self._call.write(self._named(self._request(open=self._opening())))
+            await self._call.write(self._named(request))
+
+    def _named(self, request: RequestT) -> RequestT:
+        request.sequence, request.epoch = self._sequence.number, self._epoch
+        return request
 
     def _opening(self) -> rounds_pb2.Open:
         return rounds_pb2.Open(
-            epoch=self._epoch,
             prompt_length=len(self._sequence.prompt),
             noise_key=self._sequence.noise_key,
             sampling=sampling_to_message(self._sampling),
@@ -224,7 +226,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
 
     async def _say_goodbye(self) -> None:
         async with self._writing:
-            await self._call.write(self._request(close=rounds_pb2.Close()))
+            await self._call.write(self._named(self._request(close=rounds_pb2.Close())))
             await self._call.done_writing()
         await self._call.code()
 

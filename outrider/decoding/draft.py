@@ -101,6 +101,15 @@ class Draft:
     def _children(self) -> dict[tuple[int, int], int]:
         return {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
 
+    @cached_property
+    def chain_length(self) -> int:
+        """Nodes of the chain with which it begins; what follows are its leaves."""
+        return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self))
+
+    def up_to(self, depth: int) -> "Draft":
+        """Its nodes at the first ``depth`` positions."""
+        return self.part(ROOT, [node for node, before in enumerate(self.depths) if before < depth])
+
     def leading(self, count: int) -> "Draft":
         """Its first nodes."""
         if count >= len(self):

@@ -2,15 +2,18 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from outrider.decoding.draft import Draft, agreed
 from outrider.decoding.settings import Sampling
-from outrider.engine.blame import BlamedError, blaming, reason_of
+from outrider.drafters.registry import Place, drafter
+from outrider.engine.blame import BlamedError, blaming, reason_of, says_broken
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
+from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
@@ -28,7 +31,19 @@ from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
 from outrider.engine.validation import check_sampling, check_work
-from outrider.engine.work import AheadOutcome, Failed, Generate, Load, Propose, Result, Verified, Verify, Work
+from outrider.engine.work import (
+    AheadOutcome,
+    Extend,
+    Failed,
+    Generate,
+    Load,
+    Propose,
+    Result,
+    TopUp,
+    Verified,
+    Verify,
+    Work,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +64,12 @@ class Engine:
             CacheTooSmallError: the memory budget buys no block.
         """
         self._group = group
-        self._forward = ForwardPass(settings, group)
+        beside = None if settings.drafter is None else drafter(settings.drafter)
+        if beside is not None and beside.place is not Place.TARGET_WORKER:
+            raise ValueError(
+                f"drafter={settings.drafter!r} runs in the {beside.place.value}, not beside a target"
+            )
+        self._forward = ForwardPass(settings, group, beside.hidden_layers if beside else ())
         self.settings = self._forward.settings
         self.load_timings = self._forward.load_timings
         self._model = self._forward.model
@@ -64,6 +84,7 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
         self._draft_ahead = DraftAhead(settings.branches)
+        self._beside: Drafter | None = beside.load()(self._model) if beside else None
         self._ready: list[Result] = []  # known without a step
         self._opened = 0
 
@@ -89,6 +110,8 @@ class Engine:
             self._batch_delay.left(sequence)
             self._void(sequence)
             self._cache.release(sequence)
+            if self._beside is not None:
+                self._beside.forget(sequence)
 
     def fail(self, sequence: Sequence, error: BaseException) -> Failed:
         """Closes a sequence that cannot go on, and says so."""
@@ -156,27 +179,24 @@ class Engine:
                 f"{self._cache.capacity}"
             )
         arrived = time.perf_counter() if arrived is None else arrived
-        if isinstance(work, Generate) and sequence.is_free and _holds(work):
+        if isinstance(work, TopUp):
             self._top_up(work)
-        elif isinstance(work, Verify) and sequence.verified_round == work.round and _holds(work):
-            sequence.ahead = work.base + len(work.tokens), work.draft
-            self._go_on(sequence)
-            if sequence.number in self._tasks:
-                self._batch_delay.left(sequence)  # it was not away for a Draft
+        elif isinstance(work, Extend):
+            self._extend(work)
         else:
             self._batch_delay.returned(sequence, arrived)
             ahead = self._draft_ahead.observe(work) if isinstance(work, Propose) else None
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
             self._start(work, arrived, ahead)
-        sequence.is_free = isinstance(work, Generate)
-        sequence.verified_round = work.round if isinstance(work, Verify) else None
+            sequence.is_free = isinstance(work, Generate)
+            sequence.verified_round = work.round if isinstance(work, Verify) else None
 
-    def _start(self, work: Work, arrived: float, ahead: AheadOutcome | None) -> None:
+    def _start(self, work: Verify | Generate | Propose, arrived: float, ahead: AheadOutcome | None) -> None:
         sequence = work.sequence
         length = len(sequence.tokens)
         if isinstance(work, Verify):
-            self._verify(sequence, work.draft, work.round, arrived)
+            self._verify(sequence, work.draft, work.round, arrived, (work.next_depth, work.next_leaves))
         elif isinstance(work, Generate):
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
@@ -188,12 +208,28 @@ class Engine:
                 self._ready.append(task.result())
                 self._draft_ahead.prepare(task)
 
-    def _verify(self, sequence: Sequence, draft: Draft, round: int, arrived: float) -> None:
+    def _verify(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        round: int,
+        arrived: float,
+        following: tuple[int, int] = (0, 0),
+    ) -> None:
+        """following: depth and leaves of the Draft that is to come with the Verdict."""
         length = len(sequence.tokens)
         if not self._fits(length + len(draft)):
             draft = NO_DRAFT
         room = sequence.limit - length
-        self._tasks[sequence.number] = VerifyTask(sequence, draft, round, room, self.vocab_size, arrived)
+        task = VerifyTask(sequence, draft, round, room, self.vocab_size, arrived, following)
+        self._tasks[sequence.number] = task
+
+    def _extend(self, work: Extend) -> None:
+        sequence = work.sequence
+        sequence.ahead = work.base + len(work.tokens), work.draft
+        self._go_on(sequence)
+        if sequence.number in self._tasks:
+            self._batch_delay.left(sequence)  # it was not away for a Draft
 
     def _go_on(self, sequence: Sequence) -> None:
         """Verifies the Draft that follows the newest Verdict, if that was foreseen."""
@@ -205,7 +241,7 @@ class Engine:
             assert sequence.verified_round is not None
             self._verify(sequence, following, sequence.verified_round, time.perf_counter())
 
-    def _top_up(self, work: Generate) -> None:
+    def _top_up(self, work: TopUp) -> None:
         sequence = work.sequence
         length = work.base + len(work.tokens) + work.count
         task = self._tasks.get(sequence.number)
@@ -256,7 +292,7 @@ class Engine:
         if not selected:
             return []
         outcome = self._runner.run(selected)
-        results = self._take(outcome.chosen)
+        results = self._draft_beside(self._take(outcome.chosen))
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _select(self) -> Selected:
@@ -286,6 +322,28 @@ class Engine:
         )
         return results
 
+    def _draft_beside(self, results: list[Result]) -> list[Result]:
+        """With the Drafts that were asked for, from the drafter beside this target."""
+        wanted = [
+            (index, result.asked)
+            for index, result in enumerate(results)
+            if isinstance(result, Verified) and result.asked is not None and result.finish is None
+        ]
+        if self._beside is None or not wanted:
+            return results
+        try:
+            drafts = self._beside.propose([asked for _, asked in wanted])
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.exception("the drafter beside the target failed: its Drafts are missing")
+            return results
+        for (index, _), draft in zip(wanted, drafts, strict=True):
+            result = results[index]
+            assert isinstance(result, Verified)
+            results[index] = replace(result, draft=draft)
+        return results
+
     def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:
         sequence = item.sequence
         results: list[Result] = []
@@ -309,9 +367,3 @@ class Engine:
             self._draft_ahead.prepare(task)
         elif isinstance(task, VerifyTask):
             self._go_on(task.sequence)
-
-
-def _holds(work: Generate | Verify) -> bool:
-    """Whether the sequence goes on from what the sender holds, or has done so."""
-    end = work.base + len(work.tokens)
-    return tuple(work.sequence.tokens[work.base : end]) == work.tokens

@@ -112,12 +112,14 @@ class Runner:
             self._group.send(fed)
         batch = self._forward.prepare(fed)
         built = time.perf_counter()
-        logits, are_finite = self._forward.run(batch)
+        output = self._forward.run(batch)
+        logits = output.logits
         passed = time.perf_counter()
         choices = choose_tokens(
             logits,
             [task.rows() if item.num_logits else [] for task, item in selected],
             min(max(task.ranks for task, _ in selected), logits.shape[1]),
+            output.hidden,
         )
         shortest = self._forward.settings.shortest_step_s
         if shortest:
@@ -132,7 +134,7 @@ class Runner:
         self.last_step = StepTimings(
             built - begun, passed - built, sampled - passed, sampled - begun, len(selected), batch.num_tokens
         )
-        return choices, are_finite.tolist()
+        return choices, output.are_finite.tolist()
 
     def _committed_part(self, task: Task, item: Item) -> Item:
         sequence, count = item.sequence, item.num_committed

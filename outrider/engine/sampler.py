@@ -21,6 +21,7 @@ class Choices:
     processed: torch.Tensor  # float32 [num_rows, vocab_size], after every sampling setting
     ranked: list[tuple[int, ...]]  # [num_rows] the best tokens under the keyed noise, best first
     are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
+    hidden: torch.Tensor | None = None  # [num_rows, num_layers, hidden_size] of layers asked for
 
     @property
     def chosen(self) -> list[int]:
@@ -56,10 +57,14 @@ class Choices:
         return tuple(one for one in found if one is not None)
 
 
-def choose_tokens(logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) -> list[Choices]:
+def choose_tokens(
+    logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1, hidden: torch.Tensor | None = None
+) -> list[Choices]:
     """One Choices per piece of work, whose rows follow one another in ``logits`` [num_rows, vocab_size].
 
-    ranks: tokens to be found for each row.
+    Args:
+        ranks: tokens to be found for each row.
+        hidden: [num_rows, num_layers, hidden_size] of the same rows.
     """
     every = [row for part in rows for row in part]
     if not every:
@@ -71,7 +76,8 @@ def choose_tokens(logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) 
     choices, start = [], 0
     for part in rows:
         own = slice(start, start + len(part))
-        choices.append(Choices(part, logits[own], processed[own], ranked[own], are_sound[own]))
+        states = None if hidden is None else hidden[own]
+        choices.append(Choices(part, logits[own], processed[own], ranked[own], are_sound[own], states))
         start += len(part)
     return choices
 

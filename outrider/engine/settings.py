@@ -73,6 +73,9 @@ class EngineSettings(BaseModel):
     shortest_step_s: float = Field(
         default=0.0, ge=0.0, description="seconds that a step is held to take at least; for benchmarks"
     )
+    drafter: str | None = Field(
+        default=None, description="name of a drafter that stands beside the target; None: none does"
+    )
     threads: int | None = Field(
         default=None,
         ge=1,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import outrider.engine.sequence
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.drafters.drafter import Drafter, Generation
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.work import Generate, Generated, Verified, Verify
 
@@ -39,12 +40,25 @@ def generate(
         return _plain(target, requests)
     runs = [_open(target, request) for request in requests]
     while active := [run for run in runs if run.finish is None]:
-        drafts = drafter.propose([run.generation for run in active], depth, leaves)
+        drafts = drafter.propose(
+            [Asked(run.generation, depth, leaves, run.generation.round) for run in active]
+        )
         _verify(target, active, drafts)
     for run in runs:
         drafter.forget(run.generation)
         target.close(run.sequence)
     return [run.output() for run in runs]
+
+
+@dataclass(eq=False)
+class Generation:
+    """The text of a request under way; ``tokens`` are the committed ones, prompt included."""
+
+    prompt_length: int
+    noise_key: int
+    sampling: Sampling
+    tokens: list[int]
+    round: int = 0
 
 
 @dataclass

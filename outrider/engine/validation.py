@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling
-from outrider.engine.work import Generate, Propose, Verify, Work
+from outrider.engine.work import Extend, Generate, Propose, TopUp, Verify, Work
 from outrider.pace.settings import MAX_DEPTH
 
 MAX_LEAVES = 256
@@ -40,20 +40,40 @@ def check_work(work: Work, vocab_size: int) -> None:
     if length < max(1, sequence.prompt_length):
         raise ValueError(f"base + tokens={length} must cover the prompt of {sequence.prompt_length} tokens")
     _check_ids("tokens", work.tokens, vocab_size)
-    if isinstance(work, Generate) and work.count < 1:
+    if isinstance(work, Generate | TopUp) and work.count < 1:
         raise ValueError(f"count={work.count} must be at least 1")
     if isinstance(work, Propose):
-        if not 0 <= work.depth <= MAX_DEPTH:
-            raise ValueError(f"depth={work.depth} must be 0 to {MAX_DEPTH}")
-        if not 0 <= work.leaves <= MAX_LEAVES:
-            raise ValueError(f"leaves={work.leaves} must be 0 to {MAX_LEAVES}")
+        _check_asked(work.depth, work.leaves)
     if isinstance(work, Verify):
+        _check_asked(work.next_depth, work.next_leaves)
+    if isinstance(work, Verify | Extend):
         _check_draft(work, vocab_size)
-    if not isinstance(work, Propose) and length >= sequence.limit:
+    if isinstance(work, Extend | TopUp):
+        _check_continues(work)
+    elif not isinstance(work, Propose) and length >= sequence.limit:
         raise ValueError(f"base + tokens={length} must be below {sequence.limit}, where the generation ends")
 
 
-def _check_draft(work: Verify, vocab_size: int) -> None:
+def _check_asked(depth: int, leaves: int) -> None:
+    """Of a Draft."""
+    if not 0 <= depth <= MAX_DEPTH:
+        raise ValueError(f"depth={depth} must be 0 to {MAX_DEPTH}")
+    if not 0 <= leaves <= MAX_LEAVES:
+        raise ValueError(f"leaves={leaves} must be 0 to {MAX_LEAVES}")
+
+
+def _check_continues(work: Extend | TopUp) -> None:
+    """The sequence goes on from what the sender holds, or has done so."""
+    sequence, end = work.sequence, work.base + len(work.tokens)
+    if isinstance(work, TopUp) and not sequence.is_free:
+        raise ValueError("a TopUp must follow a Generate")
+    if isinstance(work, Extend) and sequence.verified_round != work.round:
+        raise ValueError(f"round={work.round} of an Extend must be that of the Verify before")
+    if tuple(sequence.tokens[work.base : end]) != work.tokens:
+        raise ValueError(f"tokens from base={work.base} on must be those that the sequence has here")
+
+
+def _check_draft(work: Verify | Extend, vocab_size: int) -> None:
     draft, rule = work.draft, work.sequence.sampling.verification
     if len(draft) > MAX_NODES:
         raise ValueError(f"draft: {len(draft)} nodes, at most {MAX_NODES} are verified")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.sampling import TokenLogprobs
+from outrider.engine.asked import Asked
 from outrider.engine.sequence import Sequence
 from outrider.pace.cost_model import Step
 
@@ -20,15 +21,27 @@ class Verify:
     tokens: tuple[int, ...]
     draft: Draft
     round: int
+    next_depth: int = 0  # of the Draft that is to come with the Verdict, from a drafter beside the target
+    next_leaves: int = 0
+
+
+@dataclass(frozen=True)
+class Extend:
+    """To the Verify of the same round: its Draft once more, and after it what follows its likely verdicts.
+
+    Where the Verdict leaves something of that tree, it is verified at once, as the same round.
+    """
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    draft: Draft
+    round: int
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Decode freely, up to ``count`` tokens beyond the committed ones.
-
-    While an earlier Generate of the sequence still runs, or was its last work, and the tokens agree, this one
-    tops it up: tokens decoded meanwhile count, and none is sent twice.
-    """
+    """Decode freely, up to ``count`` tokens beyond the committed ones."""
 
     sequence: Sequence
     base: int
@@ -51,7 +64,17 @@ class Propose:
     leaves: int = 0
 
 
-Work = Verify | Generate | Propose
+@dataclass(frozen=True)
+class TopUp:
+    """To the Generate before: go on up to ``count`` tokens beyond the committed ones. None is sent twice."""
+
+    sequence: Sequence
+    base: int
+    tokens: tuple[int, ...]
+    count: int
+
+
+Work = Verify | Extend | Generate | TopUp | Propose
 
 
 @dataclass(frozen=True)
@@ -76,6 +99,8 @@ class Verified:
     logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
     finish: str | None  # "stop" or "length" when the generation ends here
     timings: Timings
+    asked: Asked | None = None  # the Draft that is wanted with it
+    draft: Draft | None = None  # that follows these tokens, as next_depth asked
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from outrider.drafters import registry
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.calibration import Calibration, Kind
 from outrider.pace.cost_model import DrafterCost, Step, StepCost
@@ -196,7 +197,9 @@ class Pace:
         return self._settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
 
     def _cost_of(self, drafter: str) -> DrafterCost:
-        return self._drafters.setdefault(drafter, DrafterCost())
+        if drafter not in self._drafters:
+            self._drafters[drafter] = DrafterCost(registry.drafter(drafter))
+        return self._drafters[drafter]
 
     def _cap(self, sequence: PacedSequence) -> int:
         return min(sequence.max_depth, self._settings.max_depth)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from outrider.drafters.registry import DrafterInfo
+
 Vector = NDArray[np.float64]
 
-KNEES = (8, 16, 32, 64, 128, 256, 512)  # tokens from which on one may cost more
-SHOULDERS = (16, 64, 192)  # and less: few rows make slow products on some processors
+HINGES_UP = (8, 16, 32, 64, 128, 256, 512)  # hinge points: tokens from which on one may cost more
+HINGES_DOWN = (16, 64, 192)  # and less: few rows make slow products on some processors
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
 CHANGED, OFTEN = 1.5, 4  # factor by which, and times in a row that, a changed machine is off
@@ -132,7 +134,7 @@ class StepCost:
 
     def __init__(self) -> None:
         # Reading the weights comes first, then a cost per token; bends need evidence.
-        self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(KNEES + SHOULDERS)])
+        self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(HINGES_UP + HINGES_DOWN)])
         self._newest = 0
 
     @property
@@ -175,7 +177,8 @@ class DrafterCost:
     Draft-ahead hides a share of the time, but never more than the target's own step lasts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drafter: DrafterInfo) -> None:
+        self._drafter = drafter
         self.step = StepCost()
         self.round = RoundCost()
         self._hidden = 0.0  # of the time that could be hidden, the share that was
@@ -201,8 +204,9 @@ class DrafterCost:
         return self.round.seconds(sequences) + self._steps(sequences, depth)
 
     def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
-        """A sequence waits half a step for the draft's own batch."""
-        return np.asarray((np.asarray(depth) + 0.5) * self.step.seconds(sequences, sequences))
+        drafter = self._drafter
+        steps = drafter.steps_per_draft + drafter.steps_per_token * np.asarray(depth)
+        return np.asarray(steps * self.step.seconds(sequences, sequences))
 
 
 def _features(size: StepSize) -> Vector:
@@ -212,7 +216,7 @@ def _features(size: StepSize) -> Vector:
 
 def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:
     """[..., num_features]"""
-    bends = [np.maximum(tokens - knee, 0.0) for knee in KNEES]
-    bends += [np.minimum(tokens, shoulder) for shoulder in SHOULDERS]
+    bends = [np.maximum(tokens - knee, 0.0) for knee in HINGES_UP]
+    bends += [np.minimum(tokens, shoulder) for shoulder in HINGES_DOWN]
     constant = np.ones_like(tokens)
     return np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, *bends], axis=-1)

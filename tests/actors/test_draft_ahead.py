@@ -17,8 +17,8 @@ from bench.relay import relay
 from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
@@ -94,22 +94,18 @@ async def answer(
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
-    stats = Stats()
-    trace = AnswerTrace(generation, 0, FIXED, stats) if generation.is_recording() else NO_TRACE
-    rounds = Rounds(
+    trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
+    gateway = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e3 * LIMIT_S)
+    rounds = RoundsFactory(fleet, paces, gateway).of(
         sequence,
-        fleet,
         speculation.resolved("model", PaceSettings()),
-        paces,
-        GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e3 * LIMIT_S),
         asyncio.get_running_loop().time() + LIMIT_S,
-        stats=stats,
         trace=trace,
     )
     rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
     async for _ in rounds.steps():
         pass
-    return sequence.generated, stats
+    return sequence.generated, rounds.stats
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

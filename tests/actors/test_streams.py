@@ -12,22 +12,33 @@ PROMPT = [5, 9, 17, 33, 65, 129]
 KEY = 99
 
 
-def opening(max_tokens: int = 24, epoch: int = 1, **sampling) -> rounds_pb2.Open:
+def opening(max_tokens: int = 24, **sampling) -> rounds_pb2.Open:
     settings = generation_pb2.Sampling(max_tokens=max_tokens, **sampling)
-    return rounds_pb2.Open(epoch=epoch, prompt_length=len(PROMPT), noise_key=KEY, sampling=settings)
+    return rounds_pb2.Open(prompt_length=len(PROMPT), noise_key=KEY, sampling=settings)
 
 
-def turn(round: int, base: int, tokens: list[int], epoch: int = 1) -> rounds_pb2.Turn:
-    return rounds_pb2.Turn(epoch=epoch, round=round, base=base, tokens=tokens)
+def turn(round: int, base: int, tokens: list[int]) -> rounds_pb2.Turn:
+    return rounds_pb2.Turn(round=round, base=base, tokens=tokens)
 
 
-def verify(turn: rounds_pb2.Turn, *draft: int) -> rounds_pb2.TargetRequest:
-    chain = rounds_pb2.Draft(tokens=draft, parents=range(-1, len(draft) - 1))
-    return rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=chain))
+def chain(*tokens: int) -> rounds_pb2.Draft:
+    return rounds_pb2.Draft(tokens=tokens, parents=range(-1, len(tokens) - 1))
+
+
+def verify(turn: rounds_pb2.Turn, *draft: int, **named: int) -> rounds_pb2.TargetRequest:
+    return rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=chain(*draft)), **named)
+
+
+def extend(turn: rounds_pb2.Turn, *draft: int) -> rounds_pb2.TargetRequest:
+    return rounds_pb2.TargetRequest(extend=rounds_pb2.Extend(turn=turn, draft=chain(*draft)))
 
 
 def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
     return rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=turn, until=until))
+
+
+def top_up(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
+    return rounds_pb2.TargetRequest(top_up=rounds_pb2.TopUp(turn=turn, until=until))
 
 
 async def target_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open):
@@ -88,10 +99,38 @@ async def test_rounds_and_plain_stretches_interleave(channel) -> None:
     await end(call)
 
 
+async def test_an_extension_is_verified_where_its_verdict_was_foreseen_and_void_where_not(channel) -> None:
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening())
+    await call.write(verify(turn(1, 0, PROMPT), text[0], text[1]))
+    await call.write(extend(turn(1, len(PROMPT), []), *text[:5]))
+    assert list((await call.read()).tokens) == text[:3]
+    continued = await call.read()
+    assert (continued.round, list(continued.tokens)) == (1, text[3:6])
+    wrong = (text[6] + 1) % 256
+    await call.write(verify(turn(2, len(PROMPT), text[:6]), wrong))
+    await call.write(extend(turn(2, len(PROMPT) + 6, []), wrong, text[7], text[8]))
+    assert list((await call.read()).tokens) == text[6:7]
+    await call.write(verify(turn(3, len(PROMPT) + 6, text[6:7])))
+    assert (await call.read()).round == 3
+    await end(call)
+
+
+async def test_a_stretch_goes_on_where_it_is_topped_up(channel) -> None:
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening())
+    await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 2))
+    said = [(await call.read()).tokens[0] for _ in range(2)]
+    await call.write(top_up(turn(1, len(PROMPT), said), len(PROMPT) + 4))
+    said += [(await call.read()).tokens[0] for _ in range(2)]
+    assert said == text[:4]
+    await end(call)
+
+
 async def test_a_sequence_reopened_from_its_tokens_goes_on_with_the_same_text(channel) -> None:
     text = await plain_text(channel)
-    call = await target_stream(channel, opening(epoch=2))
-    await call.write(plain(turn(9, 0, [*PROMPT, *text[:10]], epoch=2), len(PROMPT) + 24))
+    call = await target_stream(channel, opening())
+    await call.write(plain(turn(9, 0, [*PROMPT, *text[:10]]), len(PROMPT) + 24))
     rest = [token for _ in range(14) for token in (await call.read()).tokens]
     assert rest == text[10:]
     await end(call)
@@ -108,7 +147,7 @@ async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(cha
         await call.write(rounds_pb2.DraftRequest(propose=propose))
         reply = await call.read()
         assert reply.round == round_number
-        assert list(reply.draft.tokens) == text[start : start + 4]
+        assert list(reply.proposed.draft.tokens) == text[start : start + 4]
     await call.write(rounds_pb2.DraftRequest(close=rounds_pb2.Close()))
     assert await call.code() == grpc.StatusCode.OK
 
@@ -127,7 +166,10 @@ async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: En
 @pytest.mark.parametrize(
     ("opened", "request_", "named"),
     [
-        (opening(), verify(turn(1, 0, PROMPT, epoch=7)), "epoch=7"),
+        (opening(), verify(turn(1, 0, PROMPT), epoch=7), "epoch=7"),
+        (opening(), verify(turn(1, 0, PROMPT), sequence=8), "sequence=8"),
+        (opening(), extend(turn(1, 0, PROMPT), 1, 2), "Verify before"),
+        (opening(), top_up(turn(1, 0, PROMPT), 20), "must follow a Generate"),
         (opening(), verify(turn(1, 3, PROMPT)), "base=3"),
         (opening(), verify(turn(1, 0, PROMPT[:2])), "must cover the prompt"),
         (opening(logit_bias={9999: 1.0}), verify(turn(1, 0, PROMPT)), "logit_bias"),

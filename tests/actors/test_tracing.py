@@ -10,14 +10,14 @@ from outrider.engine.work import Generated, Load, Timings, Verified
 from outrider.pace.cost_model import Step, StepSize
 from protos import rounds_pb2, rounds_pb2_grpc
 from tests.actors.conftest import TRUST
-from tests.actors.test_streams import PROMPT, end, opening, plain, target_stream, verify
+from tests.actors.test_streams import PROMPT, end, opening, plain, target_stream, top_up, verify
 from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
 
 PARTS = ["queue", "forward", "sample"]
 
 
 def turn(round: int, base: int, tokens: list[int], traceparent: str = TRACEPARENT) -> rounds_pb2.Turn:
-    return rounds_pb2.Turn(epoch=1, round=round, base=base, tokens=tokens, traceparent=traceparent)
+    return rounds_pb2.Turn(round=round, base=base, tokens=tokens, traceparent=traceparent)
 
 
 async def made(spans, name: str):
@@ -56,13 +56,13 @@ async def test_a_draft_of_several_steps_has_one_span(channel, spans):
     call.cancel()
     span = await made(spans, "draft")
     assert nest(spans, span)
-    assert span.attributes["outrider.steps"] == len(reply.draft.tokens) == 3
+    assert span.attributes["outrider.steps"] == len(reply.proposed.draft.tokens) == 3
 
 
 async def test_a_plain_stretch_has_one_span_however_often_it_is_topped_up(channel, spans):
     call = await target_stream(channel, opening())
-    for until in (4, 12):
-        await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + until))
+    await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 4))
+    await call.write(top_up(turn(1, len(PROMPT), []), len(PROMPT) + 12))
     for _ in range(12):
         await call.read()
     await end(call)

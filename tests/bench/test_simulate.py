@@ -27,8 +27,8 @@ from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
 from bench.simulated_engine import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
 from outrider.pace.cost_model import StepSize
 from outrider.pace.settings import PaceSettings
@@ -54,7 +54,7 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
 
             async def answer(number: int, length: int) -> None:
                 sequence = Sequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
-                rounds = Rounds(sequence, fleet, speculation, paces, SETTINGS, FAR_AHEAD_S)
+                rounds = RoundsFactory(fleet, paces, SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
                 async for _ in rounds.steps():
                     pass
                 assert sequence.generated == [RIGHT] * length

@@ -14,9 +14,10 @@ from outrider.decoding.sampling import margins, process
 from outrider.decoding.settings import Sampling
 from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.drafters.ngram import NgramIndex
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
@@ -69,16 +70,16 @@ def together(drafter: Drafter | None, asked: list[Request], depth: int, leaves: 
 Company = Callable[[Drafter | None, list[Request], int, int], list[Output]]
 MODES: dict[str, tuple[Company, Callable[[], Drafter | None], int, int]] = {
     "plain in a batch": (together, lambda: None, 0, 0),
-    "n-gram alone": (alone, LookupDrafter, 4, 0),
-    "n-gram in a batch": (together, LookupDrafter, 3, 0),
-    "tree in a batch": (together, lambda: SmallModelDrafter(engine("draft")), 3, 3),
-    "tree alone": (alone, lambda: SmallModelDrafter(engine("draft")), 4, 8),
-    "draft-ahead alone": (alone, lambda: SmallModelDrafter(engine("draft", 12)), 4, 0),
-    "draft-ahead in a batch": (together, lambda: SmallModelDrafter(engine("draft", 64)), 3, 2),
+    "n-gram alone": (alone, lambda: IndexDrafter(NgramIndex), 4, 0),
+    "n-gram in a batch": (together, lambda: IndexDrafter(NgramIndex), 3, 0),
+    "tree in a batch": (together, lambda: DraftModel(engine("draft")), 3, 3),
+    "tree alone": (alone, lambda: DraftModel(engine("draft")), 4, 8),
+    "draft-ahead alone": (alone, lambda: DraftModel(engine("draft", 12)), 4, 0),
+    "draft-ahead in a batch": (together, lambda: DraftModel(engine("draft", 64)), 3, 2),
     **{
         f"chain of {depth}": (
             together if depth % 2 else alone,
-            lambda: SmallModelDrafter(engine("draft")),
+            lambda: DraftModel(engine("draft")),
             depth,
             0,
         )
@@ -143,5 +144,5 @@ def test_no_mode_changes_a_token_over_many_requests() -> None:
 def test_drafting_saves_target_passes() -> None:
     asked = requests(6)
     plain = sum(output.target_passes for output in together(None, asked, 0, 1))
-    drafted = together(SmallModelDrafter(engine("draft")), asked, 4, 1)
+    drafted = together(DraftModel(engine("draft")), asked, 4, 1)
     assert sum(output.target_passes for output in drafted) < 0.8 * plain

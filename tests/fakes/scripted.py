@@ -36,18 +36,18 @@ class Script:
     async def turns(self, requests: Any, context: Any) -> AsyncIterator[tuple[Any, int]]:
         """Each request but Open and Close, with the number of generated tokens that it says are committed."""
         told: list[int] = []
-        opening = None
+        opening, opened = None, (0, 0)
         async for request in requests:
             self.requests.append(request)
             kind = request.WhichOneof("request")
             if kind == "open":
-                opening = request.open
+                opening, opened = request.open, (request.sequence, request.epoch)
                 await context.send_initial_metadata((TAKEN,))
             elif kind == "close":
                 return
             else:
                 turn = getattr(request, kind).turn
-                assert turn.epoch == opening.epoch
+                assert (request.sequence, request.epoch) == opened
                 assert turn.base <= len(told), f"base={turn.base}, told were {len(told)} tokens"
                 told = told[: turn.base] + list(turn.tokens)
                 if len(self.requests) in self.lost_at:
@@ -69,9 +69,8 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     repeats_itself: bool = False  # sends each reply of an older round once more
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
-        said = 0  # tokens of the newest plain stretch
+        said = 0  # tokens, as far as this stream has come
         previous = rounds_pb2.TargetReply(round=0, tokens=[7])
-        newest = 0
         try:
             async for request, generated in self.turns(requests, context):
                 if self.repeats_itself:
@@ -80,12 +79,22 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                     if self.verifying is not None and request.verify.draft.tokens:
                         await self.verifying.wait()
                     previous = self._reply(request.verify.turn, generated, request.verify.draft.tokens)
+                    said = generated + len(previous.tokens)
                     yield previous
                     continue
-                turn = request.plain.turn
-                said, newest = said if turn.round == newest else generated, turn.round
+                if request.HasField("extend"):
+                    foreseen = request.extend.draft.tokens
+                    passed = said - generated  # tokens since the turn
+                    if list(foreseen[:passed]) == list(self.answer[generated:said]) and foreseen[passed:]:
+                        previous = self._reply(request.extend.turn, said, foreseen[passed:])
+                        said += len(previous.tokens)
+                        yield previous
+                    continue
+                granted = request.plain if request.HasField("plain") else request.top_up
+                turn = granted.turn
+                said = generated if request.HasField("plain") else said
                 prompt_length = self.requests[0].open.prompt_length
-                for position in range(said, min(request.plain.until - prompt_length, self.end)):
+                for position in range(said, min(granted.until - prompt_length, self.end)):
                     await asyncio.sleep(self.step_s)
                     previous = self._reply(turn, position, [])
                     said = position + 1
@@ -101,7 +110,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             accepted = min(len(drafted), len(ahead))
         end = generated + accepted + 1
         return rounds_pb2.TargetReply(
-            epoch=turn.epoch,
+            sequence=self.requests[0].sequence,
             round=turn.round,
             accepted=range(accepted),
             tokens=self.answer[generated:end],
@@ -144,22 +153,26 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
                 if self.silent is not None:
                     await self.silent.wait()
                 propose = request.propose
-                yield self._reply(propose, generated, propose.depth)
+                draft = self._draft(generated, propose.depth)
+                yield self._reply(propose.turn, proposed=rounds_pb2.Proposed(draft=draft))
                 if self.prepares and propose.depth:
-                    yield self._reply(propose, generated, 2 * propose.depth)
+                    more = self._draft(generated, 2 * propose.depth)
+                    yield self._reply(propose.turn, prepared=rounds_pb2.Prepared(draft=more))
                 if len(self.requests) in self.gone_after:
                     await context.abort(self.lost_with, "gone by the script")
         finally:
             self.ended.set()
 
-    def _reply(self, propose: Any, generated: int, depth: int) -> rounds_pb2.DraftReply:
+    def _reply(self, turn: rounds_pb2.Turn, **reply: Any) -> rounds_pb2.DraftReply:
+        return rounds_pb2.DraftReply(sequence=self.requests[0].sequence, round=turn.round, **reply)
+
+    def _draft(self, generated: int, depth: int) -> rounds_pb2.Draft:
         positions = range(generated, min(generated + depth, len(self.answer)))
         known = itertools.takewhile(lambda i: self.known is None or i in self.known, positions)
         tokens = [self.answer[i] ^ 1 if i in self.wrong else self.answer[i] for i in known]
-        draft = rounds_pb2.Draft(
+        return rounds_pb2.Draft(
             tokens=tokens, parents=range(-1, len(tokens) - 1), draft_probs=self.probs(tokens)
         )
-        return rounds_pb2.DraftReply(epoch=propose.turn.epoch, round=propose.turn.round, draft=draft)
 
     def probs(self, tokens: Sequence[int]) -> list[rounds_pb2.SparseProbs]:
         """One for each token, where a ratio rule verifies."""

@@ -20,7 +20,9 @@ from tests.fuzz.values import graded
 from tests.support.service import TRUST, Service
 
 DRAFT_WORKER = "outrider.rounds.v1.DraftWorker"
-Reply = dict[str, Any] | bytes | None  # without epoch and round those of the question; None ends the stream
+Reply = (
+    dict[str, Any] | bytes | None
+)  # without sequence, epoch and round those of the question; None ends the stream
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,22 @@ class Misled:
                 if isinstance(reply, bytes):
                     yield reply
                     continue
-                answer = {"epoch": turn.epoch, "round": turn.round, **reply}
+                names = {"sequence": request.sequence, "epoch": request.epoch, "round": turn.round}
+                answer = {**names, **reply}
                 yield rounds_pb2.DraftReply(**answer).SerializeToString()
+
+
+def _replied(draft: dict[str, Any]) -> Reply:
+    return {"proposed": {"draft": draft}}
 
 
 @st.composite
 def misled(draw: DrawFn) -> Misled:
     reply = st.one_of(
         graded(message_of(rounds_pb2.DraftReply.DESCRIPTOR)),
-        graded(message_of(rounds_pb2.Draft.DESCRIPTOR)).map(lambda draft: {"draft": draft}),
-        (trees() | sampled_chains()).map(lambda draft: {"draft": draft}),
+        graded(message_of(rounds_pb2.Draft.DESCRIPTOR)).map(_replied),
+        (trees() | sampled_chains()).map(_replied),
+        (trees() | sampled_chains()).map(lambda draft: {"prepared": {"draft": draft}}),
         st.binary(max_size=12),
         st.none(),
     )

@@ -36,6 +36,7 @@ LEFT = "left"  # the sender did, before the worker had said its last word
 CROSSED = "Internal error from Core"  # what gRPC's own client says where a refusal crosses a message
 PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
 ENDINGS = ["half-close", "half-close", "half-close", "cancel", "abandon"]
+NAMES = ("sequence", "epoch")  # that every message has
 Fields = dict[str, Any]
 
 
@@ -119,20 +120,19 @@ def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
     sampling = draw(
         graded(message_of(generation_pb2.Sampling.DESCRIPTOR), ordinary=8, extreme=1, malformed=1)
     )
-    epoch = draw(st.integers(1, 3))
-    opening = {"epoch": epoch, "prompt_length": len(prompt), "noise_key": draw(st.integers(0, 2**64 - 1))}
-    messages: list[Fields] = [{"open": {**opening, "sampling": sampling}}]
+    names = {"sequence": draw(st.integers(1, 3)), "epoch": draw(st.integers(1, 3))}
+    opening = {"prompt_length": len(prompt), "noise_key": draw(st.integers(0, 2**64 - 1))}
+    messages: list[Fields] = [{**names, "open": {**opening, "sampling": sampling}}]
     known, tokens, round_number = 0, prompt, 1
     for _ in range(draw(st.integers(0, 4))):
-        turn = {"epoch": epoch, "round": round_number, "base": known, "tokens": tokens}
+        turn = {"round": round_number, "base": known, "tokens": tokens}
         length = known + len(tokens)
-        messages.append(
-            draw(_propose(turn) if role == "draft" else _verify(turn, sampling) | _plain(turn, length))
-        )
+        asked = _propose(turn) if role == "draft" else _verify(turn, sampling) | _plain(turn, length)
+        messages.append({**names, **draw(asked)})
         known = draw(st.integers(max(len(prompt), length - 3), length))
         tokens = draw(st.lists(TOKEN_IDS, max_size=3))
         round_number += draw(st.sampled_from([1, 1, 1, 0]))
-    return [*messages, {"close": {}}] if draw(st.booleans()) else messages
+    return [*messages, {**names, "close": {}}] if draw(st.booleans()) else messages
 
 
 def _propose(turn: Fields) -> SearchStrategy[Fields]:
@@ -144,13 +144,19 @@ def _propose(turn: Fields) -> SearchStrategy[Fields]:
 
 
 def _plain(turn: Fields, length: int) -> SearchStrategy[Fields]:
-    return st.integers(1, 6).map(lambda count: {"plain": {"turn": turn, "until": length + count}})
+    return st.builds(
+        lambda kind, count: {kind: {"turn": turn, "until": length + count}},
+        st.sampled_from(["plain", "plain", "top_up"]),
+        st.integers(1, 6),
+    )
 
 
 def _verify(turn: Fields, sampling: Mapping[str, Any]) -> SearchStrategy[Fields]:
     is_coupled = (sampling.get("verification") or "coupled") == "coupled"
-    return (trees() if is_coupled else sampled_chains()).map(
-        lambda draft: {"verify": {"turn": turn, "draft": draft}}
+    return st.builds(
+        lambda kind, draft: {kind: {"turn": turn, "draft": draft}},
+        st.sampled_from(["verify", "verify", "extend"]),
+        trees() if is_coupled else sampled_chains(),
     )
 
 
@@ -178,8 +184,8 @@ def _odd_field(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list
     places = [place for place, message in enumerate(whole) if isinstance(message, dict) and kind in message]
     if not places:
         places = [len(whole)]
-        whole.append({kind: {}})
-    if len(path) > 1:
+        whole.append({kind: {}} if len(path) > 1 else {})
+    if len(path) > 1 or kind in NAMES:
         place = draw(st.sampled_from(places))
         _put(whole[place], [*_fields(descriptor, path)], draw)
     return whole

@@ -16,7 +16,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.generation.token_bytes import TokenBytes
 from gateway.generation.tokenization import LONG_TEXT
-from gateway.rounds.sequence import Token
+from gateway.sequence import Token
 
 MAX_MESSAGES, MAX_PARTS = 4096, 256  # of a chat, of a message
 

@@ -13,7 +13,7 @@ from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.generation.text import Piece
 from gateway.generation.token_bytes import TokenBytes
 from gateway.generation.tokenization import Tokenization
-from gateway.rounds.sequence import Token
+from gateway.sequence import Token
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:

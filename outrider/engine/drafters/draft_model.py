@@ -1,39 +1,44 @@
-"""Drafting with a small model that shares the target's vocabulary."""
+"""Drafting with a smaller model that shares the target's vocabulary, in the target's process."""
 
 from collections.abc import Sequence
 
 import outrider.engine.sequence
 from outrider.decoding.draft import Draft
-from outrider.engine.drafters.drafter import Drafter, Generation
+from outrider.engine.asked import Asked, Text
+from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.work import Propose, Proposed
 
 
-class SmallModelDrafter(Drafter):
-    """An engine of its own, whose cache follows each generation."""
+class DraftModel(Drafter):
+    """An engine of its own, whose cache follows each text."""
 
     def __init__(self, draft: Engine) -> None:
         self._draft = draft
-        self._sequences: dict[Generation, outrider.engine.sequence.Sequence] = {}
+        self._sequences: dict[Text, outrider.engine.sequence.Sequence] = {}
 
-    def propose(self, generations: Sequence[Generation], depth: int, leaves: int) -> list[Draft]:
-        """Drafts for all generations at once, one step per depth."""
-        for generation in generations:
-            held = self._sequences.get(generation)
-            if held is None:
-                held = self._draft.open(generation.prompt_length, generation.noise_key, generation.sampling)
-                self._sequences[generation] = held
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """One step per position, for all at once."""
+        for one in asked:
+            held = self._held(one.text)
             base = len(held.tokens)
-            self._draft.submit(
-                Propose(held, base, tuple(generation.tokens[base:]), depth, generation.round, leaves)
-            )
-        drafts: dict[outrider.engine.sequence.Sequence, Draft] = {}
+            tokens = tuple(one.text.tokens[base:])
+            self._draft.submit(Propose(held, base, tokens, one.depth, one.round, one.leaves))
+        drafts: dict[int, Draft] = {}
         while self._draft.has_work:
             results = self._draft.step()
-            drafts |= {result.sequence: result.draft for result in results if isinstance(result, Proposed)}
-        return [drafts[self._sequences[generation]] for generation in generations]
+            drafts |= {
+                result.sequence.number: result.draft for result in results if isinstance(result, Proposed)
+            }
+        return [drafts[self._held(one.text).number] for one in asked]
 
-    def forget(self, generation: Generation) -> None:
-        """Frees the generation's cache."""
-        if generation in self._sequences:
-            self._draft.close(self._sequences.pop(generation))
+    def _held(self, text: Text) -> outrider.engine.sequence.Sequence:
+        if text not in self._sequences:
+            opened = self._draft.open(text.prompt_length, text.noise_key, text.sampling)
+            self._sequences[text] = opened
+        return self._sequences[text]
+
+    def forget(self, text: Text) -> None:
+        """Frees the text's cache."""
+        if text in self._sequences:
+            self._draft.close(self._sequences.pop(text))

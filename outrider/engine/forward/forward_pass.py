@@ -1,6 +1,7 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -9,7 +10,7 @@ from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged, Probe
 from outrider.engine.forward.batch import Batch, pack
 from outrider.engine.forward.batch_invariant import check_rows_are_apart, passes
-from outrider.engine.forward.graphs import Graphs, capture_cuda
+from outrider.engine.forward.graphs import Computed, Graphs, capture_cuda
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.forward.varlen import Kernel, find_kernel
 from outrider.engine.loading.self_check import blocks_needed, check_model
@@ -23,12 +24,29 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import StepInput
 
 
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What a pass computes."""
+
+    logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
+    hidden: torch.Tensor | None  # [num_logits, num_layers, hidden_size] of the layers that were asked for
+    are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of each are, at all ranks
+
+
 class ForwardPass:
     """The model, or a rank's shard of it, with the keys and values that it computes."""
 
-    def __init__(self, settings: EngineSettings, group: RankGroup | None = None) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        group: RankGroup | None = None,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> None:
         """
-        group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at once.
+        Args:
+            group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at
+                once.
+            hidden_layers: whose states are wanted beside the logits; -1 is the last.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
@@ -50,6 +68,7 @@ class ForwardPass:
         }
         self.settings = settings = settings.model_copy(update=found)
         self._group = group
+        self._hidden_layers = hidden_layers
         self._graphs: Graphs | None = None
         self._kernel: Kernel | None = None
         if layers.has_plain_scores:
@@ -83,7 +102,7 @@ class ForwardPass:
             self.model,
             self.settings.model,
             layers.modules,
-            lambda step: self.run(self.prepare(step))[0],
+            lambda step: self.run(self.prepare(step)).logits,
             block_size,
             context_length(self.model),
             self._group,
@@ -100,37 +119,43 @@ class ForwardPass:
         model, is_paged = self.model, self._kernel is not None
         return pack(step.feeds, self.settings.block_size, model.dtype, model.device, is_paged=is_paged)
 
-    def run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feeds the batch.
-
-        Returns:
-            Logits [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary; and
-            bool [num_tokens], whether all keys and values of each token are finite numbers, at all ranks.
-        """
-        logits = self._logits(batch)
+    def run(self, batch: Batch) -> ForwardOutput:
+        """Feeds the batch."""
+        logits, hidden = self._computed(batch)
         are_finite = self.cache.are_finite(batch.slots)
         if self._group is not None:
             self._group.agree(are_finite)
-        return logits, are_finite
+        return ForwardOutput(logits, hidden, are_finite)
 
-    def _logits(self, batch: Batch) -> torch.Tensor:
+    def _computed(self, batch: Batch) -> Computed:
         if self.settings.batch_invariant:
             return self._run_in_passes(batch)
-        logits = self._graphs.run(batch) if self._graphs is not None else None
-        return self._run(batch) if logits is None else logits
+        computed = self._graphs.run(batch) if self._graphs is not None else None
+        return self._run(batch) if computed is None else computed
 
-    def _run_in_passes(self, batch: Batch) -> torch.Tensor:
+    def _run_in_passes(self, batch: Batch) -> Computed:
         spare_slot = self.cache.spare_block * self.settings.block_size
-        logits = [self._run(part)[part.wanted] for part in passes(batch, spare_slot)]
-        return torch.cat([part for part in logits if len(part)] or logits[:1])
+        parts = [(part.wanted, self._run(part)) for part in passes(batch, spare_slot)]
+        logits = _joined([logits[wanted] for wanted, (logits, _) in parts])
+        if not self._hidden_layers:
+            return logits, None
+        return logits, _joined([hidden[wanted] for wanted, (_, hidden) in parts if hidden is not None])
 
-    def _run(self, batch: Batch) -> torch.Tensor:
+    def _run(self, batch: Batch) -> Computed:
         output = self.model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
+            output_hidden_states=bool(self._hidden_layers),
             outrider=Paged(batch, self.cache, self._kernel),
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        if not self._hidden_layers:
+            return output.logits[0], None
+        states = [output.hidden_states[layer][0][batch.logit_rows] for layer in self._hidden_layers]
+        return output.logits[0], torch.stack(states, dim=1)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Along the first dimension, of which some parts may have nothing."""
+    return torch.cat([part for part in parts if len(part)] or parts[:1])

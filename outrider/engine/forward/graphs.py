@@ -11,16 +11,17 @@ from outrider.engine.forward.varlen import Ragged
 
 logger = logging.getLogger(__name__)
 
-Forward = Callable[[Batch], torch.Tensor]
-Captured = tuple[Callable[[], None], torch.Tensor]  # what replays, and where its output lies
-Capture = Callable[[Callable[[], torch.Tensor]], Captured]
+Computed = tuple[torch.Tensor, torch.Tensor | None]  # logits, and hidden states where they were asked for
+Forward = Callable[[Batch], Computed]
+Captured = tuple[Callable[[], None], Computed]  # what replays, and where its output lies
+Capture = Callable[[Callable[[], Computed]], Captured]
 
 MOST_QUERIES = 17  # tokens per sequence: the deepest Draft and the token before it
 MOST_CAPTURED_TOKENS = 8192  # of all graphs together: each keeps the memory of a step of its size
 WARM_UPS = 3
 
 
-def capture_cuda(forward: Callable[[], torch.Tensor]) -> Captured:
+def capture_cuda(forward: Callable[[], Computed]) -> Captured:
     """A CUDA graph of it. Raises RuntimeError where something in it cannot be captured."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -62,8 +63,8 @@ class Graphs:
         self._captured: dict[_Shape, tuple[Batch, Captured] | None] = {}  # None: it cannot be
         self._captured_tokens = 0
 
-    def run(self, batch: Batch) -> torch.Tensor | None:
-        """[num_logits, vocab_size], None for a batch that no graph is made for."""
+    def run(self, batch: Batch) -> Computed | None:
+        """Of its ``logit_rows``; None for a batch that no graph is made for."""
         if batch.ragged is None:
             return None
         sequences = len(batch.spans)
@@ -79,10 +80,10 @@ class Graphs:
         captured = self._captured[shape]
         if captured is None:
             return None
-        static, (replay, output) = captured
+        static, (replay, (logits, hidden)) = captured
         self._fill(static, batch)
         replay()
-        return output[batch.logit_rows]
+        return logits[batch.logit_rows], None if hidden is None else hidden[batch.logit_rows]
 
     def _graph(self, shape: _Shape, batch: Batch) -> tuple[Batch, Captured] | None:
         static = self._empty(shape, batch)

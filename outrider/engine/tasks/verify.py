@@ -2,6 +2,7 @@
 
 from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.verify import verify_block, verify_coupled, verify_rejection
+from outrider.engine.asked import Asked
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
@@ -13,11 +14,23 @@ class VerifyTask(Task):
     """One forward pass over what is not cached yet and every node of the Draft."""
 
     def __init__(
-        self, sequence: Sequence, draft: Draft, round: int, room: int, vocab_size: int, arrived: float
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        round: int,
+        room: int,
+        vocab_size: int,
+        arrived: float,
+        following: tuple[int, int] = (0, 0),
     ) -> None:
-        """room: tokens that the sequence may still grow by."""
+        """
+        Args:
+            room: tokens that the sequence may still grow by.
+            following: depth and leaves of the Draft that is to come with the Verdict.
+        """
         super().__init__(sequence, arrived)
         self._round = round
+        self._following = following
         self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
 
     def tree(self) -> Draft:
@@ -38,7 +51,27 @@ class VerifyTask(Task):
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
         self.done = True
-        return [Verified(sequence, self._round, verdict, logprobs, finish, self.timings())]
+        return [
+            Verified(
+                sequence,
+                self._round,
+                verdict,
+                logprobs,
+                finish,
+                self.timings(),
+                asked=self._asked(verdict, choices),
+            )
+        ]
+
+    def _asked(self, verdict: Verdict, choices: Choices) -> Asked | None:
+        """The next Draft: what a drafter beside the target knows of the token that it is to follow."""
+        depth, leaves = self._following
+        room = self.sequence.limit - len(self.sequence.tokens) - 1
+        if min(depth, room) <= 0:
+            return None
+        row = 1 + verdict.accepted[-1] if verdict.accepted else 0
+        hidden = None if choices.hidden is None else choices.hidden[row]
+        return Asked(self.sequence, min(depth, room), leaves, self._round, hidden)
 
     def _sound_part(self, choices: Choices) -> Draft:
         """The leading nodes, up to one after which no token may be chosen: as if it had not been drafted."""

@@ -6,18 +6,20 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
-from outrider.engine.drafters import DRAFTERS
-from outrider.engine.drafters.draft_model import SmallModelDrafter
-from outrider.engine.drafters.drafter import Generation
-from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.drafters.ngram import NgramIndex
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.errors import VocabularyMismatchError
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
+from outrider.engine.speculate import Generation, Request, generate
 
 CACHE = 2**27
 
@@ -37,6 +39,10 @@ def generation(prompt: tuple[int, ...], **settings) -> Generation:
     return Generation(len(prompt), noise_key(1, 0, prompt), sampling, list(prompt))
 
 
+def proposed(drafter: Drafter, texts: list[Generation], depth: int, leaves: int) -> list[Draft]:
+    return drafter.propose([Asked(text, depth, leaves) for text in texts])
+
+
 def text_of(prompt: tuple[int, ...], count: int, **settings) -> tuple[int, ...]:
     sampling = Sampling(max_tokens=count, ignore_eos=True, **settings)
     return generate(engine("target"), None, [Request(prompt, sampling, noise_key(1, 0, prompt))], 0)[0].tokens
@@ -47,13 +53,13 @@ def test_drafts_after_a_pause_are_those_without_one(temperature: float) -> None:
     """While speculation pauses the draft falls behind; a stale cache would draft from the wrong context."""
     prompt = prompt_of("code")
     text = text_of(prompt, 40, temperature=temperature)
-    steady = SmallModelDrafter(engine("draft"))
-    paused = SmallModelDrafter(engine("draft"))
+    steady = DraftModel(engine("draft"))
+    paused = DraftModel(engine("draft"))
     always, sometimes = (generation(prompt, temperature=temperature) for _ in range(2))
     for place in range(len(text) - 4):
-        expected = steady.propose([always], 4, 0)[0]
+        expected = proposed(steady, [always], 4, 0)[0]
         if place < 5 or place >= 25:
-            assert paused.propose([sometimes], 4, 0)[0] == expected
+            assert proposed(paused, [sometimes], 4, 0)[0] == expected
         always.tokens.append(text[place])
         sometimes.tokens.append(text[place])
 
@@ -61,20 +67,22 @@ def test_drafts_after_a_pause_are_those_without_one(temperature: float) -> None:
 def test_a_sequence_past_the_drafts_context_does_not_hurt_the_others() -> None:
     draft = engine("draft")
     short, long = prompt_of("json"), tuple(range(5, 25)) * (draft.max_length // 20 + 1)
-    drafter = SmallModelDrafter(draft)
-    alone = drafter.propose([generation(short, temperature=0.0)], 4, 0)[0]
-    together = drafter.propose([generation(long, temperature=0.0), generation(short, temperature=0.0)], 4, 0)
+    drafter = DraftModel(draft)
+    alone = proposed(drafter, [generation(short, temperature=0.0)], 4, 0)[0]
+    together = proposed(
+        drafter, [generation(long, temperature=0.0), generation(short, temperature=0.0)], 4, 0
+    )
     assert len(together[0]) == 0
     assert together[1] == alone
     assert len(alone) == 4
 
 
 def test_a_tree_holds_the_chain() -> None:
-    drafter = SmallModelDrafter(engine("draft"))
+    drafter = DraftModel(engine("draft"))
     for kind in ("code", "prose", "stories"):
         prompt = prompt_of(kind)
-        chain = drafter.propose([generation(prompt, temperature=1.0)], 4, 0)[0]
-        tree = drafter.propose([generation(prompt, temperature=1.0)], 4, 3)[0]
+        chain = proposed(drafter, [generation(prompt, temperature=1.0)], 4, 0)[0]
+        tree = proposed(drafter, [generation(prompt, temperature=1.0)], 4, 3)[0]
         node = -1
         for token in chain.tokens:
             child = tree.child(node, token)
@@ -84,11 +92,11 @@ def test_a_tree_holds_the_chain() -> None:
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ["model", "ngram"])
 def test_under_the_ratio_rules_a_draft_carries_what_it_was_drawn_from(name: str, verification: str) -> None:
-    drafter = LookupDrafter() if name == "ngram" else SmallModelDrafter(engine("draft"))
+    drafter = IndexDrafter(NgramIndex) if name == "ngram" else DraftModel(engine("draft"))
     asked = generation((*prompt_of("json"), *prompt_of("json")), temperature=1.0, verification=verification)
-    draft = drafter.propose([asked], 4, 2)[0]
+    draft = proposed(drafter, [asked], 4, 2)[0]
     assert draft.is_chain
     assert len(draft) > 0
     assert len(draft.draft_probs) == len(draft)
@@ -104,7 +112,7 @@ def test_the_ratio_rules_finish_requests_and_accept(verification: str) -> None:
         prompt = prompt_of("question_answer", index)
         sampling = Sampling(max_tokens=24, verification=verification, ignore_eos=True)
         asked.append(Request(prompt, sampling, noise_key(index, 0, prompt)))
-    outputs = generate(engine("target"), SmallModelDrafter(engine("draft")), asked, 4)
+    outputs = generate(engine("target"), DraftModel(engine("draft")), asked, 4)
     assert [len(output.tokens) for output in outputs] == [24] * 4
     assert sum(output.accepted for output in outputs) > 24
 
@@ -112,7 +120,7 @@ def test_the_ratio_rules_finish_requests_and_accept(verification: str) -> None:
 def test_a_draft_is_never_longer_than_what_remains() -> None:
     prompt = prompt_of("json")
     asked = Generation(len(prompt), 1, Sampling(max_tokens=3, temperature=0.0), list(prompt))
-    assert len(SmallModelDrafter(engine("draft")).propose([asked], 8, 0)[0]) <= 2
+    assert len(proposed(DraftModel(engine("draft")), [asked], 8, 0)[0]) <= 2
 
 
 def test_another_vocabulary_is_refused_naming_both(tmp_path: Path) -> None:

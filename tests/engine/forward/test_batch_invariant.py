@@ -16,7 +16,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
@@ -252,9 +252,9 @@ def differing(count: int, tokens: int) -> dict[str, int]:
     reference = texts(None, 1)
     ways = {
         "plain, batch 32": texts(None, 32),
-        "drafts, alone": texts(SmallModelDrafter(demo("draft")), 1),
-        "drafts, batch 32": texts(SmallModelDrafter(demo("draft")), 32),
-        "trees, batch 32": texts(SmallModelDrafter(demo("draft")), 32, leaves=3),
+        "drafts, alone": texts(DraftModel(demo("draft")), 1),
+        "drafts, batch 32": texts(DraftModel(demo("draft")), 32),
+        "trees, batch 32": texts(DraftModel(demo("draft")), 32, leaves=3),
     }
     return {
         way: sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))
@@ -289,7 +289,7 @@ def ranks() -> Iterator[Ranks]:
 def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple[int, ...]]]:
     """The same requests alone, together, and with drafts by the model itself."""
     target = Engine(shared, group)
-    drafter = SmallModelDrafter(Engine(shared.model_copy(update={"tensor_parallel": 1})))
+    drafter = DraftModel(Engine(shared.model_copy(update={"tensor_parallel": 1})))
     asked = [
         Request(tuple(range(5, 20 + number)), Sampling(temperature=1, max_tokens=COUNT), number)
         for number in range(10)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import quantized
@@ -88,7 +88,7 @@ def test_a_quantized_draft_changes_no_token(kind: Quantization, role: str) -> No
         for number, prompt in enumerate(encoded)
     ]
     plain = generate(engine("target"), None, asked, 0)
-    drafted = generate(engine("target"), SmallModelDrafter(engine(role, kind)), asked, 4)
+    drafted = generate(engine("target"), DraftModel(engine(role, kind)), asked, 4)
     assert [output.tokens for output in drafted] == [output.tokens for output in plain]
     rate = sum(output.accepted for output in drafted) / sum(output.drafted for output in drafted)
     assert rate > (0.75 if role == "target" else 0.3)

@@ -15,9 +15,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import margins, process
 from outrider.decoding.settings import Sampling
-from outrider.engine.drafters.draft_model import SmallModelDrafter
+from outrider.drafters.ngram import NgramIndex
+from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.ngram import LookupDrafter
+from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
@@ -79,7 +80,7 @@ def requests(count: int) -> list[Request]:
 def drafter_of(kind: str | None, drafts: dict[str, Engine]) -> Drafter | None:
     if kind is None:
         return None
-    return LookupDrafter() if kind == "n-gram" else SmallModelDrafter(drafts[kind])
+    return IndexDrafter(NgramIndex) if kind == "n-gram" else DraftModel(drafts[kind])
 
 
 def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[Output]]:

@@ -13,14 +13,15 @@ from opentelemetry.trace import SpanKind, StatusCode, get_tracer
 from gateway.api import http_api
 from gateway.api.access import Authentication
 from gateway.api.openai.chat_template import ChatTemplate
-from gateway.drafters import drafters
+from gateway.drafters.proposal import Proposal
 from gateway.errors import DeadlineError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.observe.answer_trace import AnswerTrace
-from gateway.observe.stats import Stats
-from gateway.rounds.proposal import Proposal
+from gateway.rounds import drafting
+from gateway.rounds.events import Forgone, RoundBegan, SendingAhead, StretchBegan, VerdictFell
 from gateway.settings import GatewaySettings, Speculation
+from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from protos import generation_pb2, rounds_pb2
 from protos.stream_status import LEAVING
@@ -37,7 +38,7 @@ FIXED = Speculation(mode="fixed", depth=4)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
 
 
 async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):
@@ -295,23 +296,27 @@ def reply(*tokens, step_ms=4.0, total_ms=5.0):
     return rounds_pb2.TargetReply(tokens=tokens, accepted=range(len(tokens) - 1), timings=timings)
 
 
-DRAFT = Proposal(rounds_pb2.Draft(tokens=[1, 2], parents=[-1, 0]))
+DRAFT = Proposal(Draft.chain([1, 2]))
+
+
+def fell(proposal, reply, continued=False, target_s=0.005):
+    return VerdictFell(proposal, reply, "fixed", continued, proposal.seconds, target_s)
 
 
 def traced():
     """The trace of an answer that is in a round, whose target has the next Draft already."""
-    trace = AnswerTrace(recording("a generation"), 0, FIXED, Stats())
-    trace.begin("fixed", waits=True)
-    ahead = trace.ahead(Proposal(rounds_pb2.Draft(tokens=[1, 2, 3, 4], parents=[-1, 0, 1, 1])))
-    trace.verdict(DRAFT, reply(1, 2, 3), 0.0, 3)
-    return trace, ahead
+    trace = AnswerTrace(recording("a generation"), 0, FIXED)
+    trace.on(RoundBegan("fixed", waits=True))
+    trace.on(SendingAhead(Proposal(Draft((1, 2, 3, 4), (-1, 0, 1, 1)))))
+    trace.on(fell(DRAFT, reply(1, 2, 3)))
+    return trace
 
 
 async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of(spans):
-    trace, ahead = traced()
-    trace.begin("fixed", continued=True)
-    assert trace.current == ahead
-    trace.verdict(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), 0.0, 3)
+    trace = traced()
+    trace.on(RoundBegan("fixed", continued=True))
+    assert trace.current == trace.ahead
+    trace.on(fell(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), continued=True))
     first, second = spans.named("round")
     assert first.start_time < second.start_time < first.end_time < second.end_time
     assert second.attributes["outrider.tree_size"] == 4
@@ -320,29 +325,29 @@ async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of
 
 
 async def test_a_round_that_never_began_leaves_no_span(spans):
-    trace, _ = traced()
-    trace.begin("fixed", waits=True)
-    trace.verdict(DRAFT, reply(5), 0.0, 1)
+    trace = traced()
+    trace.on(RoundBegan("fixed", waits=True))
+    trace.on(fell(DRAFT, reply(5)))
     assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
 
 
 async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
     """The worker has spans below it."""
-    trace, ahead = traced()
-    trace.forgo("measured")
-    trace.begin_stretch("measured")
+    trace = traced()
+    trace.on(Forgone("measured"))
+    trace.on(StretchBegan("measured"))
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "measured"
-    assert ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"
+    assert trace.ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"
 
 
 @pytest.mark.parametrize(("waits", "expected"), [(True, [6, 3 + 2, 1 + 4, 4]), (False, [0, 3, 1, 4])])
 async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
     """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
-    proposal = replace(DRAFT, seconds=0.012, overhead_s=0.002, step_s=0.006)
-    trace = AnswerTrace(recording("a generation"), 0, FIXED, Stats())
-    trace.begin("fixed", waits=waits)
-    trace.verdict(proposal, reply(1, 2, 3), 0.003, 3)
+    proposal = replace(DRAFT, seconds=0.012, worker_s=0.010, step_s=0.006)
+    trace = AnswerTrace(recording("a generation"), 0, FIXED)
+    trace.on(RoundBegan("fixed", waits=waits))
+    trace.on(fell(proposal, reply(1, 2, 3), target_s=0.008))
     said = spans.one("round").attributes
     parts = [said[f"outrider.{part}_ms"] for part in ("draft", "wire", "wait", "target")]
     assert parts == pytest.approx(expected)

@@ -7,8 +7,8 @@ import pytest
 
 from bench.relay import relay
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Sequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.settings import Sampling
@@ -35,7 +35,7 @@ async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
         sequence = Sequence((1, 2), Sampling(max_tokens=len(ANSWER)), noise_key=0)
         speculation = Speculation(mode=mode, depth=4, drafter="model")
         settings = GatewaySettings(model="m", tokenizer="t")
-        rounds = Rounds(sequence, far, speculation, Paces(PaceSettings()), settings, later(60))
+        rounds = RoundsFactory(far, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
         async for _ in rounds.steps():
             pass
     assert sequence.generated == ANSWER

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from gateway.drafters import drafters
+from gateway.rounds import drafting
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
-from gateway.rounds.sequence import Origin, Sequence
+from gateway.rounds.rounds import RoundsFactory
+from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.controller import Pace
@@ -23,7 +23,7 @@ OFF = PaceSettings(policy="thresholds", off_from=0)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
 
 
 def rounds_of(fleet, paces, **fields):
@@ -31,7 +31,7 @@ def rounds_of(fleet, paces, **fields):
     speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
     sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     settings = GatewaySettings(model="m", tokenizer="t")
-    return sequence, Rounds(sequence, fleet, speculation, paces, settings, later(60))
+    return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 
 
 async def answer(fleet, paces, **fields):

@@ -10,8 +10,8 @@ from gateway.errors import DeadlineError, SequenceFailedError
 from gateway.observe.stats import Stats
 from gateway.rounds import rounds
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import OF_ENGINE, OF_LOSSES, Rounds
-from gateway.rounds.sequence import Sequence
+from gateway.rounds.rounds import OF_ENGINE, OF_LOSSES, Rounds, RoundsFactory
+from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
@@ -34,7 +34,7 @@ def rounds_of(fleet, speculation=OFF, deadline_s=60.0, max_losses=3) -> Rounds:
     settings = GatewaySettings(model="m", tokenizer="t", max_losses=max_losses)
     sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     deadline = asyncio.get_running_loop().time() + deadline_s
-    return Rounds(sequence, fleet, speculation, Paces(PaceSettings()), settings, deadline)
+    return RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)
 
 
 async def text(generated: Rounds) -> list[int]:
@@ -102,7 +102,7 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
 
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, FAILED], ids=str)
 async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, status):
-    monkeypatch.setattr("gateway.drafters.drafters.SHORTEST_PAUSE_S", 1e-4)
+    monkeypatch.setattr("gateway.rounds.drafting.SHORTEST_PAUSE_S", 1e-4)
     target = ScriptedTarget(ANSWER, step_s=0.01)
     draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=status)
     async with fleet_of(target, draft) as fleet:

@@ -8,12 +8,12 @@ import grpc
 import pytest
 
 from bench.patience import LIMIT_S, eventually
-from gateway.drafters import drafters
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
 from gateway.observe.stats import Stats
+from gateway.rounds import drafting
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import PLAIN_STRETCH, Rounds
-from gateway.rounds.sequence import Origin, Sequence
+from gateway.rounds.rounds import PLAIN_STRETCH, RoundsFactory
+from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.settings import Sampling
@@ -31,7 +31,7 @@ OFF = Speculation(mode="off", drafter="model")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(drafters, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
 
 
 def fixed(depth: int, drafter: str = "model") -> Speculation:
@@ -48,7 +48,7 @@ def rounds_of(
     settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
     paces = Paces(PaceSettings())
-    return sequence, Rounds(sequence, fleet, speculation, paces, settings, later(deadline_s))
+    return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(deadline_s))
 
 
 def ids(step) -> list[int]:
@@ -143,7 +143,7 @@ async def test_each_message_holds_what_the_worker_was_not_told():
     (plain,) = [request.plain for request in target.requests if request.HasField("plain")]
     turn = plain.turn
     assert (turn.round, turn.base, list(turn.tokens)) == (4, 9, [70, 80, 90, 100, 110])
-    epochs = {request.open.epoch for request in (target.requests[0], draft.requests[0])}
+    epochs = {request.epoch for request in (target.requests[0], draft.requests[0])}
     assert epochs == {1, 2}
 
 
@@ -172,7 +172,7 @@ async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
     send = WorkerStream.send
 
     async def failing(stream, request, timeout=1.0):
-        if request.WhichOneof("request") == "verify" and len(request.verify.draft.tokens) > DEPTH:
+        if request.WhichOneof("request") == "extend":
             verifying.set()
             raise WorkerLostError("the message was not taken in time")
         await send(stream, request, timeout)
@@ -229,8 +229,8 @@ async def test_another_target_goes_on_with_the_same_text(speculation, lost_at):
         emitted, stats = await run(fleet, speculation, max_tokens=len(LONG))
     assert emitted == LONG
     assert stats.lost_targets == 1
-    reopened = kept.requests[0].open
-    assert (reopened.prompt_length, reopened.epoch) == (
+    reopened = kept.requests[0]
+    assert (reopened.open.prompt_length, reopened.epoch) == (
         len(PROMPT),
         2 if speculation.drafter == "ngram" or speculation is OFF else 3,
     )
@@ -300,7 +300,7 @@ async def test_plain_mode_asks_for_a_stretch_and_tops_it_up_at_half():
     target = ScriptedTarget(answer)
     async with fleet_of(target) as fleet:
         await run(fleet, OFF, max_tokens=len(answer))
-    grants = [request.plain for request in target.requests if request.HasField("plain")]
+    grants = [getattr(request, request.WhichOneof("request")) for request in target.requests[1:-1]]
     untils = [grant.until - len(PROMPT) for grant in grants]
     assert untils == [64, 96, 128, 160, 192, 200]
     assert {grant.turn.round for grant in grants} == {1}

@@ -8,7 +8,7 @@ import pytest
 
 from bench.patience import eventually
 from gateway.errors import WorkerLostError
-from gateway.rounds.sequence import Sequence
+from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.settings import Sampling

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 
+from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from protos.generation_pb2 import TokenLogprobs
 
@@ -33,6 +35,8 @@ class Sequence:
     finish_reason: str | None = None  # "stop" or "length" once nothing more is wanted
     round: int = 0  # number of the newest turn; never restarts
     epoch: int = 0  # number of the newest stream to a worker; never restarts
+    number: int = field(default_factory=count(1).__next__)  # among those of this gateway
+    draft: Draft | None = None  # that came with the newest Verdict, from a drafter beside the target
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)

@@ -1,0 +1,132 @@
+"""Drafters in a worker of their own, reached over gRPC."""
+
+from gateway.drafters.drafter import Drafter
+from gateway.drafters.proposal import AheadOutcome, Proposal
+from gateway.errors import (
+    InvalidRequestError,
+    SequenceFailedError,
+    SequenceLostError,
+    WorkerLostError,
+)
+from gateway.observe.waiting import traceparent_of_waiting
+from gateway.sequence import Sequence
+from gateway.workers.fleet import DraftStream, Fleet
+from outrider.decoding.draft import MAX_NODES, Draft
+from outrider.decoding.settings import Verification
+from outrider.drafters.registry import Place
+from protos import rounds_pb2
+from protos.conversions import draft_from_message, step_from_message
+
+REFUSALS = (WorkerLostError, InvalidRequestError, SequenceFailedError)
+
+
+class DraftWorker(Drafter):
+    """Opens a stream for its sequence when it is first asked, and another when that was lost."""
+
+    place = Place.DRAFT_WORKER
+
+    def __init__(self, fleet: Fleet, sequence: Sequence) -> None:
+        self._fleet = fleet
+        self._sequence = sequence
+        self._stream: DraftStream | None = None
+        self._vocab_size = 0  # of the ids that all workers know
+        self._untold: WorkerLostError | None = None  # noticed by one who was cancelled meanwhile
+        self._asked = 0  # number of the newest Propose: there may be several to one turn of the target
+
+    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+        """A Propose voids whatever the worker was asked before."""
+        if self._untold is not None:
+            lost, self._untold = self._untold, None
+            raise lost
+        if self._stream is None:
+            self._vocab_size = self._fleet.vocab_size()
+            self._stream = self._fleet.open_draft(self._sequence)
+        stream, base = self._stream, len(self._sequence)
+        self._asked += 1
+        asked = self._asked
+        propose = rounds_pb2.Propose(
+            turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, leaves=leaves
+        )
+        try:
+            await stream.send(rounds_pb2.DraftRequest(propose=propose))
+        except REFUSALS as error:
+            raise await self._lost(error) from error
+        reply = await self._reply(stream, asked)
+        draft = await self._draft(reply.proposed.draft)
+        timings, ahead = reply.timings, _outcome(reply)
+
+        async def following() -> Draft:
+            return await self._draft((await self._reply(stream, asked)).prepared.draft)
+
+        return Proposal(
+            draft,
+            base,
+            step_from_message(timings.last_step) if timings.last_step.number else None,
+            timings.step_ns / 1e9,
+            timings.total_ns / 1e9,
+            ahead,
+            None if ahead is None else ahead.tokens > 0,
+            following,
+        )
+
+    async def _reply(self, stream: DraftStream, asked: int) -> rounds_pb2.DraftReply:
+        try:
+            reply = await stream.receive(asked)
+        except REFUSALS as error:
+            raise await self._lost(error) from error
+        assert reply is not None  # there is no limit to the wait
+        return reply
+
+    async def _draft(self, message: rounds_pb2.Draft) -> Draft:
+        try:
+            return _checked(message, self._sequence.sampling.verification, self._vocab_size)
+        except ValueError as error:
+            raise await self._lost(error) from error
+
+    async def _lost(self, error: Exception) -> WorkerLostError:
+        """What to raise; the stream is given up."""
+        had_it = isinstance(error, SequenceFailedError | SequenceLostError)
+        self._untold = lost = (SequenceLostError if had_it else WorkerLostError)(str(error))
+        await self.aclose()
+        self._untold = None
+        return lost
+
+    async def aclose(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.aclose()
+
+
+def _outcome(reply: rounds_pb2.DraftReply) -> AheadOutcome | None:
+    if not reply.proposed.HasField("ahead"):
+        return None
+    ahead = reply.proposed.ahead
+    rank = ahead.rank if ahead.HasField("rank") else None
+    return AheadOutcome(ahead.tokens, rank, ahead.saved_ns / 1e9, ahead.wasted_tokens)
+
+
+def _checked(message: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> Draft:
+    """What the target would refuse ends drafting here, not the request there. To be quick: once a round.
+
+    Args:
+        vocab_size: of the ids that all workers know.
+
+    Raises:
+        ValueError: the worker's Draft makes no sense; the message says why.
+    """
+    tokens = message.tokens
+    if len(tokens) > MAX_NODES:
+        raise ValueError(f"the draft worker's Draft has {len(tokens)} nodes, at most {MAX_NODES} are taken")
+    if max(tokens, default=0) >= vocab_size:
+        raise ValueError(f"the draft worker drafted token {max(tokens)}, not all workers know it")
+    try:
+        draft = draft_from_message(message)
+        for token, support in zip(draft.tokens, draft.draft_probs, strict=False):
+            support.check(token, vocab_size)
+    except ValueError as error:
+        raise ValueError(f"the draft worker's Draft makes no sense: {error}") from error
+    if rule == "coupled" and draft.draft_probs:
+        raise ValueError(f"the draft worker's Draft has draft_probs, which {rule!r} does not ask for")
+    if rule != "coupled" and len(draft.draft_probs) != len(draft):
+        raise ValueError(f"the draft worker's Draft has no draft_probs, as {rule!r} needs them")
+    return draft

@@ -1,0 +1,29 @@
+"""What makes the Drafts of one sequence, seen from the gateway: one method."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from gateway.drafters.proposal import Proposal
+from outrider.drafters.registry import Place
+
+
+class Drafter(ABC):
+    """A wrong guess costs time, never correctness."""
+
+    place: ClassVar[Place]
+
+    @abstractmethod
+    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+        """A Draft that follows the committed tokens. It is cancelled where it takes too long.
+
+        Args:
+            depth: tokens of its chain, at most; 0 only takes the committed tokens in.
+            leaves: runners-up beside the chain, at most.
+
+        Raises:
+            WorkerLostError: there will be none; whoever asks again may have more luck.
+        """
+
+    async def aclose(self) -> None:
+        """Frees what is held for the sequence."""
+        return

@@ -1,0 +1,31 @@
+"""Drafters that look into the sequence itself: no worker and no hop, never late and never lost."""
+
+import asyncio
+
+from gateway.drafters.drafter import Drafter
+from gateway.drafters.proposal import Proposal
+from gateway.sequence import Sequence
+from outrider.drafters.index import Index, as_drawn
+from outrider.drafters.registry import Place
+
+NOTED_AT_A_TIME = 512  # tokens, about a millisecond: the event loop has others to serve
+
+
+class IndexDrafter(Drafter):
+    """Chains only, whatever is said of leaves."""
+
+    place = Place.GATEWAY
+
+    def __init__(self, index: Index, sequence: Sequence) -> None:
+        self._index = index
+        self._sequence = sequence
+
+    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+        """A long prompt is taken note of in parts, between which others have their turn."""
+        new = self._sequence.since(len(self._index))
+        for begin in range(0, len(new), NOTED_AT_A_TIME):
+            if begin:
+                await asyncio.sleep(0)
+            self._index.append(new[begin : begin + NOTED_AT_A_TIME])
+        draft = as_drawn(self._index.propose(depth), self._sequence.sampling.verification)
+        return Proposal(draft, len(self._index))

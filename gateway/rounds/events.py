@@ -1,0 +1,175 @@
+"""What happens to one sequence. Rounds and drafting tell it; stats, trace and pace listen."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.drafters.proposal import Proposal
+from protos import rounds_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegan:
+    """One Draft and its Verdict are under way."""
+
+    reason: str  # of its depth
+    waits: bool = False  # it begins with waiting for its Draft
+    continued: bool = False  # the target has its Draft already
+
+
+@dataclass(frozen=True, slots=True)
+class StretchBegan:
+    """The target decodes freely."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendingAhead:
+    """The target is about to be sent the next round's Draft, before the Verdict falls that it follows."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Forgone:
+    """The target has continued with that Draft, and nobody wants to know."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The drafter answered."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAwaited:
+    """The round has its Draft, or knows that there is none."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """There are no Drafts until the drafter has recovered."""
+
+    reason: str  # LATE, LOST or EMPTY of gateway.rounds.reasons
+    detail: str
+    is_fault: bool = True  # not so where an index has nothing to say
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The drafter has a Draft again, and rounds pay."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictFell:
+    """The round is over, its tokens are committed."""
+
+    proposal: Proposal
+    reply: rounds_pb2.TargetReply
+    reason: str  # of the depth
+    continued: bool
+    draft_s: float  # that its Draft was waited for
+    target_s: float  # that its Verdict was waited for
+
+    @property
+    def overhead_s(self) -> float:
+        """From Verify to Verdict, outside of the target worker; 0 where the target continued by itself."""
+        return 0.0 if self.continued else self.target_s - self.reply.timings.total_ns / 1e9
+
+    @property
+    def verified(self) -> int:
+        """Drafted tokens whose position was reached: those that stand, and one that was refused."""
+        accepted = self.reply.accepted
+        end_of_path = accepted[-1] if accepted else -1
+        return len(accepted) + (end_of_path in self.proposal.draft.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDecoded:
+    """A stretch has one token more, committed."""
+
+    reply: rounds_pb2.TargetReply
+    target_s: float  # that it was waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The text has shown how good a guess was that nobody verified."""
+
+    right: int  # tokens
+    guessed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Of a stretch, or of a round that for this reason will have no Verdict."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """Between rounds and plain decoding."""
+
+    to: str  # "on" or "off"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLost:
+    """The sequence is opened at another."""
+
+    detail: str
+    is_first: bool  # of several in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nothing goes on."""
+
+    reason: str
+
+
+Event = (
+    RoundBegan
+    | StretchBegan
+    | SendingAhead
+    | Forgone
+    | Drafted
+    | DraftAwaited
+    | FellBack
+    | Resumed
+    | VerdictFell
+    | TokenDecoded
+    | Compared
+    | Ended
+    | Switched
+    | TargetLost
+    | Failed
+)
+
+
+class Listener(Protocol):
+    def on(self, event: Event) -> None: ...
+
+
+class Events:
+    """Tells each listener of each event, in the order in which they are given."""
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self._listeners = [*listeners]
+
+    def add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener.on(event)

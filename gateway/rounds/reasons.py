@@ -1,0 +1,6 @@
+"""Why a Draft is as deep as it is, or there is none, beside what the pace says."""
+
+OFF, FIXED, LATE, LOST, LAST_TOKEN = "off", "fixed", "late Draft", "lost draft worker", "last token"
+EMPTY = "empty Drafts"
+FIRST_TOKEN, LOST_TARGET = "first token", "lost target worker"  # in traces
+OF_ENGINE, OF_LOSSES = "engine", "lost targets"  # of failures

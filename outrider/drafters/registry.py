@@ -1,0 +1,99 @@
+"""Every drafter that there is. Settings, command line, page, pace and documentation read it here.
+
+A drafter is a file and a row. Where it runs says what its file holds:
+
+- gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence.
+- draft worker, target worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, WithJsonSchema
+
+
+class Place(Enum):
+    """Where a drafter runs."""
+
+    GATEWAY = "gateway"
+    DRAFT_WORKER = "draft worker"
+    TARGET_WORKER = "target worker"
+
+
+@dataclass(frozen=True)
+class DrafterInfo:
+    """One row. A Draft takes ``steps_per_draft + depth * steps_per_token`` steps of its own model."""
+
+    name: str
+    meaning: str
+    place: Place
+    implementation: str  # module:class
+    makes_trees: bool = False
+    steps_per_draft: float = 0.0
+    steps_per_token: float = 0.0
+    hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
+
+    def load(self) -> Any:
+        """The class, imported where it is used: some need torch."""
+        module, _, name = self.implementation.partition(":")
+        return getattr(import_module(module), name)
+
+
+_ROWS: dict[str, DrafterInfo] = {}
+
+
+def register(*rows: DrafterInfo) -> None:
+    """Adds drafters. Raises ValueError if a name is taken."""
+    for row in rows:
+        if row.name in _ROWS:
+            raise ValueError(f"there is a drafter named {row.name!r} already")
+        _ROWS[row.name] = row
+
+
+def unregister(names: Iterable[str]) -> None:
+    """Takes drafters out again."""
+    for name in names:
+        del _ROWS[name]
+
+
+def drafters() -> tuple[DrafterInfo, ...]:
+    """All rows, in the order in which they were added."""
+    return tuple(_ROWS.values())
+
+
+def drafter(name: str) -> DrafterInfo:
+    """Raises ValueError naming those that there are."""
+    if name not in _ROWS:
+        raise ValueError(f"there is no drafter {name!r}, there are: {', '.join(_ROWS)}")
+    return _ROWS[name]
+
+
+def _known(name: str) -> str:
+    return drafter(name).name
+
+
+# The name of a drafter, as settings and requests give it.
+DrafterName = Annotated[
+    str, AfterValidator(_known), WithJsonSchema({"type": "string", "description": "name of a drafter"})
+]
+
+register(
+    DrafterInfo(
+        "model",
+        "a smaller model with the target's vocabulary, in a worker of its own",
+        Place.DRAFT_WORKER,
+        "outrider.engine.drafters.draft_model:DraftModel",
+        makes_trees=True,
+        steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
+        steps_per_token=1.0,
+    ),
+    DrafterInfo(
+        "ngram",
+        "what followed the newest tokens where they occurred before, in prompt or answer",
+        Place.GATEWAY,
+        "outrider.drafters.ngram:NgramIndex",
+    ),
+)
