@@ -1,0 +1,109 @@
+"""A drafter beside the target: its Drafts come with verdicts, over real gRPC, from a real engine."""
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.trace import get_tracer
+
+from gateway.settings import Speculation
+from outrider.decoding.draft import Draft
+from outrider.drafters import registry
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.pace.controller import Pace
+from protos.trace_context import context_of
+from tests.actors.test_draft_ahead import answer, expected, pair
+from tests.engine.checkpoints import write_checkpoint
+from tests.fakes.beside import ROW, Beside
+from tests.fakes.spans import TRACEPARENT
+
+KINDS = ("json", "code")
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    registry.register(ROW)
+    Beside.asked = Beside.agreed = 0
+    yield
+    registry.unregister([ROW.name])
+
+
+def beside(mode: str) -> Speculation:
+    return Speculation(mode=mode, depth=4, drafter=ROW.name)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_the_text_is_the_same_and_drafts_are_verified_and_counted(temperature):
+    async with pair(0, drafter=ROW.name) as fleet:
+        answers = [await answer(fleet, kind, temperature, speculation=beside("fixed")) for kind in KINDS]
+    assert [text for text, _ in answers] == [expected(kind, temperature) for kind in KINDS]
+    for text, stats in answers:
+        assert stats.tokens == len(text)
+        assert stats.rounds > 0
+        assert stats.accepted > 0
+        assert stats.accepted <= stats.verified <= stats.drafted
+        assert (stats.lost_drafts, stats.late_drafts) == (0, 0)
+
+
+async def test_it_is_given_the_states_from_which_the_newest_token_was_chosen():
+    async with pair(0, drafter=ROW.name) as fleet:
+        await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+    assert Beside.asked > 0
+    assert Beside.agreed == Beside.asked  # at temperature 0
+
+
+async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
+    generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
+    async with pair(0, drafter=ROW.name) as fleet:
+        _, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"), generation=generation)
+    generation.end()
+    rounds = spans.named("round")
+    assert len(rounds) == stats.rounds
+    for name in ("drafted", "accepted"):
+        assert sum(span.attributes[f"outrider.{name}"] for span in rounds) == getattr(stats, name)
+    assert all(span.attributes["outrider.draft_ms"] == 0.0 for span in rounds)
+
+
+async def test_the_pace_learns_from_its_rounds_and_decides_its_depth(monkeypatch):
+    learned = []
+    observe = Pace.observe_round
+
+    def observing(self, sequence, accepted, *observed):
+        learned.append((sequence.drafter, accepted))
+        observe(self, sequence, accepted, *observed)
+
+    monkeypatch.setattr(Pace, "observe_round", observing)
+    async with pair(0, drafter=ROW.name) as fleet:
+        text, stats = await answer(fleet, "json", 0.0, speculation=beside("auto"))
+    assert text == expected("json", 0.0)
+    assert len(learned) == stats.rounds > 0
+    assert {drafter for drafter, _ in learned} == {ROW.name}
+    assert sum(accepted for _, accepted in learned) == stats.accepted
+
+
+async def test_where_the_target_has_no_such_drafter_it_is_plain_decoding():
+    async with pair(0) as fleet:
+        text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+    assert text == expected("json", 0.0)
+    assert stats.rounds == 0
+
+
+async def test_a_drafter_that_fails_costs_its_drafts_alone(monkeypatch):
+    def failing(self, asked):
+        raise IndexError("a defect of the drafter")
+
+    monkeypatch.setattr(Beside, "propose", failing)
+    async with pair(0, drafter=ROW.name) as fleet:
+        text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+    assert text == expected("json", 0.0)
+    assert stats.rounds == 0
+
+
+def test_a_drafter_of_another_place_is_refused(tmp_path):
+    folder = write_checkpoint(tmp_path, "llama")
+    with pytest.raises(ValueError, match="drafter='ngram' runs in the gateway"):
+        Engine(EngineSettings(model=str(folder), cache_memory=2**22, drafter="ngram"))
+
+
+def test_a_tree_is_cut_to_a_depth():
+    assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
