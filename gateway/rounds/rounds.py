@@ -48,7 +48,7 @@ class Round:
     proposal: Proposal
     reply: rounds_pb2.TargetReply
     reason: str  # of the depth
-    continued: bool  # the target had the Draft before the Verdict before it fell
+    continued: bool  # the target held the Draft before it had finished the round before
     draft_s: float
     target_s: float
 
@@ -74,7 +74,7 @@ class Rounds:
             speculation: resolved.
             deadline: when to give up, in the event loop's time.
             task: label under which acceptance is counted.
-            record: counts what happens; None: one of its own.
+            stats: counts what happens; None: one of its own.
             trace: for the spans of its rounds.
         """
         self._sequence = sequence
@@ -182,7 +182,7 @@ class Rounds:
     async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
 
-        Where the target was sent what follows a Verdict before it fell, it is at the next one already.
+        Where the target was sent the next Draft before its Verdict, it works on the next round already.
         """
         proposal: Proposal | None = first
         continues, draft_s = False, first.seconds
