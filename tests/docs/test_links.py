@@ -75,8 +75,8 @@ def missing_names(text: str) -> Iterator[str]:
             continue  # a file, a span's attribute
         while rest and _is_module(place / rest[0]):
             place /= rest.pop(0)
-        source = (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).read_text()
-        if rest and not re.search(rf"\b{rest[0]}\b", source):
+        file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+        if rest and not re.search(rf"\b{rest[0]}\b", file.read_text()):
             yield name
 
 
@@ -90,6 +90,11 @@ def test_what_a_page_points_to_exists(name: str) -> None:
     text = page.read_text()
     wrong = [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
     assert not wrong, f"{name} points to what does not exist"
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.endswith(".yaml")])
+def test_what_a_manifest_names_of_ours_exists(name: str) -> None:
+    assert not [*missing_names((ROOT / name).read_text())]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
