@@ -1,4 +1,4 @@
-# The commands of the README. PYTHON picks the interpreter that .venv is made from.
+# The commands of README.md and CONTRIBUTING.md. PYTHON picks the interpreter that .venv is made from.
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := outrider protos actors gateway cluster bench tests

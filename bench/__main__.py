@@ -21,6 +21,7 @@ BENCHMARKS = {
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",
     "batch_invariant": "what batch-invariant numerics cost",
+    "tables": "the tables of all these in the docs",
 }
 
 

@@ -56,7 +56,7 @@ class Work:
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """The gateway's end: as gateway.streams.WorkerStream, with a delay per hop."""
+    """The gateway's end: as gateway.workers.streams.WorkerStream, with a delay per hop."""
 
     engine: "SimulatedEngine"
     sequence: Sequence

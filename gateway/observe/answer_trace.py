@@ -1,8 +1,9 @@
 """The spans of one answer: one for every round and for every stretch of plain decoding.
 
-A round's span begins when its Draft is asked for, or where the target has it before the Verdict falls that it
-follows, when it was sent there; it ends with its own Verdict. What its attributes count is what the answer's
-Stats gained meanwhile, so that over an answer they sum up to the usage that the client is told.
+A round's span begins when its Draft is asked for, and ends with its own Verdict. Where the target held the
+Draft before it had finished the round before, the span begins when the Draft was sent there. Its attributes
+count what the answer's Stats gained meanwhile, so over an answer they sum up to the usage that the client is
+told.
 """
 
 import time

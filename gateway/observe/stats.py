@@ -28,7 +28,7 @@ class Stats:
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
     prepared_for: int = 0  # verdicts for which the draft worker had prepared
     ahead_hits: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
-    continued: int = 0  # rounds for which the target had the Draft before the Verdict fell
+    continued: int = 0  # rounds whose Draft the target held before it had finished the round before
     saved_s: float = 0.0  # in steps of the draft that were over when the Draft was asked for
     wasted: int = 0  # tokens that were drafted for other verdicts
     target_passes: int = 0  # verdicts, with a Draft or without

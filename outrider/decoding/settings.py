@@ -32,22 +32,35 @@ class RequestedSampling(BaseModel):
     min_p: float = Field(
         default=0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest"
     )
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100.0, description="over prompt and output")
-    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, once per token")
-    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="over output, per occurrence")
-    logit_bias: dict[TokenId, Bias] = Field(default_factory=dict, description="added to a token's logit")
-    min_tokens: int = Field(default=0, ge=0, description="tokens before an end of sequence may be chosen")
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100.0,
+        description="above 1 makes every token of prompt and output less likely, below 1 more",
+    )
+    presence_penalty: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="taken from the logit of each token of the output"
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="the same, once for each time that the token occurs"
+    )
+    logit_bias: dict[TokenId, Bias] = Field(
+        default_factory=dict, description="what is added to the logits of tokens, by id"
+    )
+    min_tokens: int = Field(default=0, ge=0, description="tokens that come before any end of sequence")
     max_tokens: int = Field(
         default=16, ge=1, validate_default=True, description="tokens after which the generation ends"
     )
     stop_token_ids: tuple[TokenId, ...] = Field(
-        default=(), description="end the generation like an end of sequence"
+        default=(), description="tokens that end the generation like an end of sequence"
     )
     ignore_eos: bool = Field(default=False, description="go on after an end of sequence")
     allowed_token_ids: tuple[TokenId, ...] | None = Field(
-        default=None, description="nothing else may be chosen"
+        default=None, description="the only tokens that may be chosen; None allows all"
     )
-    bad_token_ids: tuple[TokenId, ...] = Field(default=(), validate_default=True, description="never chosen")
+    bad_token_ids: tuple[TokenId, ...] = Field(
+        default=(), validate_default=True, description="tokens that are never chosen"
+    )
     seed: int | None = Field(
         default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported"
     )

@@ -30,15 +30,15 @@ class Sequence:
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
-    pending: Draft = NO_DRAFT  # drafted tokens whose cache is kept while it may turn out right
+    pending: Draft = NO_DRAFT  # drafted tokens that may still turn out right: their cache is kept
     ranked: dict[int, tuple[int, ...]] = field(
         default_factory=dict
     )  # at a draft: the best tokens after a pending node or ROOT, best first, as far as they are known
-    acceptance_rate: float = 0.0  # at a draft: of its latest chains
+    acceptance_rate: float = 0.0  # at a draft: the acceptance of its latest chains
     drafted: Draft = NO_DRAFT  # at a draft: its newest Draft
-    in_rounds: bool = False  # at a draft: the newest tokens were a Verdict on the Draft before
-    verified_round: int | None = None  # at a target: of its last work, if that was to verify
-    ahead: tuple[int, Draft] | None = None  # at a target: Drafts that follow so many tokens, to go on with
+    in_rounds: bool = False  # at a draft: its newest tokens came as the Verdict on its last Draft
+    verified_round: int | None = None  # at a target: the round of its last work, if that verified a Draft
+    ahead: tuple[int, Draft] | None = None  # at a target: the next Drafts, and the length that they follow
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0  # since its last result
     is_free: bool = False  # its last work was to generate freely

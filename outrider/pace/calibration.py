@@ -1,4 +1,4 @@
-"""How far rounds fall short of what they were expected to be, as far as plain decoding does not as well."""
+"""By how much rounds miss the speed that costs predict, beside how much plain decoding misses its own."""
 
 from typing import Literal
 
@@ -10,13 +10,13 @@ LARGEST = 2.0  # factor by which one time may be off; beyond it counts as this
 
 
 class Calibration:
-    """Costs are those of steps, each by itself, and depths are the best by rates that are only estimates.
+    """Compares the time that rounds and plain decoding take with the time that was expected.
 
-    What that leaves out is seen in the batch as it runs: a draft on the same machine slows down the target's
-    steps, sequences come back too late for the step that was to take them, and where the best of several
-    estimates is chosen it was mostly one that was too good. What slows both kinds down, such as prompts,
-    cancels out. The kind that is not seen is taken to be more and more like the other one, so what did not
-    pay once is tried again.
+    Costs describe steps one by one, and depths are chosen by estimated rates. Both leave something out that
+    only the running batch shows. A draft on the same machine slows the target's steps down. Sequences come
+    back too late for the step that was to take them. And the best of several estimates is mostly one that was
+    too good. What slows both kinds down, such as prompts, cancels out. A kind that is not seen for a while is
+    taken to be more and more like the other one, so what did not pay once is tried again.
     """
 
     def __init__(self) -> None:
@@ -25,19 +25,19 @@ class Calibration:
 
     @property
     def of_rounds(self) -> float:
-        """By what factor rounds take longer for their tokens than expected."""
+        """Factor by which rounds take longer for their tokens than expected."""
         return self._times["rounds"] / self._times["plain"] * self._expected_tokens / self._tokens
 
     def observe(self, kind: Kind, seconds: float, expected_s: float, sequences: int) -> None:
-        """From one answer of the target to a sequence to the next.
+        """A sequence waited so long from one answer of the target to the next.
 
-        sequences: that are in the batch, and tell the same.
+        sequences: the number of them in the batch; each observes the same.
         """
         factor = min(max(seconds / expected_s, 1.0 / LARGEST), LARGEST)
         self._times[kind] += (factor - self._times[kind]) / (MEMORY * sequences)
 
     def observe_tokens(self, tokens: float, expected: float, sequences: int) -> None:
-        """Of a Verdict on a Draft."""
+        """A Verdict on a Draft gave so many tokens."""
         newest = 1.0 / (MEMORY * sequences)
         self._tokens += newest * (tokens - self._tokens)
         self._expected_tokens += newest * (expected - self._expected_tokens)

@@ -1,4 +1,4 @@
-"""What a forward pass and a round's ways cost, fitted to timings as they come in. Torch-free."""
+"""What a forward pass and the messages of a round cost, fitted to timings as they come in. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,23 @@ from outrider.drafters.registry import DrafterInfo
 
 Vector = NDArray[np.float64]
 
-HINGES_UP = (8, 16, 32, 64, 128, 256, 512)  # hinge points: tokens from which on one may cost more
-HINGES_DOWN = (16, 64, 192)  # and less: few rows make slow products on some processors
+HINGES_UP = (
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+)  # hinge points, tokens: from there on one more may cost more
+HINGES_DOWN = (16, 64, 192)  # and less: products of few rows are slow on some processors
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
-CHANGED, OFTEN = 1.5, 4  # factor by which, and times in a row that, a changed machine is off
+CHANGED, OFTEN = 1.5, 4  # a machine that is off by this factor so many times in a row has changed
 FADED = 0.1  # weight of what was observed before it changed
 DAMPING = 0.02  # weight of where the weights are, as a share of the observations'
 SHORTEST_S = 1e-9  # of a pass, also before anything was observed
-HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of the time that is hidden
+HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of draft time that is hidden
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
 LEAST_ROUND_S = 2e-4
 OUTLIER = 4.0  # a time further off than by this factor counts as if it were just so far off

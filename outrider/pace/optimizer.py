@@ -1,12 +1,14 @@
 """The depths at which a batch is served fastest. Pure functions over arrays, torch-free.
 
-What counts is the mean over the sequences of the logarithm of their tokens per second. In a batch whose
-sequences are alike that is the most tokens per second. Where they are not, the most tokens per second at a
-moment would come from deep Drafts for those that are easy to guess, at the cost of all others; but these are
-soon through, and the others then fill the batch. Answers do not get longer by being fast: if S streams answer
-request after request in rounds of P seconds, with E tokens a round, the tokens per second over whole answers
-are S / (P mean(1 / E)), the mean over answers. A sequence is in the batch for a share of the time as 1 / E,
-so what these tokens per second change by, relatively, is what the batch's mean of log E - log P changes by.
+The aim is the largest mean, over the sequences, of the logarithm of their tokens per second. In a batch whose
+sequences are alike that is the most tokens per second. Where they differ it is not. The most tokens per
+second at a moment would come from deep Drafts for the sequences that are easy to guess, at the cost of all
+others. But the easy ones are soon through, and the others then fill the batch.
+
+Why the logarithm: answers do not get longer by being fast. Let S streams answer request after request in
+rounds of P seconds, with E tokens a round. The tokens per second over whole answers are then S / (P mean(1 /
+E)), the mean over answers. A sequence is in the batch for a share of the time that is proportional to 1 / E.
+So the relative change of these tokens per second is the change of the batch's mean of log E - log P.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ class Costs(Protocol):
 
     @property
     def calibration(self) -> float:
-        """By what factor rounds take longer than these costs say, as far as plain decoding does not."""
+        """Factor by which rounds take longer than these costs say, divided by that of plain decoding."""
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""

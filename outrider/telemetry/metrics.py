@@ -17,17 +17,17 @@ STEP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0
 ANSWER = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_provider_name")
 DRAFTED = ("task", "drafter")
 
-# What sets the depth of a sequence's next Draft.
+# What decides the depth of a sequence's next Draft.
 REASONS = {
     "measured": "the pace, by measured costs and acceptance",
     "thresholds": "the pace, by its fixed rules",
-    "trial": "the pace, to see what the other kind of step costs",
-    "fixed": "the request",
-    "off": "the request, or there is no drafter",
-    "late Draft": "a Draft missed its deadline and is waited for",
-    "lost draft worker": "the draft worker was lost and another is looked for",
-    "empty Drafts": "the drafter had nothing to say several times in a row and is seldom asked",
-    "last token": "no room is left for a Draft",
+    "trial": "the pace, which tries what the other kind of step costs",
+    "fixed": "the request, which asks for this depth",
+    "off": "the request, which asks for no Drafts; or there is no drafter",
+    "late Draft": "a Draft that missed its deadline and is still awaited",
+    "lost draft worker": "the loss of the draft worker, until another is found",
+    "empty Drafts": "the drafter, which had nothing to say several times in a row and is seldom asked",
+    "last token": "the end of the answer, which leaves no room for a Draft",
 }
 
 
@@ -62,120 +62,147 @@ def _histogram(name: str, meaning: str, labels: Iterable[str], buckets: tuple[fl
 OF_GATEWAYS = (
     _histogram(
         "gen_ai_server_request_duration_seconds",
-        "from the arrival of a request that nothing was wrong with to its last token",
+        "time of a request that was accepted, from its arrival to its last token",
         (*ANSWER, "error_type"),
         REQUEST_BUCKETS,
     ),
     _histogram(
         "gen_ai_server_time_to_first_token_seconds",
-        "from arrival to the first token, the queue included",
+        "time of a request from its arrival to its first token, the queue included",
         ANSWER,
         FIRST_TOKEN_BUCKETS,
     ),
     _histogram(
         "gen_ai_server_time_per_output_token_seconds",
-        "of a whole answer: from its first token to its last, per token after the first",
+        "time per token of an answer, after its first token",
         ANSWER,
         OUTPUT_TOKEN_BUCKETS,
     ),
-    _histogram("outrider_queue_seconds", "that a request waited for its turn", (), FIRST_TOKEN_BUCKETS),
-    _gauge("outrider_requests_running", "requests", "that are being answered"),
-    _gauge("outrider_requests_waiting", "requests", "in the gateway's queue"),
-    _counter("vllm_spec_decode_num_drafts", "rounds", "Drafts that were verified", DRAFTED),
-    _counter("vllm_spec_decode_num_draft_tokens", "tokens", "in these Drafts", DRAFTED),
-    _counter("vllm_spec_decode_num_accepted_tokens", "tokens", "of them that stand", DRAFTED),
+    _histogram(
+        "outrider_queue_seconds", "time that a request spent in the gateway's queue", (), FIRST_TOKEN_BUCKETS
+    ),
+    _gauge("outrider_requests_running", "requests", "requests that are being answered"),
+    _gauge("outrider_requests_waiting", "requests", "requests in the gateway's queue"),
+    _counter("vllm_spec_decode_num_drafts", "rounds", "Drafts that the target verified", DRAFTED),
+    _counter(
+        "vllm_spec_decode_num_draft_tokens",
+        "tokens",
+        "tokens of the Drafts that the target verified",
+        DRAFTED,
+    ),
+    _counter("vllm_spec_decode_num_accepted_tokens", "tokens", "drafted tokens that stand", DRAFTED),
     _counter(
         "vllm_spec_decode_num_accepted_tokens_per_pos",
         "tokens",
-        "of them at each position of a Draft, the first being 0",
+        "drafted tokens that stand, by position in the Draft; the first is 0",
         (*DRAFTED, "position"),
     ),
     _counter(
         "outrider_verified_tokens",
         "tokens",
-        "drafted ones whose position was reached; acceptance rate = accepted / verified",
+        "drafted tokens whose position was reached; the acceptance rate is accepted / verified",
         DRAFTED,
     ),
-    _counter("outrider_tokens", "tokens", "committed", DRAFTED),
+    _counter("outrider_tokens", "tokens", "committed tokens", DRAFTED),
     _counter(
         "outrider_target_passes",
         "passes",
-        "of the target that answered a sequence, with Draft or without",
+        "forward passes of the target that answered a sequence, with a Draft or without",
         DRAFTED,
     ),
     _counter(
-        "outrider_draft_seconds", "seconds", "that rounds waited for a Draft, the wire included", DRAFTED
+        "outrider_draft_seconds",
+        "seconds",
+        "time that rounds waited for their Drafts, the wire included",
+        DRAFTED,
     ),
-    _counter("outrider_target_seconds", "seconds", "that sequences waited for the target, likewise", DRAFTED),
-    _counter("outrider_prepared_verdicts", "verdicts", "for which the draft worker had prepared", DRAFTED),
-    _counter("outrider_ahead_hits", "verdicts", "of them that were foreseen", DRAFTED),
+    _counter(
+        "outrider_target_seconds",
+        "seconds",
+        "time that sequences waited for the target, the wire included",
+        DRAFTED,
+    ),
+    _counter(
+        "outrider_prepared_verdicts", "verdicts", "verdicts for which the draft worker had prepared", DRAFTED
+    ),
+    _counter("outrider_ahead_hits", "verdicts", "prepared verdicts that the draft worker foresaw", DRAFTED),
     _counter(
         "outrider_continued_rounds",
         "rounds",
-        "for which the target had the Draft before the Verdict fell",
+        "rounds whose Draft the target held before it had finished the round before",
         DRAFTED,
     ),
     _counter(
         "outrider_draft_saved_seconds",
         "seconds",
-        "of the draft's steps that were over when the Draft was asked for",
+        "time of draft steps that were over when the gateway asked for the Draft",
         DRAFTED,
     ),
-    _counter("outrider_wasted_tokens", "tokens", "drafted for verdicts that did not fall", DRAFTED),
+    _counter(
+        "outrider_wasted_tokens",
+        "tokens",
+        "tokens that the draft worker prepared for verdicts that did not come",
+        DRAFTED,
+    ),
     _counter(
         "outrider_transitions",
         "transitions",
-        "of a sequence from plain decoding to rounds (on) and back (off), and what decided it",
+        "changes of a sequence from plain decoding to rounds (on) and back (off), by what decided them",
         (*DRAFTED, "to", "reason"),
     ),
     _counter(
         "outrider_fallbacks",
         "fallbacks",
-        "to plain decoding because a Draft was late, or the draft worker lost or without anything to say",
+        "falls back to plain decoding: a Draft was late, the draft worker was lost, or it had nothing to say",
         (*DRAFTED, "reason"),
     ),
-    _counter("outrider_reopenings", "reopenings", "of a sequence whose target worker was lost", DRAFTED),
+    _counter(
+        "outrider_reopenings", "reopenings", "sequences opened again after their target was lost", DRAFTED
+    ),
     _counter(
         "outrider_failed_sequences",
         "sequences",
-        "that a target's engine could not go on with, or with which max_losses targets were lost",
+        "sequences that failed: the target's engine could not go on, or max_losses targets were lost",
         (*DRAFTED, "reason"),
     ),
+    _gauge("outrider_depth", "tokens", "mean depth in force, by what decides it", ("reason",)),
     _gauge(
-        "outrider_depth",
-        "tokens",
-        "mean depth in force over sequences: "
-        + "; ".join(f"{reason}: {meaning}" for reason, meaning in REASONS.items()),
-        ("reason",),
+        "outrider_sequences", "sequences", "sequences under way, by what decides their depth", ("reason",)
     ),
-    _gauge("outrider_sequences", "sequences", "under way, by what decides their depth", ("reason",)),
     _gauge(
         "outrider_plain_tokens_per_second",
         "tokens per second",
-        "that plain decoding would give the sequences under way, by the costs that the pace has measured",
+        "speed that plain decoding would have now, by the costs that the pace has measured",
     ),
 )
 
 OF_WORKERS = (
     _histogram(
-        "outrider_step_seconds", "of one step: build, forward pass, sampling", ("role",), STEP_BUCKETS
+        "outrider_step_seconds",
+        "time of one step: build, forward pass, sampling",
+        ("role",),
+        STEP_BUCKETS,
     ),
-    _counter("outrider_steps", "steps", "of the engine", ("role",)),
-    _counter("outrider_busy_seconds", "seconds", "in steps", ("role",)),
-    _counter("outrider_forward_seconds", "seconds", "of them in the forward pass", ("role",)),
-    _counter("outrider_sample_seconds", "seconds", "of them in choosing tokens", ("role",)),
-    _counter("outrider_step_tokens", "tokens", "fed in steps, prompts included", ("role",)),
-    _counter("outrider_works", "pieces of work", "that were answered", ("role",)),
-    _counter("outrider_blamed_sequences", "sequences", "that a step could not go on with", ("role",)),
-    _counter("outrider_work_queue_seconds", "seconds", "that they waited for their first step", ("role",)),
-    _gauge("outrider_sequences_running", "sequences", "with work that hold cache", ("role",)),
-    _gauge("outrider_sequences_waiting", "sequences", "with work that wait for cache", ("role",)),
-    _gauge("outrider_cache_blocks_used", "blocks", "of the paged cache that sequences hold", ("role",)),
+    _counter("outrider_steps", "steps", "steps of the engine", ("role",)),
+    _counter("outrider_busy_seconds", "seconds", "time in steps", ("role",)),
+    _counter("outrider_forward_seconds", "seconds", "time in the forward passes of steps", ("role",)),
+    _counter("outrider_sample_seconds", "seconds", "time in which steps chose tokens", ("role",)),
+    _counter("outrider_step_tokens", "tokens", "tokens fed in steps, prompts included", ("role",)),
+    _counter("outrider_works", "pieces of work", "pieces of work that the engine answered", ("role",)),
+    _counter(
+        "outrider_blamed_sequences", "sequences", "sequences with which a step could not go on", ("role",)
+    ),
+    _counter("outrider_work_queue_seconds", "seconds", "time that work waited for its first step", ("role",)),
+    _gauge("outrider_sequences_running", "sequences", "sequences with work that hold cache", ("role",)),
+    _gauge("outrider_sequences_waiting", "sequences", "sequences with work that wait for cache", ("role",)),
+    _gauge("outrider_cache_blocks_used", "blocks", "cache blocks that sequences hold", ("role",)),
     _gauge(
         "outrider_cache_blocks_free",
         "blocks",
-        "that can be allocated, those kept for their prefix included",
+        "cache blocks that can be given out, those kept for their prefix included",
         ("role",),
     ),
-    _gauge("outrider_device_memory_free_bytes", "bytes", "of the device that nobody has taken", ("role",)),
+    _gauge(
+        "outrider_device_memory_free_bytes", "bytes", "memory of the device that nobody has taken", ("role",)
+    ),
 )

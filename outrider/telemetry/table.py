@@ -1,9 +1,10 @@
-"""The README's table of metrics: ``python -m outrider.telemetry.table`` writes it."""
+"""The tables of docs/metrics.md: ``python -m outrider.telemetry.table`` writes them."""
 
 from pathlib import Path
 
-from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, Metric
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, REASONS, Metric
 
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 BEGIN, END = "<!-- metrics: written by python -m outrider.telemetry.table -->\n", "<!-- end of metrics -->\n"
 
 
@@ -22,15 +23,19 @@ def _row(metric: Metric, owner: str) -> str:
     return f"| `{name}` | {metric.kind}, {metric.unit} | {metric.meaning} | {labels} | {owner} |"
 
 
-def rewritten(readme: str) -> str:
-    """With the table between its two marks. Raises ValueError if they are missing."""
-    before, _, rest = readme.partition(BEGIN)
+def reasons() -> str:
+    rows = [f"| `{reason}` | {meaning} |" for reason, meaning in REASONS.items()]
+    return "\n".join(["| `reason` | what decides the depth |", "|---|---|", *rows, ""])
+
+
+def rewritten(page: str) -> str:
+    """With the tables between their two marks. Raises ValueError if these are missing."""
+    before, _, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError("README.md has lost the marks of the metrics table")
-    return f"{before}{BEGIN}{table()}{END}{after}"
+        raise ValueError(f"{PAGE.name} has lost the marks of the metrics tables")
+    return f"{before}{BEGIN}{table()}\n{reasons()}{END}{after}"
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "README.md"
-    path.write_text(rewritten(path.read_text()))
+    PAGE.write_text(rewritten(PAGE.read_text()))

@@ -1,8 +1,10 @@
 """The client finishes its answer though the gateway is lost on the way, and says nothing twice."""
 
+import re
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import pytest
@@ -75,6 +77,16 @@ def test_an_answer_that_broke_is_finished_with_the_same_text(gateway, first, sec
     assert (answer.repeats, answer.finish_reason, answer.seed) == (2, "length", SEED)
     assert script.seeds[0] is None
     assert script.seeds[1] == (None if first == 0 else SEED)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/clients.md"])
+def test_the_example_of_a_page_prints_the_answer(gateway, capsys, page):
+    _, address = gateway
+    text = (Path(__file__).parents[2] / page).read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.S)
+    (example,) = (example for example in examples if "import Client" in example)
+    exec(example.replace("127.0.0.1:9000", address), {})
+    assert capsys.readouterr().out.startswith(TEXT)
 
 
 def test_what_is_wrong_with_the_request_is_not_tried_again(gateway):

@@ -243,11 +243,9 @@ def until_a_gateway_knows_its_workers(machines: Machines) -> None:
 
 
 @pytest.mark.slow  # as with our client
-def test_a_gateway_killed_under_the_readme_s_example(machines: Machines) -> None:
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
-    [example] = [
-        block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "def pieces(" in block
-    ]
+def test_a_gateway_killed_under_the_example_of_the_docs(machines: Machines) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "failures.md").read_text()
+    [example] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "def pieces(" in block]
     namespace: dict[str, Any] = {}
     exec(example, namespace)
     settings = {"max_tokens": TOKENS, "temperature": 0.8, "extra_body": {"min_tokens": TOKENS}, "seed": 9}

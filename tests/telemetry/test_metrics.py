@@ -1,15 +1,13 @@
-"""The table of metrics, the README's copy of it, and what is recorded under these names."""
+"""The table of metrics, its copy in the docs, and what is recorded under these names."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from outrider.telemetry.instruments import Instruments
-from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
-from outrider.telemetry.table import rewritten, table
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, REASONS
+from outrider.telemetry.table import PAGE, reasons, rewritten, table
 
-ROOT = Path(__file__).parent.parent.parent
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
 
 
@@ -21,14 +19,18 @@ class Recorded:
         self.inc = self.set = self.observe = lambda value, tags: self.values.append((value, tags))
 
 
-def test_the_table_of_the_readme_is_the_one_in_the_code():
-    readme = (ROOT / "README.md").read_text()
-    assert rewritten(readme) == readme, "run python -m outrider.telemetry.table"
+def test_the_tables_of_the_docs_are_those_of_the_code():
+    page = PAGE.read_text()
+    assert rewritten(page) == page, "run python -m outrider.telemetry.table"
 
 
-def test_a_readme_without_the_marks_is_refused():
+def test_a_page_without_the_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
-        rewritten("# Outrider\n")
+        rewritten("# Metrics\n")
+
+
+def test_every_reason_has_a_row():
+    assert all(f"| `{reason}` | {meaning} |" in reasons() for reason, meaning in REASONS.items())
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

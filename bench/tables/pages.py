@@ -1,0 +1,62 @@
+"""Every table by the mark that it stands at in the docs or the README."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.tables import in_process, service, summary
+from bench.tables.reading import source
+from outrider.tools.pages import begin, rewritten
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+COMMAND = "python -m bench.tables"
+
+# By mark: the bench whose source is told above, None where it stands there already; and what writes it.
+TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
+    "start": ("start", service.start),
+    "start_memory": (None, service.start_memory),
+    "engine_one_stream": ("engine", in_process.engine_one_stream),
+    "engine_costs": (None, in_process.engine_costs),
+    "engine_streams": (None, in_process.engine_streams),
+    "load_closed": ("load", service.load_closed),
+    "load_tasks": (None, service.load_tasks),
+    "load_creative": (None, service.load_creative),
+    "load_crossing": (None, service.load_crossing),
+    "load_open": (None, service.load_open),
+    "simulate": ("simulate", service.simulate),
+    "simulate_ahead": (None, service.simulate_ahead),
+    "ahead": ("ahead", service.ahead),
+    "ahead_rounds": (None, service.ahead_rounds),
+    "ahead_distance": (None, service.ahead_distance),
+    "ahead_crowd": (None, service.ahead_crowd),
+    "service": ("service", service.service),
+    "identity": ("identity", in_process.identity),
+    "batch_invariant": ("batch_invariant", in_process.batch_invariant),
+    "quantized_steps": ("quantized", in_process.quantized_steps),
+    "quantized_acceptance": (None, in_process.quantized_acceptance),
+    "step": ("step", in_process.step),
+    "step_profile": (None, in_process.step_profile),
+    "plain": ("plain", in_process.plain),
+    "linear": ("linear", in_process.linear),
+    "tensor_parallel": ("tensor_parallel", in_process.tensor_parallel),
+    "tensor_parallel_alone": (None, in_process.tensor_parallel_alone),
+    "tracing": ("tracing", service.tracing),
+    "tracing_costs": (None, service.tracing_costs),
+    "sampling": ("sampling", in_process.sampling),
+    "metrics": ("metrics", service.metrics),
+    "summary": (None, summary.summary),
+}
+
+
+def text_of(name: str) -> str:
+    """What stands between the marks of that table."""
+    bench, write = TABLES[name]
+    return (source(bench) if bench else "") + write()
+
+
+def updated(page: str) -> str:
+    """With every table that it has marks for."""
+    for name in TABLES:
+        if begin(name, COMMAND) in page:
+            page = rewritten(page, name, COMMAND, text_of(name))
+    return page

@@ -1,0 +1,86 @@
+"""Results as they lie in bench/results, and cells of a table made of them."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+KINDS = {
+    "code": "code",
+    "prose": "prose",
+    "json": "JSON",
+    "question_answer": "question/answer",
+    "stories": "stories",
+    "arithmetic": "arithmetic",
+}
+MODES = {"plain": "plain", "fixed-4": "K = 4", "fixed-6": "K = 6", "adaptive": "pace"}
+# Results from before a bench was renamed keep the words of their day.
+RENAMED = (
+    ("bench.reproducible", "bench.batch_invariant"),
+    ("--reproducible", "--batch-invariant"),
+    ("numerics that are reproducible", "batch-invariant numerics"),
+)
+
+Row = Mapping[str, Any]
+
+
+@cache
+def results(name: str) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return stored
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def source(name: str) -> str:
+    """What made the results of a bench: command, machine, threads, day."""
+    stored = results(name)
+    commands = stored.get("commands") or [stored["command"]]
+    told = dict.fromkeys(commands.values() if isinstance(commands, dict) else commands)
+    machine = stored["machine"]
+    facts = [machine["processor"], f"{machine['cores']} cores", _threads(stored), stored["date"]]
+    return f"{', '.join(map(_today, told))}: {', '.join(facts)}.\n\n"
+
+
+def _today(command: str) -> str:
+    """As code, up to a remark in parentheses."""
+    for before, now in RENAMED:
+        command = command.replace(before, now)
+    code, parenthesis, remark = command.partition(" (")
+    return f"`{code}`{parenthesis}{remark}"
+
+
+def _threads(stored: Row) -> str:
+    of_machine = stored["machine"]["torch_threads"]
+    threads = stored.get("threads", stored.get("threads_of_each_process", of_machine))
+    if isinstance(threads, dict):
+        return "threads: " + " and ".join(f"{role} {count}" for role, count in threads.items())
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def ms(value: float) -> str:
+    return number(value, 2 if value < 1 else 1 if value < 10 else 0)
+
+
+def met(value: bool) -> str:
+    return "yes" if value else "**no**"
+
+
+def found(rows: Iterable[Row], **wanted: Any) -> dict[str, Any]:
+    """The one row with these values."""
+    (row,) = (row for row in rows if all(row[name] == value for name, value in wanted.items()))
+    return dict(row)
+
+
+def distinct(rows: Iterable[Row], column: str) -> list[Any]:
+    return list(dict.fromkeys(row[column] for row in rows))

@@ -1,0 +1,98 @@
+"""The README's table: the figures that decide whether this is for you."""
+
+from bench.tables.in_process import is_batch_invariant
+from bench.tables.reading import Row, found, number, results, table
+
+OVERHEAD_AIM_MS = 1.0  # of a round
+PLAIN_AIMS = {1: 1.25, 8: 1.5, 32: 1.4}  # to transformers' generate, by batch
+
+
+def summary() -> str:
+    rows = [*_speed(), *_texts(), *_costs()]
+    header = ["what", "measured", "our aim", "command"]
+    return table(header, ([*cells, f"`python -m bench.{name}`"] for *cells, name in rows))
+
+
+def _speed() -> list[list[str]]:
+    load, ahead = results("load"), results("ahead")
+    means = {row["depth"]: row["ratio"] for row in results("engine")["means"] if row["batch"] == 1}
+    depth = max(means, key=lambda depth: means[depth])
+    paces = [row["adaptive / reference"] for row in load["ratios"]]
+    missed = [str(row["streams"]) for row in load["ratios"] if not row["ok"]]
+    gains = [row["with / without"] for row in ahead["rows"]]
+    few, many = load["ratios"][0], load["ratios"][-1]
+    aim = number(few["bar"]) + (f", missed at {' and '.join(missed)} streams" if missed else "")
+    return [
+        [f"one process, one stream, K = {depth}, to plain decoding", _times(means[depth]), "", "engine"],
+        [f"the service at {few['streams']} stream, to plain decoding", _times(_to_plain(few)), "", "load"],
+        [f"the service at {many['streams']} streams, to plain decoding", _times(_to_plain(many)), "", "load"],
+        [
+            f"the same at {few['streams']} to {many['streams']}, to the best of plain and fixed depths",
+            _times(min(paces), max(paces)),
+            aim,
+            "load",
+        ],
+        ["draft-ahead, one stream, to drafting without it", _times(min(gains), max(gains)), "", "ahead"],
+    ]
+
+
+def _texts() -> list[list[str]]:
+    rows = results("identity")["rows"]
+    kinds = {"float32": ("float32", False), "bfloat16": ("bfloat16", False)}
+    kinds["bfloat16, batch-invariant"] = ("bfloat16", True)
+    worst = {
+        name: max(row["differ"] for row in rows if (row["dtype"], is_batch_invariant(row)) == kind)
+        for name, kind in kinds.items()
+    }
+    asked = rows[0]["requests"]
+    return [
+        [
+            f"texts that differ from plain decoding, {name}",
+            f"{differ} of {asked}",
+            "" if name == "bfloat16" else "0",
+            "identity",
+        ]
+        for name, differ in worst.items()
+    ]
+
+
+def _costs() -> list[list[str]]:
+    plain, overhead_ms = results("plain")["rows"], results("service")["rows"][0]["overhead per round, ms"]
+    (traced,) = results("tracing")["rows"]
+    is_missed = any(row["ratio"] < PLAIN_AIMS[row["batch"]] for row in plain)
+    return [
+        [
+            "a round's time beside the steps of draft and target",
+            f"{number(overhead_ms, 1)} ms",
+            f"{OVERHEAD_AIM_MS} ms{_missed(overhead_ms > OVERHEAD_AIM_MS)}",
+            "service",
+        ],
+        [
+            f"plain decoding to transformers' `generate`, batch {', '.join(str(r['batch']) for r in plain)}",
+            _times(*(row["ratio"] for row in plain), between=", "),
+            ", ".join(f"{PLAIN_AIMS[row['batch']]:g}" for row in plain) + _missed(is_missed),
+            "plain",
+        ],
+        [
+            f"every request traced, {traced['streams']} streams, to none traced",
+            _times(traced["ratio"]),
+            number(traced["bar"]) + _missed(not traced["ok"]),
+            "tracing",
+        ],
+    ]
+
+
+def _times(*ratios: float, between: str = " to ") -> str:
+    return f"{between.join(map(number, ratios))} times"
+
+
+def _missed(is_missed: bool) -> str:
+    return ", missed" if is_missed else ""
+
+
+def _to_plain(compared: Row) -> float:
+    """The pace's tokens per second to those of plain decoding."""
+    point = {"streams": compared["streams"], "target": compared["target"]}
+    rows = results("load")["rows"]
+    rates = [found(rows, mode=mode, **point)["tokens/s"] for mode in ("adaptive", "plain")]
+    return float(rates[0] / rates[1])

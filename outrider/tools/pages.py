@@ -1,0 +1,19 @@
+"""Parts of the docs that a command writes: each stands between two marks, by its name."""
+
+
+def begin(name: str, command: str) -> str:
+    return f"<!-- {name}: written by {command} -->\n"
+
+
+def end(name: str) -> str:
+    return f"<!-- end of {name} -->\n"
+
+
+def rewritten(page: str, name: str, command: str, text: str) -> str:
+    """The page with ``text`` between the marks of ``name``. Raises ValueError unless they are there once."""
+    first, last = begin(name, command), end(name)
+    if page.count(first) != 1 or page.count(last) != 1:
+        raise ValueError(f"the page must have these marks once: {first.strip()} and {last.strip()}")
+    before, _, rest = page.partition(first)
+    _, _, after = rest.partition(last)
+    return f"{before}{first}{text}{last}{after}"

@@ -1,0 +1,36 @@
+"""``from outrider import Client``: there for those who ask, and no cost to anybody else."""
+
+import subprocess
+import sys
+
+import pytest
+
+import outrider
+from outrider.client.client import Client
+
+
+def loads_grpc(statement: str) -> bool:
+    """Whether a new interpreter that runs it has imported gRPC."""
+    check = f"{statement}; import sys; print('grpc' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    return run.stdout.strip() == "True"
+
+
+def test_the_package_has_the_client():
+    from outrider import Client as Named
+
+    assert Named is Client
+
+
+def test_what_the_package_does_not_have_is_told_by_name():
+    with pytest.raises(AttributeError, match="'Server'"):
+        _ = outrider.Server
+
+
+@pytest.mark.parametrize("module", ["outrider", "outrider.decoding.draft", "outrider.pace.controller"])
+def test_other_modules_bring_no_grpc(module: str):
+    assert not loads_grpc(f"import {module}")
+
+
+def test_the_client_does():
+    assert loads_grpc("from outrider import Client")

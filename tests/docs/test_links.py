@@ -1,0 +1,159 @@
+"""What the pages point to exists: links and their anchors, files, modules. The README stays short."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("outrider", "gateway", "cluster", "actors", "protos", "bench")
+LINES_OF_README, LONGEST_PARAGRAPH = 200, 700
+FENCE = re.compile(r"^ *```.*?^ *```", re.M | re.S)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?) *$", re.M)
+FILE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)+/?")
+SUFFIXES = {".py", ".md", ".proto", ".json", ".yaml", ".png", ".html", ".js", ".css", ".toml", ".safetensors"}
+NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Of the repository, those to be committed included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return tuple(name for name in said.splitlines() if (ROOT / name).exists())
+
+
+PAGES = sorted(name for name in files() if name.endswith(".md"))
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    found: dict[str, int] = {}
+    for title in HEADING.findall(FENCE.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found[anchor] = found.get(anchor, -1) + 1
+    return {
+        f"{name}-{number}" if number else name for name, last in found.items() for number in range(last + 1)
+    }
+
+
+def broken_links(text: str, page: Path) -> Iterator[str]:
+    for link in LINK.findall(CODE.sub("", FENCE.sub("", text))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{link}: no such file"
+        elif anchor and anchor not in anchors(text if target == page else target.read_text()):
+            yield f"{link}: no such heading"
+
+
+def missing_files(text: str, page: Path) -> Iterator[str]:
+    """Those named in backticks, from the root or from the page's folder; a * stands for any name."""
+    tops = {name.partition("/")[0] for name in files() if "/" in name}
+    for code in CODE.findall(FENCE.sub("", text)):
+        for path in FILE.findall(code) if not code.startswith("/") and "://" not in code else []:
+            if path.partition("/")[0] not in tops and Path(path).suffix not in SUFFIXES:
+                continue
+            if not any(next(folder.glob(path.rstrip("/")), None) for folder in (ROOT, page.parent)):
+                yield path
+
+
+def missing_names(text: str) -> Iterator[str]:
+    """Modules of ours, and what is named in them."""
+    for name in NAME.findall(text):
+        place, rest = ROOT, name.split(".")
+        if rest[0] == "outrider" and not _is_module(ROOT / "outrider" / rest[1]) and rest[1] != "Client":
+            continue  # a file, a span's attribute
+        while rest and _is_module(place / rest[0]):
+            place /= rest.pop(0)
+        file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+        if rest and not re.search(rf"\b{rest[0]}\b", file.read_text()):
+            yield name
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_points_to_exists(name: str) -> None:
+    page = ROOT / name
+    text = page.read_text()
+    wrong = [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
+    assert not wrong, f"{name} points to what does not exist"
+
+
+@pytest.mark.parametrize("name", [name for name in files() if name.endswith(".yaml")])
+def test_what_a_manifest_names_of_ours_exists(name: str) -> None:
+    assert not [*missing_names((ROOT / name).read_text())]
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        links = (link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link)
+        found = {(page.parent / link).resolve() for link in links if link.endswith(".md")}
+        ahead += found - reached
+    assert not {ROOT / name for name in PAGES} - reached
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LINES_OF_README
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_paragraph_is_long(name: str) -> None:
+    prose = re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) )", FENCE.sub("", (ROOT / name).read_text()))
+    long = [
+        part.strip()[:60]
+        for part in prose
+        if len(part) > LONGEST_PARAGRAPH and not part.lstrip().startswith("|")
+    ]
+    assert not long
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](no-such-page.md)",
+        "[a](README.md#no-such-heading)",
+        "[a](#no-such-heading)\n## A heading",
+        "`gateway/no_such_file.py`",
+        "`bench/results/*.no-such-suffix`",
+        "`python -m bench.no_such_module`",
+        "gateway.proxy.add_generation_servicer",
+        "`outrider.client.generation.Client`",
+        "`outrider/engine/no_such_folder/`",
+    ],
+)
+def test_what_does_not_exist_is_seen(text: str) -> None:
+    page = ROOT / "README.md"
+    found = [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
+    assert found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](https://example.org/no-such-page.md)",
+        "```\n[a](no-such-page.md)\n```",
+        "[a](#a-heading-1)\n## A heading\n## A `heading`!",
+        "`/v1/completions`, `http/protobuf`, `owner/name@revision`, `config.json`",
+        "`bench/results/*.json`, `tests/fuzz/`, `python -m bench.tables`, outrider.yaml, `outrider.Client`",
+        "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app",
+    ],
+)
+def test_what_exists_is_let_through(text: str) -> None:
+    page = ROOT / "README.md"
+    assert not [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
