@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gateway.settings import GatewaySettings
-from outrider.drafters.registry import DrafterName
+from outrider.drafters.name import DrafterName
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.settings import PaceSettings
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.decoding.settings import Verification
-from outrider.drafters.registry import DrafterName
+from outrider.drafters.name import DrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
 Priority = Literal["interactive", "batch"]

@@ -43,6 +43,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Usage
 from gateway.generation.token_bytes import TokenBytes
 from gateway.observe.loads import loads
+from outrider.drafters.registry import drafters
 
 logger = logging.getLogger("ray.serve")
 
@@ -148,6 +149,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             return JSONResponse(body, status_code=200 if ready else 503)
         body["workers"] = [asdict(worker) for worker in generation.fleet.workers()]
         body["pace"] = generation.paces.settings.model_dump()
+        body["drafters"] = {row.name: row.meaning for row in drafters()}
         body["gateway"] = settings.model_dump(exclude={"api_key_digests"})
         return JSONResponse(body, status_code=200 if ready else 503)
 

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, WithJsonSchema
+from typing import Any
 
 
 class Place(Enum):
@@ -70,15 +68,6 @@ def drafter(name: str) -> DrafterInfo:
         raise ValueError(f"there is no drafter {name!r}, there are: {', '.join(_ROWS)}")
     return _ROWS[name]
 
-
-def _known(name: str) -> str:
-    return drafter(name).name
-
-
-# The name of a drafter, as settings and requests give it.
-DrafterName = Annotated[
-    str, AfterValidator(_known), WithJsonSchema({"type": "string", "description": "name of a drafter"})
-]
 
 register(
     DrafterInfo(

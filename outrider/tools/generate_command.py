@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from outrider.client.client import Answer, Client
+from outrider.drafters.registry import drafters
 
 API_KEY = "OUTRIDER_API_KEY"
 COLOURS = {"accepted": "\033[32m", "target": "\033[33m", "plain": ""}
@@ -28,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--stop": {"action": "append", "default": [], "help": "the text ends before it; may be repeated"},
     "--speculation": {"dest": "mode", "choices": ("auto", "fixed", "off"), "help": "[auto]"},
     "--depth": {"type": int, "help": "tokens drafted per round under --speculation fixed"},
-    "--drafter": {"choices": ("model", "ngram"), "help": "[the deployment's]"},
+    "--drafter": {"choices": [row.name for row in drafters()], "help": "[the deployment's]"},
     "--patience": {"type": float, "default": 60.0, "help": "seconds to wait for a lost service [60]"},
     "--color": {"action": "store_true", "help": "show where each token comes from"},
 }

@@ -194,6 +194,16 @@ function showSettings(health) {
   if (!settings.isEqualNode(shown)) shown.replaceWith(settings);
 }
 
+function offerDrafters(health) {
+  const select = byId("drafter");
+  if (select.options.length > 1) return;
+  for (const [name, meaning] of Object.entries(health.drafters)) {
+    const option = new Option(name);
+    option.title = meaning;
+    select.add(option);
+  }
+}
+
 function showStatus(text, well) {
   byId("status").textContent = text;
   byId("status").className = well ? "well" : "ill";
@@ -205,6 +215,7 @@ async function look() {
     loads.add(now);
     showWorkers(loads.workers());
     showSettings(health);
+    offerDrafters(health);
     showStatus(health.status, health.status === "ok");
   } catch (error) {
     loads.gap();
