@@ -88,7 +88,7 @@ class Rounds:
         if speculation.mode != "off" and speculation.drafter is not None:
             drafter = DRAFTERS[speculation.drafter](fleet, sequence)
         paced = paces.sequence(speculation, task, priority)
-        longest_wait_s = settings.draft_deadline_ms / 1e3
+        longest_wait_s = settings.propose_deadline_ms / 1e3
         self._drafting = Drafting(
             sequence, drafter, speculation, paced, self.stats, longest_wait_s, self._extend, trace
         )

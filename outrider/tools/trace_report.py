@@ -169,7 +169,7 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
     if counts["late_drafts"] > FEW * rounds:
         yield (
             times["wait"],
-            "Drafts came late: higher draft_deadline_ms, more drafts, or a faster draft",
+            "Drafts came late: higher propose_deadline_ms, more drafts, or a faster draft",
         )
     if any(event.startswith("preemption") for event in result.events):
         yield times["wait"], "the cache was full: a higher cache_memory, or fewer max_requests"

@@ -70,7 +70,7 @@ async def pair(
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(worker_of("target", delay_s, **of_target)),
-            await stack.enter_async_context(worker_of("draft", delay_s, branches=branches, **of_draft or {})),
+            await stack.enter_async_context(worker_of("draft", delay_s, draft_ahead=branches, **of_draft or {})),
         ]
         fleet = Fleet(lambda: workers, TRUST)
         stack.push_async_callback(fleet.close)
@@ -101,7 +101,7 @@ async def answer(
         fleet,
         speculation.resolved("model", PaceSettings()),
         paces,
-        GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e3 * LIMIT_S),
+        GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e3 * LIMIT_S),
         asyncio.get_running_loop().time() + LIMIT_S,
         stats=stats,
         trace=trace,

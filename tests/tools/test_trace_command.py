@@ -131,7 +131,7 @@ def test_the_parts_of_a_request_and_what_they_mean(printed):
         ({"wire": 5.0, "target": 5.0}, "draft_resources"),
         ({"wait": 5.0, "target": 5.0}, "drafts"),
         ({"gateway": 5.0, "target": 5.0}, "gateways"),
-        ({"target": 5.0, "late_drafts": 1}, "draft_deadline_ms"),
+        ({"target": 5.0, "late_drafts": 1}, "propose_deadline_ms"),
         ({"target": 5.0, "accepted": 1}, "mode auto"),
         ({"target": 5.0, "accepted": 4}, "max_depth"),
     ],
