@@ -142,7 +142,7 @@ class RaySettings(Group):
 
 
 class Settings(Group):
-    """Of one deployment. What follows from others is filled in; without a target's model it is the demo pair."""
+    """Of one deployment. What follows from others is filled in; without a target it is the demo pair's."""
 
     target: TargetSettings
     drafts: dict[DraftName, DraftSettings] = Field(

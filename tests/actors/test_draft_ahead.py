@@ -70,7 +70,9 @@ async def pair(
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(worker_of("target", delay_s, **of_target)),
-            await stack.enter_async_context(worker_of("draft", delay_s, draft_ahead=branches, **of_draft or {})),
+            await stack.enter_async_context(
+                worker_of("draft", delay_s, draft_ahead=branches, **of_draft or {})
+            ),
         ]
         fleet = Fleet(lambda: workers, TRUST)
         stack.push_async_callback(fleet.close)
