@@ -48,7 +48,7 @@ CROWD, CROWD_DEPTHS = 32, (1, 2)
 HOPS = 4  # of a round
 PARTS = ("gateway", "wire", "draft", "wait", "target")
 PLAIN = Speculation(mode="off", drafter="model")
-SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
+SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
 
 @dataclass
@@ -201,7 +201,7 @@ def drafts_of(step_s: float, dtype: str) -> Iterator[dict[bool, Worker]]:
         yield {
             ahead: stack.enter_context(
                 worker_process(
-                    "draft", str(DRAFT), 1, dtype, branches=BRANCHES * ahead, shortest_step_s=step_s
+                    "draft", str(DRAFT), 1, dtype, draft_ahead=BRANCHES * ahead, shortest_step_s=step_s
                 )
             )
             for ahead in (False, True)

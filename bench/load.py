@@ -357,12 +357,15 @@ def main() -> None:
             tempfile.TemporaryDirectory() as folder,
             serving(
                 Path(folder),
-                target=inflated_target(target).absolute(),
-                draft=DRAFT,
-                dtype="float32",
-                target_threads=options.target_threads,
-                draft_threads=1,
-                cache_memory=cache_bytes(target),
+                {
+                    "target": inflated_target(target).absolute(),
+                    "target.dtype": "float32",
+                    "target.threads": options.target_threads,
+                    "target.cache_memory": cache_bytes(target),
+                    "draft": DRAFT,
+                    "drafts.default.dtype": "float32",
+                    "drafts.default.cache_memory": cache_bytes(target),
+                },
             ) as service,
         ):
             asyncio.run(measure(service.grpc, target, options, results))

@@ -35,15 +35,16 @@ class Service:
 @contextlib.contextmanager
 def serving(
     folder: Path,
+    settings: Mapping[str, object],
     *,
     ray_address: str = "local",
     environment: Mapping[str, str] = MappingProxyType({}),
-    **settings: object,
 ) -> Iterator[Service]:
     """A service with these settings on free ports, once it is ready; leaves no process behind.
 
     Args:
         folder: it runs here, and leaves what it prints in serve.log.
+        settings: by their paths, as the command takes them.
         environment: variables that it has beside those of this process.
 
     Raises:
@@ -51,7 +52,11 @@ def serving(
         LeftBehindError: with the processes that had to be killed.
     """
     http_port, grpc_port, metrics_port = free_port(), free_port(), free_port()
-    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    ports = {
+        "addresses.http_port": http_port,
+        "addresses.grpc_port": grpc_port,
+        "ray.metrics_port": metrics_port,
+    }
     arguments = ["cluster.app", *(f"{name}={value}" for name, value in {**ports, **settings}.items())]
     with serve_run(
         folder, arguments, ray_address, environment, lambda log: "A first request" in log

@@ -183,7 +183,7 @@ class Clock(Fleet):
 async def answer(fleet: Fleet, request: Request, depth: int) -> tuple[int, ...]:
     """The tokens that the service generates."""
     sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
-    settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
+    settings = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model")
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
     rounds = RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)

@@ -45,7 +45,7 @@ BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
 AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
 AHEAD_COUNTED_S = 240.0  # of all streams together: one stream needs longer to see as many answers
-SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
+SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
 TARGET_70B = Hardware(
     weight_bytes=141e9,

@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
@@ -96,12 +95,12 @@ def worker_phases(lines: Sequence[Line]) -> dict[str, str]:
 
 def start_once(settings: Sequence[str]) -> Start:
     """settings: as `serve run cluster.app` takes them. Raises what ``serving`` raises."""
-    given: dict[str, Any] = dict(setting.split("=", 1) for setting in settings)
+    given = dict(setting.split("=", 1) for setting in settings)
     with tempfile.TemporaryDirectory() as folder:
         reader = Reader(Path(folder) / "serve.log", time.monotonic())
         reader.start()
         begun = time.monotonic()
-        with serving(Path(folder), **given) as service:
+        with serving(Path(folder), given) as service:
             _ask(service)
             answered = time.monotonic() - begun
             processes = [service.process, *service.process.children(recursive=True)]

@@ -44,7 +44,7 @@ from protos import generation_pb2_grpc
 BAR = 0.97
 DRAFT_AHEAD = 12  # as a deployment has it
 COLLECTOR = "opentelemetry.proto.collector.trace.v1.TraceService"
-SETTINGS = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e6)
+SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
 Row = dict[str, Any]
 
@@ -166,7 +166,7 @@ def main() -> None:
     path = str(inflated_target(options.target))
     of_target = EngineSettings.model_validate({**shared, "model": path, "threads": options.target_threads})
     of_draft = EngineSettings.model_validate(
-        {**shared, "model": str(DRAFT), "threads": 1, "branches": DRAFT_AHEAD}
+        {**shared, "model": str(DRAFT), "threads": 1, "draft_ahead": DRAFT_AHEAD}
     )
     with process_of(serve_sink) as sink:
         trace_to(sink)

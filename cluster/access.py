@@ -15,23 +15,19 @@ TOKEN = "OUTRIDER_TOKEN"  # the same for every start of a deployment; without it
 def api_keys(settings: Settings) -> list[str]:
     """Those of the environment and of the file. Raises ValueError if the file cannot be read or is empty."""
     keys = os.environ.get(API_KEYS, "").split(",")
-    if settings.api_keys_file is not None:
-        lines = _read("api_keys_file", settings.api_keys_file).decode().splitlines()
+    if (file := settings.access.api_keys_file) is not None:
+        lines = _read("access.api_keys_file", file).decode().splitlines()
         if not any(line.strip() for line in lines):
-            raise ValueError(f"api_keys_file={settings.api_keys_file!r} holds no key: write one a line")
+            raise ValueError(f"access.api_keys_file={file!r} holds no key: write one a line")
         keys += lines
     return [key.strip() for key in keys if key.strip()]
 
 
 def shared_trust(settings: Settings) -> Trust:
     """Raises ValueError for a token that cannot be sent, and for certificates that lack a part."""
-    files = {
-        "certificate": settings.tls_certificate,
-        "key": settings.tls_key,
-        "authority": settings.tls_authority,
-    }
     # Their contents travel, not their paths: workers may run where there are no such files.
-    contents = {name: _read(f"tls_{name}", path) for name, path in files.items() if path is not None}
+    files = settings.tls.model_dump(exclude_none=True)
+    contents = {name: _read(f"tls.{name}", path) for name, path in files.items()}
     token = os.environ.get(TOKEN) or secrets.token_urlsafe()
     if len(token) < SHORTEST_TOKEN:
         raise ValueError(f"{TOKEN} has {len(token)} characters, at least {SHORTEST_TOKEN} are needed")
@@ -42,18 +38,20 @@ def shared_trust(settings: Settings) -> Trust:
 
 def check_access(settings: Settings, keys: list[str]) -> None:
     """Raises ValueError if callers from other machines are invited and none of them would need a key."""
-    if not keys and not settings.allow_anonymous and not _is_loopback(settings.http_host):
+    host = settings.addresses.http_host
+    if not keys and not settings.access.allow_anonymous and not _is_loopback(host):
         raise ValueError(
-            f"http_host={settings.http_host!r} lets other machines ask, without API keys: give api_keys_file "
-            f"or {API_KEYS}, or http_host=127.0.0.1, or waive them by allow_anonymous=true"
+            f"addresses.http_host={host!r} lets other machines ask, without API keys: give "
+            f"access.api_keys_file or {API_KEYS}, or addresses.http_host=127.0.0.1, or waive them by "
+            "access.allow_anonymous=true"
         )
 
 
-def _read(field: str, path: str) -> bytes:
+def _read(setting: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{field}={path!r} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{setting}={path!r} cannot be read: {error.strerror}") from error
 
 
 def _is_loopback(host: str) -> bool:

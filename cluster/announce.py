@@ -25,15 +25,16 @@ def announce_when_ready(settings: Settings, key: str | None, metrics_address: st
 
 
 def _announce(settings: Settings, key: str | None, metrics_address: str) -> None:
-    url = f"http://{settings.http_host}:{settings.http_port}"
+    addresses = settings.addresses
+    url = f"http://{addresses.http_host}:{addresses.http_port}"
     expected = {"target", "draft"} if settings.draft else {"target"}
     while not expected <= _ready_roles(f"{url}/health", key):
         time.sleep(POLL_S)
     authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
     print(
-        f"\nOutrider serves {settings.name}\n"
+        f"\nOutrider serves {settings.target.name}\n"
         f"  HTTP     {url}/v1/completions\n"
-        f"  gRPC     {settings.http_host}:{settings.grpc_port}, outrider.v1.Generation\n"
+        f"  gRPC     {addresses.http_host}:{addresses.grpc_port}, outrider.v1.Generation\n"
         f"  page     {url}/\n"
         f"  metrics  http://{metrics_address}/metrics\n"
         "A first request:\n"

@@ -6,6 +6,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
+from cluster.settings import AutoscalingSettings, WorkerSettings
 
 LOOK_BACK_S = 15.0  # over which a replica's reports are averaged; one comes every 10
 ROUNDING = 1e-6  # of averages: it wants no replica
@@ -27,18 +28,16 @@ class LoadPolicy:
         return max(1, math.ceil(max(wanted) - ROUNDING)), {}
 
 
-def autoscaling(
-    replicas: int, most: int, sequences: int, cache_in_use: float, up_delay_s: float, down_delay_s: float
-) -> AutoscalingConfig:
-    """Between ``replicas`` and ``most``; the aims are LoadPolicy's."""
+def autoscaling(worker: WorkerSettings, aims: AutoscalingSettings) -> AutoscalingConfig:
+    """Between as many replicas as there are at least and at most; the aims are LoadPolicy's."""
     return AutoscalingConfig(
-        min_replicas=replicas,
-        max_replicas=most,
-        upscale_delay_s=up_delay_s,
-        downscale_delay_s=down_delay_s,
+        min_replicas=worker.replicas,
+        max_replicas=worker.most_replicas,
+        upscale_delay_s=aims.up_delay_s,
+        downscale_delay_s=aims.down_delay_s,
         look_back_period_s=LOOK_BACK_S,
         policy=AutoscalingPolicy(
             policy_function="cluster.autoscaling:LoadPolicy",
-            policy_kwargs={"sequences": sequences, "cache_in_use": cache_in_use},
+            policy_kwargs={"sequences": worker.sequences_per_replica, "cache_in_use": aims.cache_in_use},
         ),
     )

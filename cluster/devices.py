@@ -6,7 +6,7 @@ import subprocess
 
 import torch
 
-from cluster.settings import Settings
+from cluster.settings import Settings, WorkerSettings
 from outrider.engine.planning.memory import device_memory
 
 # Of accelerators by Ray's names, as their data sheets say.
@@ -48,23 +48,24 @@ def gpus_here() -> list[int]:
 def memories(
     settings: Settings, memory: int | None = None, draft_memory: int | None = None, *, here: bool = True
 ) -> tuple[int, int] | None:
-    """Of a target's device and of a draft's; None where one of them is not known.
+    """Of a target's device and of a draft's; None where one of them is not known. Without a draft: as the
+    target's.
 
     Args:
-        settings: resolved, their GPUs too.
+        settings: with the GPUs of each worker.
         memory: bytes, if the caller knows better; of both, unless ``draft_memory`` says otherwise.
         here: whether the devices are this machine's.
     """
-    target = memory or _memory_of(settings.target_gpus or 0.0, settings.target_accelerator, here)
-    draft = draft_memory or memory or _memory_of(settings.draft_gpus or 0.0, settings.draft_accelerator, here)
+    target = memory or _memory_of(settings.target, here)
+    draft = draft_memory or memory or _memory_of(settings.draft or settings.target, here)
     return None if target is None or draft is None else (target, draft)
 
 
-def _memory_of(gpus: float, accelerator: str | None, here: bool) -> int | None:
-    """Bytes of one device of a worker."""
-    if gpus and accelerator is not None:
-        size = ACCELERATORS.get(accelerator)
+def _memory_of(worker: WorkerSettings, here: bool) -> int | None:
+    """Bytes of one of its devices."""
+    if worker.gpus and worker.accelerator is not None:
+        size = ACCELERATORS.get(worker.accelerator)
         return None if size is None else size * 10**9
     if not here:
         return None
-    return min(gpus_here(), default=None) if gpus else device_memory(torch.device("cpu"))
+    return min(gpus_here(), default=None) if worker.gpus else device_memory(torch.device("cpu"))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers import LlamaConfig
 
-from cluster.settings import Settings
+from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings, WorkerSettings
 from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
@@ -36,6 +36,7 @@ class Part:
     """The replicas of one role."""
 
     role: Role
+    group: str  # of settings
     plan: MemoryPlan  # of each device of one replica
     per_device: int  # replicas, or their ranks, that have a part on the same device
     engine: EngineSettings  # its cache in bytes where that was left open
@@ -55,7 +56,7 @@ class Part:
 
     def largest_step(self, memory: int) -> int:
         """Sequences in a step, with which one replica takes at most ``memory``; 0: not with one."""
-        return self._most("max_running", 1, self.engine.max_running, memory)
+        return self._most("max_sequences", 1, self.engine.max_sequences, memory)
 
     def _most(self, field: str, unit: int, most: int, memory: int) -> int:
         """Units of a setting: what is taken never falls when it grows."""
@@ -93,7 +94,7 @@ class DeploymentPlan:
     def __init__(self, settings: Settings, memory: int, draft_memory: int) -> None:
         """
         Args:
-            settings: resolved, their GPUs too.
+            settings: with the GPUs of each worker.
             memory: bytes of each device of a target; of its machine, where it runs on the CPU.
             draft_memory: the same of a draft, unless it shares the target's device.
 
@@ -101,35 +102,39 @@ class DeploymentPlan:
             CacheTooSmallError: the setting of a cache buys no block.
             UnsupportedModelError: a model cannot be served.
         """
-        assert settings.target_gpus is not None
+        target = settings.target
+        assert target.gpus is not None
         self._settings = settings
-        engine, gpus = settings.target_engine(), settings.target_gpus
-        per_device = _per_device(settings.most_targets * settings.tensor_parallel, gpus)
-        self.target = _part("target", skeleton(engine), engine, gpus, memory, per_device)
+        engine, gpus = settings.target_engine(), target.gpus
+        per_device = _per_device(target.most_replicas * target.tensor_parallel, gpus)
+        self.target = _part("target", "target", skeleton(engine), engine, gpus, memory, per_device)
         alone = Device(memory, (self.target,))
-        is_shared = _share_a_device(settings, per_device)
+        self._draft_name = settings.draft_name or DEFAULT_DRAFT
+        self._draft = settings.draft or DraftSettings(model=target.model, gpus=min(gpus, 1.0))
+        is_shared = _share_a_device(target, self._draft, per_device)
         self._beside = alone if is_shared else Device(draft_memory, ())
         self.devices = [alone]
         if settings.draft is not None:
-            drafting = self.drafting(skeleton(settings.draft_engine()), settings.draft_quantization)
+            drafting = self.drafting(skeleton(settings.draft_engine()), settings.draft.quantization)
             self.devices = [drafting] if is_shared else [alone, drafting]
 
     @property
     def settings(self) -> Settings:
         """With the bytes of the caches that were left open."""
-        caches = {"cache_memory": self.target.engine.cache_memory}
-        if self._settings.draft is not None:
-            caches["draft_cache_memory"] = self.devices[-1].parts[-1].engine.cache_memory
-        return self._settings.model_copy(update=caches)
+        target, draft = (
+            {"cache_memory": part.engine.cache_memory} for part in (self.target, self.devices[-1].parts[-1])
+        )
+        return self._settings.changed(target=target, draft=draft)
 
     def drafting(self, model: ModelSkeleton, quantization: Quantization | None = None) -> Device:
         """The draft's device with any model in its place."""
-        assert self._settings.draft_gpus is not None
-        changed = {"draft": model.name, "draft_quantization": quantization}
-        engine = self._settings.model_copy(update=changed).draft_engine()
-        gpus, memory = self._settings.draft_gpus, self._beside.memory
-        per_device = _per_device(self._settings.most_drafts, gpus)
-        draft = _part("draft", model, engine, gpus, memory, per_device, depth=0)
+        gpus, memory = self._draft.gpus, self._beside.memory
+        assert gpus is not None
+        other = self._draft.model_copy(update={"model": model.name, "quantization": quantization})
+        engine = self._settings.model_copy(update={"drafts": {self._draft_name: other}}).draft_engine()
+        per_device = _per_device(other.most_replicas, gpus)
+        group = f"drafts.{self._draft_name}"
+        draft = _part("draft", group, model, engine, gpus, memory, per_device, depth=0)
         return Device(memory, (*self._beside.parts, draft))
 
     def other_drafts(self) -> Iterator[tuple[str, Device]]:
@@ -151,6 +156,7 @@ class DeploymentPlan:
 
 def _part(
     role: Role,
+    group: str,
     model: ModelSkeleton,
     engine: EngineSettings,
     gpus: float,
@@ -170,12 +176,12 @@ def _part(
     def plan(changed: EngineSettings) -> MemoryPlan:
         return plan_memory(model, changed, memory, depth)
 
-    return Part(role, plan(engine), per_device, engine, allowed, plan)
+    return Part(role, group, plan(engine), per_device, engine, allowed, plan)
 
 
 def _refusal(part: Part, memory: int, before: int) -> str:
     """before: bytes that others hold on the device."""
-    plan, field = part.plan, "cache_memory" if part.role == "target" else "draft_cache_memory"
+    plan = part.plan
     uses = ("weights", "cache", "activations", "graphs", "runtime")
     needs = ", ".join(f"{use} {getattr(plan, use) / GB:.2f}" for use in uses)
     beside = f" beside {before / GB:.2f} GB of the target" if before else ""
@@ -186,12 +192,12 @@ def _refusal(part: Part, memory: int, before: int) -> str:
     room = (memory - before) // part.per_device
     options = []
     if cache := part.largest_cache(room):
-        options.append(f"{field}={cache}")
+        options.append(f"{part.group}.cache_memory={cache}")
     if sequences := part.largest_step(room):
-        options.append(f"max_sequences={sequences}")
+        options.append(f"{part.group}.max_sequences={sequences}")
     if options:
         return f"{reason}: {' or '.join(options)} would fit"
-    others = "another draft" if part.role == "draft" else "more tensor_parallel, another target"
+    others = "another draft" if part.role == "draft" else "more target.tensor_parallel, another target"
     return f"{reason}: {others} or a larger device may fit"
 
 
@@ -202,11 +208,13 @@ def _per_device(replicas: int, gpus: float) -> int:
     return min(replicas, math.floor(1 / gpus)) if gpus < 1 else 1
 
 
-def _share_a_device(settings: Settings, targets: int) -> bool:
+def _share_a_device(target: WorkerSettings, draft: WorkerSettings, targets: int) -> bool:
     """targets: on one device."""
-    gpus, draft_gpus = settings.target_gpus or 0.0, settings.draft_gpus or 0.0
-    if settings.target_resources.keys() != settings.draft_resources.keys():
+    if target.resources.keys() != draft.resources.keys():
         return False  # what is asked for by name lies on machines of its own
-    if settings.target_accelerator != settings.draft_accelerator:
+    if target.accelerator != draft.accelerator:
         return False
-    return gpus == draft_gpus == 0 or (0 < gpus < 1 and draft_gpus > 0 and targets * gpus + draft_gpus <= 1)
+    of_target, of_draft = target.gpus or 0.0, draft.gpus or 0.0
+    if of_target == of_draft == 0:
+        return True
+    return 0 < of_target < 1 and of_draft > 0 and targets * of_target + of_draft <= 1

@@ -49,7 +49,7 @@ class Preflight:
 
 def find(settings: Settings, *, here: bool) -> Found:
     """
-    settings: resolved, their GPUs too.
+    settings: with the GPUs of each worker.
     here: whether the devices are this machine's.
     """
     from cluster.devices import memories
@@ -60,8 +60,8 @@ def find(settings: Settings, *, here: bool) -> Found:
 
     found = Found(settings)
     try:
-        if settings.target is not None and settings.draft is not None:
-            check_vocabulary(settings.target, settings.draft)
+        if settings.draft is not None:
+            check_vocabulary(settings.target.model, settings.draft.model)
         check_shares(settings.target_engine())
         if sizes := memories(settings, here=here):
             deployment = DeploymentPlan(settings, *sizes)

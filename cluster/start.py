@@ -11,7 +11,7 @@ from ray.serve.config import ProxyLocation
 
 from cluster.announce import announce_when_ready
 from cluster.preflight import Preflight
-from cluster.settings import Settings
+from cluster.settings import Settings, TargetSettings, WorkerSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -27,15 +27,15 @@ ADD_SERVICERS = [
 def start_ray(settings: Settings) -> None:
     """Joins the cluster, or starts one of this machine. Raises ValueError if its metrics port is taken."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.max_message_bytes))
+    os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.gateway.max_message_bytes))
     # Ray's own 15 leaves a worker a thirtieth of what any other process gets: on a busy machine it would take
     # minutes to start.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # A proxy that has not started after three times this many seconds is ended, and started once more.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     if not ray.is_initialized():
-        _check_metrics_port(settings)
-        ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.metrics_port)
+        _check_metrics_port(settings.ray.metrics_port)
+        ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)
 
 
 def start_serve(settings: Settings, key: str | None) -> None:
@@ -45,22 +45,22 @@ def start_serve(settings: Settings, key: str | None) -> None:
     """
     if _serve_is_running():
         logger.warning(
-            "Serve runs already: http_host, http_port and grpc_port have no effect. Without gRPC: "
+            "Serve runs already: settings of addresses have no effect. Without gRPC: "
             "serve start --grpc-servicer-functions %s, or grpc_options in the config file.",
             " --grpc-servicer-functions ".join(ADD_SERVICERS),
         )
         return
     serve.start(
         proxy_location=ProxyLocation.EveryNode,
-        http_options={"host": settings.http_host, "port": settings.http_port},
-        grpc_options={"port": settings.grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
+        http_options={"host": settings.addresses.http_host, "port": settings.addresses.http_port},
+        grpc_options={"port": settings.addresses.grpc_port, "grpc_servicer_functions": ADD_SERVICERS},
     )
     announce_when_ready(settings, key, _metrics_address())
 
 
 def check_resources(settings: Settings) -> None:
     """Raises ValueError naming a resource that the cluster has too little of, rather than wait for ever."""
-    deadline = time.monotonic() + settings.nodes_join_within_s
+    deadline = time.monotonic() + settings.ray.nodes_join_within_s
     while lack := _lack(settings, ray.cluster_resources()):
         if time.monotonic() >= deadline:
             raise ValueError(lack)
@@ -69,17 +69,11 @@ def check_resources(settings: Settings) -> None:
 
 def _lack(settings: Settings, there: dict[str, float]) -> str | None:
     """What is missing, None if nothing is."""
-    asked = [
-        (settings.gateways, settings.gateway_resources),
-        (
-            settings.targets * settings.tensor_parallel,
-            _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources),
-        ),
-        (
-            settings.drafts if settings.draft else 0,
-            _resources(settings.draft_gpus, settings.draft_accelerator, settings.draft_resources),
-        ),
-    ]
+    gateway, target, draft = settings.gateway, settings.target, settings.draft
+    asked = [(gateway.replicas, gateway.resources)]
+    asked.append((target.replicas * target.tensor_parallel, _resources(target)))
+    if draft is not None:
+        asked.append((draft.replicas, _resources(draft)))
     for name in sorted({name for _, resources in asked for name in resources}):
         needed = sum(replicas * resources.get(name, 0.0) for replicas, resources in asked)
         if needed > there.get(name, 0.0):
@@ -91,28 +85,35 @@ def _lack(settings: Settings, there: dict[str, float]) -> str | None:
 
 def check_placement(settings: Settings) -> None:
     """Raises ValueError if the nodes have no room for a target's ranks where they are to be placed."""
-    if settings.tensor_parallel == 1:
+    ranks, placement = settings.target.tensor_parallel, settings.target.placement
+    if ranks == 1:
         return
-    needed = rank_resources(settings)
+    needed = rank_resources(settings.target)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = [min(int(node.get(name, 0.0) / count) for name, count in needed.items()) for node in nodes]
-    ranks, placement = settings.tensor_parallel, settings.target_placement
     if placement == "STRICT_PACK" and max(room) < ranks:
         raise ValueError(
-            f"target_placement='STRICT_PACK' puts {ranks} ranks with {needed} each on one node, which has "
+            f"target.placement='STRICT_PACK' puts {ranks} ranks with {needed} each on one node, which has "
             f"room for {max(room)}; PACK would use several"
         )
     if placement == "STRICT_SPREAD" and sum(map(bool, room)) < ranks:
         raise ValueError(
-            f"target_placement='STRICT_SPREAD' puts {ranks} ranks with {needed} each on nodes of their own; "
+            f"target.placement='STRICT_SPREAD' puts {ranks} ranks with {needed} each on nodes of their own; "
             f"{sum(map(bool, room))} have room for one; SPREAD would share nodes"
         )
 
 
-def rank_resources(settings: Settings) -> dict[str, float]:
-    """What Ray sets aside for one rank of the target; something, in any case."""
-    needed = _resources(settings.target_gpus, settings.target_accelerator, settings.target_resources)
-    return {name: count for name, count in needed.items() if count} or {"CPU": SLIVER}
+def rank_resources(target: TargetSettings) -> dict[str, float]:
+    """What Ray sets aside for one rank; something, in any case."""
+    return {name: count for name, count in _resources(target).items() if count} or {"CPU": SLIVER}
+
+
+def tell_of_idle_drafts(settings: Settings) -> None:
+    """Logs which drafts are named and not started."""
+    serving, *idle = settings.drafts or [None]
+    if idle:
+        names = ", ".join(f"drafts.{name}" for name in idle)
+        logger.warning("drafts.%s serves, as the first that is named; not started: %s", serving, names)
 
 
 def check_models(settings: Settings, preflight: Preflight) -> Settings:
@@ -130,28 +131,28 @@ def check_models(settings: Settings, preflight: Preflight) -> Settings:
     if found.table is None:
         logger.warning(
             "Nothing here tells how much memory the devices have, so it is not planned: "
-            "name target_accelerator and draft_accelerator, or see `outrider plan --memory`"
+            "name the accelerator of target and draft, or see `outrider plan --memory`"
         )
     return found.settings
 
 
-def _resources(gpus: float | None, accelerator: str | None, resources: dict[str, float]) -> dict[str, float]:
+def _resources(worker: WorkerSettings) -> dict[str, float]:
     # Ray turns an accelerator type into a sliver of a resource that nodes with it have.
-    of_type = {} if accelerator is None else {f"accelerator_type:{accelerator}": SLIVER}
-    return {"GPU": gpus or 0.0, **of_type, **resources}
+    of_type = {} if worker.accelerator is None else {f"accelerator_type:{worker.accelerator}": SLIVER}
+    return {"GPU": worker.gpus or 0.0, **of_type, **worker.resources}
 
 
-def _check_metrics_port(settings: Settings) -> None:
-    """Raises ValueError if the port is taken: Ray would start, and run nothing."""
-    if settings.metrics_port is None:
+def _check_metrics_port(port: int | None) -> None:
+    """Raises ValueError if it is taken: Ray would start, and run nothing."""
+    if port is None:
         return
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("", settings.metrics_port))
+            listener.bind(("", port))
         except OSError as error:
             raise ValueError(
-                f"metrics_port={settings.metrics_port} is taken: give a free one, or none to have one found"
+                f"ray.metrics_port={port} is taken: give a free one, or none to have one found"
             ) from error
 
 

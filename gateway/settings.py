@@ -11,13 +11,16 @@ from outrider.pace.settings import MAX_DEPTH, PaceSettings
 Priority = Literal["interactive", "batch"]
 
 
-class GatewaySettings(BaseModel):
+class RequestSettings(BaseModel):
+    """How a gateway treats requests, and how many."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field(description="the name under which clients know the target")
-    tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
-    drafter: DrafterName = Field(default="model", description="what drafts unless a request names another")
-    draft_deadline_ms: float = Field(
+    drafter: DrafterName = Field(
+        default="model",
+        description="what drafts unless a request names another; a deployment without a draft: ngram",
+    )
+    propose_deadline_ms: float = Field(
         default=1000.0,
         gt=0.0,
         description="longest wait for a Draft, milliseconds; after it the round goes without",
@@ -33,14 +36,32 @@ class GatewaySettings(BaseModel):
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
     max_output_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
     max_choices: int = Field(default=16, ge=1, description="answers to one request")
-    max_running: int = Field(default=256, ge=1, description="requests at a time per gateway")
-    max_waiting: int = Field(default=256, ge=0, description="requests in the queue before others are refused")
-    max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="of one request")
+    max_requests: int = Field(default=256, ge=1, description="requests at a time per gateway")
+    max_waiting: int = Field(
+        default=256, ge=0, description="requests in a gateway's queue; others are refused with 429"
+    )
+    max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of one request")
+    trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
+
+
+class CallerSettings(BaseModel):
+    """Who is answered."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allow_anonymous: bool = Field(
+        default=False, description="answer callers from other machines though there are no API keys"
+    )
+
+
+class GatewaySettings(RequestSettings, CallerSettings):
+    """Settings of one gateway."""
+
+    model: str = Field(description="the name under which clients know the target")
+    tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
-    trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
-    allow_anonymous: bool = Field(default=False, description="answer anyone where there are no API keys")
 
 
 class Speculation(BaseModel):

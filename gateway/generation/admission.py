@@ -13,9 +13,9 @@ FORGETTING = 0.1  # weight of the newest request in the mean duration
 class Admission:
     """A bounded queue before a bounded number of places. Whoever was let in is never put out."""
 
-    def __init__(self, max_running: int, max_waiting: int) -> None:
-        self._places = asyncio.Semaphore(max_running)
-        self._max_running = max_running
+    def __init__(self, max_requests: int, max_waiting: int) -> None:
+        self._places = asyncio.Semaphore(max_requests)
+        self._max_requests = max_requests
         self._max_waiting = max_waiting
         self._mean_duration_s = SHORTEST_RETRY_S
         self.running = 0
@@ -54,5 +54,5 @@ class Admission:
 
     def retry_after_s(self) -> float:
         """Until about when the queue as it stands has been served."""
-        estimate = self._mean_duration_s * (self.waiting + 1) / self._max_running
+        estimate = self._mean_duration_s * (self.waiting + 1) / self._max_requests
         return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)

@@ -42,7 +42,7 @@ class Generation:
         self.paces = Paces(PaceSettings())
         self._rounds = RoundsFactory(fleet, self.paces, settings)
         self.totals = Totals()
-        self.admission = Admission(settings.max_running, settings.max_waiting)
+        self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     async def prepare(self, request: Request) -> Prepared:

@@ -86,7 +86,7 @@ class RoundsFactory:
         if speculation.mode != "off" and speculation.drafter is not None:
             drafter = self._drafters.of(speculation.drafter, sequence)
         paced = self._paces.sequence(speculation, task, priority)
-        longest_wait_s = self._settings.draft_deadline_ms / 1e3
+        longest_wait_s = self._settings.propose_deadline_ms / 1e3
         drafting = Drafting(sequence, drafter, speculation, paced, events, longest_wait_s)
         return Rounds(
             sequence,

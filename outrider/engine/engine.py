@@ -83,7 +83,7 @@ class Engine:
         self._runner = Runner(self._forward, group, self._batch_delay)
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
         self._tasks: dict[int, Task] = {}  # by number of their sequence
-        self._draft_ahead = DraftAhead(settings.branches)
+        self._draft_ahead = DraftAhead(settings.draft_ahead)
         self._beside: Drafter | None = beside.load()(self._model) if beside else None
         self._ready: list[Result] = []  # known without a step
         self._opened = 0

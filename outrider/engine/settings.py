@@ -4,13 +4,22 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from outrider.drafters.name import DrafterName
+
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Bytes = Annotated[int, Field(ge=1)]
 Quantization = Literal["int8", "int4"]
+DraftAhead = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="verdicts, of all sequences together, for which a draft prepares in idle time; 0: none",
+    ),
+]
 
 
-class EngineSettings(BaseModel):
-    """Settings of one engine: one model, on one device or on several."""
+class ModelSettings(BaseModel):
+    """What can be said of any model, whether it is the target or a draft."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -22,62 +31,80 @@ class EngineSettings(BaseModel):
         default=None,
         description="of the weights at load; None: as the checkpoint has them, which may be quantized",
     )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="threads of one operation on the CPU, for each process; None: for a target all cores but"
+        " one, shared by its ranks, for a draft one, for an engine without a deployment what torch takes",
+    )
+    cache_memory: Bytes | Share | None = Field(
+        default=None,
+        description="memory for the cache, on each device: bytes, or a share of its memory below 1; None:"
+        " what the memory plan leaves of a GPU, or max_sequences of the context take, up to a share",
+    )
+    max_sequences: int = Field(
+        default=256, ge=1, description="sequences in one step: what its logits may take follows from it"
+    )
+    self_check: bool = Field(
+        default=True,
+        description="at load: compare what the model computes here with what transformers computes, and"
+        " refuse it where they differ",
+    )
+    load_timeout_s: float = Field(
+        default=1800.0,
+        gt=0.0,
+        description="seconds after which a load, of all ranks, downloads included, has hung, and its worker"
+        " is replaced",
+    )
+    step_timeout_s: float = Field(
+        default=30.0, gt=0.0, description="seconds after which a step has hung, and its worker is replaced"
+    )
+
+
+class TargetModelSettings(ModelSettings):
+    """What can be said of a target besides."""
+
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="devices that share the model, each with a process of its own"
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="a token's logits do not depend on what else is in its step, bit for bit, in any dtype,"
+        " for some speed",
+    )
+    drafter: DrafterName | None = Field(
+        default=None, description="name of a drafter that stands beside the target; None: none does"
+    )
+
+
+class DraftModelSettings(ModelSettings):
+    """What can be said of a draft besides."""
+
+    draft_ahead: DraftAhead = 12
+    shortest_step_s: float = Field(
+        default=0.0, ge=0.0, description="seconds that a step is held to take at least; for benchmarks"
+    )
+
+
+class EngineSettings(TargetModelSettings, DraftModelSettings):
+    """Settings of one engine: one model, on one device or on several. One class drives target and draft."""
+
+    draft_ahead: DraftAhead = 0
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
         description="auto takes the first GPU if there is one",
     )
-    tensor_parallel: int = Field(
-        default=1, ge=1, description="devices that share the model, each with a process of its own"
-    )
-    block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
-    cache_memory: Bytes | Share | None = Field(
-        default=None,
-        description="memory for the cache, on each device: bytes, or a share of its memory below 1; None:"
-        " what the memory plan leaves of a GPU, or max_running sequences of the context take, up to a share",
-    )
     device_share: float = Field(
         default=1.0, gt=0.0, le=1.0, description="of each device's memory: the rest is for others on it"
     )
-    max_running: int = Field(default=256, ge=1, description="sequences in one step")
+    block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
     prefill_chunk: int = Field(
         default=512,
         ge=1,
         description="prompt tokens in one step, all sequences together: what others wait for at most",
     )
-    batch_invariant: bool = Field(
-        default=False,
-        description="a token's logits do not depend on what else is in its step, bit for bit, in any dtype",
-    )
-    self_check: bool = Field(
-        default=True,
-        description="at load: compare what the model computes here with what transformers computes",
-    )
     graphs: bool = Field(
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",
-    )
-    load_timeout_s: float = Field(
-        default=1800.0,
-        gt=0.0,
-        description="seconds after which a load has hung, downloads included, and its worker's process ends",
-    )
-    step_timeout_s: float = Field(
-        default=30.0, gt=0.0, description="seconds after which a step has hung, and its worker's process ends"
-    )
-    branches: int = Field(
-        default=0,
-        ge=0,
-        description="verdicts, of all sequences together, for which a draft prepares in idle time",
-    )
-    shortest_step_s: float = Field(
-        default=0.0, ge=0.0, description="seconds that a step is held to take at least; for benchmarks"
-    )
-    drafter: str | None = Field(
-        default=None, description="name of a drafter that stands beside the target; None: none does"
-    )
-    threads: int | None = Field(
-        default=None,
-        ge=1,
-        description="threads of one operation on the CPU, for the whole process; None leaves it",
     )

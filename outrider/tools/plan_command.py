@@ -1,12 +1,18 @@
-"""``outrider plan outrider.yaml``: what a deployment takes of its devices, told without them."""
+"""``outrider plan outrider.yaml target.tensor_parallel=4``: what a deployment takes of its devices, told
+without them."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("plan", help="what a deployment takes of its devices' memory")
-    parser.add_argument("config", nargs="?", help="YAML file with the deployment's settings [the demo pair]")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        help="name=value, as `serve run cluster.app` takes them, or a YAML file of them",
+    )
     parser.add_argument("--memory", help="of each device of a target: 80GB, 24GiB [as the settings tell]")
     parser.add_argument("--draft-memory", help="of each device of a draft [as --memory]")
     parser.set_defaults(run=run)
@@ -27,18 +33,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_plan(options: argparse.Namespace) -> None:
+    from cluster.arguments import read_settings
     from cluster.devices import gpus_here, memories, parse_bytes
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import draft_table, plan_table
-    from cluster.settings import Settings
     from outrider.engine.loading.weights import check_shares
 
     memory = None if options.memory is None else parse_bytes(options.memory)
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
-    settings = Settings(config=options.config).resolved()
+    settings = read_settings(_arguments(options.settings))
     check_shares(settings.target_engine())
     # Who names a device's memory means GPUs, one for each rank and draft, unless the settings say otherwise.
-    wanted = settings.most_targets * settings.tensor_parallel + settings.most_drafts
+    wanted = settings.target.most_replicas * settings.target.tensor_parallel
+    wanted += 0 if settings.draft is None else settings.draft.most_replicas
     settings = settings.with_gpus(wanted if memory else len(gpus_here()))
     found = memories(settings, memory, draft_memory)
     if found is None:
@@ -46,3 +53,8 @@ def _print_plan(options: argparse.Namespace) -> None:
     deployment = DeploymentPlan(settings, *found)
     print(plan_table(deployment), draft_table(deployment), sep="\n\n")
     deployment.check()
+
+
+def _arguments(words: Sequence[str]) -> dict[str, str]:
+    named = (word if "=" in word else f"config={word}" for word in words)
+    return dict(word.split("=", 1) for word in named)

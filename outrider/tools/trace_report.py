@@ -146,21 +146,24 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
     rounds, verified = counts["round"], counts["verified"]
     rate = counts["accepted"] / verified if verified else 0.0
     if share("queue") > MUCH:
-        yield times["queue"], "requests wait for a place: more targets and gateways, higher max_requests"
+        yield (
+            times["queue"],
+            "requests wait for a place: more targets and gateways, higher gateway.max_requests",
+        )
     if share("draft") > MUCH and not counts["prepared_for"]:
         yield (
             times["draft"],
-            "rounds wait for the draft: set draft_ahead, which prepares Drafts meanwhile",
+            "rounds wait for the draft: set drafts.default.draft_ahead, which prepares Drafts meanwhile",
         )
     elif share("draft") > MUCH:
         yield (
             times["draft"],
-            "the draft is slow: a smaller draft, draft_threads or draft_accelerator",
+            "the draft is slow: a smaller draft, its threads or accelerator",
         )
     if share("wire") > MUCH:
         yield (
             times["wire"],
-            "the wire is slow: place workers nearer by draft_resources, target_resources",
+            "the wire is slow: place workers nearer by the resources of target and draft",
         )
     if share("wait") > MUCH:
         yield times["wait"], _waiting(result)
@@ -169,10 +172,10 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
     if counts["late_drafts"] > FEW * rounds:
         yield (
             times["wait"],
-            "Drafts came late: higher draft_deadline_ms, more drafts, or a faster draft",
+            "Drafts came late: higher gateway.propose_deadline_ms, more drafts, or a faster one",
         )
     if any(event.startswith("preemption") for event in result.events):
-        yield times["wait"], "the cache was full: a higher cache_memory, or fewer max_requests"
+        yield times["wait"], "the cache was full: a higher target.cache_memory, or fewer gateway.max_requests"
     if rounds and rate < POOR and "fixed" in result.modes:
         yield (
             times["target"],
@@ -183,7 +186,7 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
     if rounds and rate > GOOD and result.plain_reasons.total() < result.tokens / 2:
         yield (
             0.0,
-            f"{rate:.0%} of what was verified stood: deeper Drafts, by pace max_depth",
+            f"{rate:.0%} of what was verified stood: deeper Drafts, by pace.max_depth",
         )
 
 

@@ -70,7 +70,9 @@ async def pair(
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(worker_of("target", delay_s, **of_target)),
-            await stack.enter_async_context(worker_of("draft", delay_s, branches=branches, **of_draft or {})),
+            await stack.enter_async_context(
+                worker_of("draft", delay_s, draft_ahead=branches, **of_draft or {})
+            ),
         ]
         fleet = Fleet(lambda: workers, TRUST)
         stack.push_async_callback(fleet.close)
@@ -95,7 +97,7 @@ async def answer(
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
     trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
-    gateway = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=1e3 * LIMIT_S)
+    gateway = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e3 * LIMIT_S)
     rounds = RoundsFactory(fleet, paces, gateway).of(
         sequence,
         speculation.resolved("model", PaceSettings()),

@@ -10,9 +10,9 @@ LINES = [
     (6.0, "INFO worker.py:2038 -- Started a local Ray instance."),
     (7.0, "GB on each device               target         draft"),
     (9.0, 'INFO serve 18984 -- Started Serve in namespace "serve".'),
-    (14.5, "(ServeReplica pid=1) default_TargetWorker x -- target worker: /models/a: b with 1 threads,"
+    (14.5, "(ServeReplica pid=1) default_target x -- target worker: /models/a: b with 1 threads,"
      " 2048 tokens in a sequence; imports 4.10 s, weights 0.50 s, self_check 1.25 s, cache 0.00 s"),
-    (14.6, "(ServeReplica pid=2) default_DraftWorker y -- draft worker: d with 1 threads, 2048 tokens"
+    (14.6, "(ServeReplica pid=2) default_draft-default y -- draft worker: d with 1 threads, 2048 tokens"
      " in a sequence; imports 4.00 s, weights 0.20 s, self_check 0.00 s, cache 0.00 s"),
     (15.0, "A first request:"),
     (15.1, "Started Serve again"),
@@ -45,7 +45,7 @@ def test_workers_tell_their_own_phases() -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        (["ray::ServeReplica:default:TargetWorker", "", ""], "ServeReplica:default:TargetWorker"),
+        (["ray::ServeReplica:default:target", "", ""], "ServeReplica:default:target"),
         (["/v/bin/python", "/v/bin/serve", "run", "cluster.app"], "serve"),
         (["/v/bin/python3.11", "-u", "/ray/log_monitor.py", "--session-dir=/tmp"], "log_monitor.py"),
         (["/ray/raylet/raylet --raylet_socket_name=/tmp/ray"], "raylet"),

@@ -15,7 +15,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own use of pydantic is deprecated
     import ray.serve  # noqa: F401
 
-SERVED: dict[str, Any] = {"target_threads": 1, "cache_memory": 2**28}  # unless a test says otherwise
+CACHE = 2**28
+SERVED: dict[str, Any] = {  # unless a test says otherwise
+    "target.threads": 1,
+    "target.cache_memory": CACHE,
+    "drafts.default.cache_memory": CACHE,
+}
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +39,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> I
         "OTEL_TRACES_SAMPLER": "parentbased_always_off",
         "OTEL_BSP_SCHEDULE_DELAY": "200",  # milliseconds
     }
-    with serving(folder, environment=tracing, **SERVED) as service:
+    with serving(folder, SERVED, environment=tracing) as service:
         yield service
 
 

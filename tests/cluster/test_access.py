@@ -3,7 +3,9 @@
 import pytest
 
 from cluster.access import API_KEYS, TOKEN, api_keys, check_access, shared_trust
-from cluster.settings import Settings
+from cluster.arguments import read_settings
+
+FILE = "access.api_keys_file"
 
 
 @pytest.fixture(autouse=True)
@@ -16,35 +18,35 @@ def test_keys_come_from_the_environment_and_from_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv(API_KEYS, "one, two")
     file = tmp_path / "keys"
     file.write_text("three\n\n four\n")
-    assert api_keys(Settings(api_keys_file=str(file))) == ["one", "two", "three", "four"]
-    assert api_keys(Settings()) == ["one", "two"]
+    assert api_keys(read_settings({FILE: str(file)})) == ["one", "two", "three", "four"]
+    assert api_keys(read_settings({})) == ["one", "two"]
 
 
 def test_a_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
     (tmp_path / "keys").write_text("\n")
     for name in ("keys", "other"):
-        with pytest.raises(ValueError, match="api_keys_file="):
-            api_keys(Settings(api_keys_file=str(tmp_path / name)))
+        with pytest.raises(ValueError, match=r"access\.api_keys_file="):
+            api_keys(read_settings({FILE: str(tmp_path / name)}))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_other_machines_are_invited_only_with_keys_or_a_waiver(host):
-    settings = Settings(http_host=host)
-    with pytest.raises(ValueError, match=f"http_host='{host}'.*allow_anonymous"):
-        check_access(settings, [])
-    check_access(settings, ["key"])
-    check_access(settings.model_copy(update={"allow_anonymous": True}), [])
+    invited = {"addresses.http_host": host}
+    with pytest.raises(ValueError, match=f"addresses.http_host='{host}'.*access.allow_anonymous"):
+        check_access(read_settings(invited), [])
+    check_access(read_settings(invited), ["key"])
+    check_access(read_settings({**invited, "access.allow_anonymous": "true"}), [])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_this_machine_needs_none(host):
-    check_access(Settings(http_host=host), [])
+    check_access(read_settings({"addresses.http_host": host}), [])
 
 
 def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):
-    assert shared_trust(Settings()).token != shared_trust(Settings()).token
+    assert shared_trust(read_settings({})).token != shared_trust(read_settings({})).token
     monkeypatch.setenv(TOKEN, "sixteen characters or more")
-    assert shared_trust(Settings()).token == "sixteen characters or more"
+    assert shared_trust(read_settings({})).token == "sixteen characters or more"
 
 
 @pytest.mark.parametrize(
@@ -54,17 +56,17 @@ def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):
 def test_a_token_that_cannot_be_used_is_named_and_not_shown(monkeypatch, token, wrong):
     monkeypatch.setenv(TOKEN, token)
     with pytest.raises(ValueError, match=f"^OUTRIDER_TOKEN .*{wrong}") as refused:
-        shared_trust(Settings())
+        shared_trust(read_settings({}))
     assert token not in str(refused.value)
 
 
 def test_certificates_travel_by_content(tmp_path):
     for name in ("certificate", "key", "authority"):
         (tmp_path / name).write_text(name.upper())
-    paths = {f"tls_{name}": str(tmp_path / name) for name in ("certificate", "key", "authority")}
-    trust = shared_trust(Settings(**paths))
+    paths = {f"tls.{name}": str(tmp_path / name) for name in ("certificate", "key", "authority")}
+    trust = shared_trust(read_settings(paths))
     assert (trust.certificate, trust.key, trust.authority) == (b"CERTIFICATE", b"KEY", b"AUTHORITY")
     with pytest.raises(ValueError, match="belong together"):
-        shared_trust(Settings(tls_key=paths["tls_key"]))
-    with pytest.raises(ValueError, match="tls_key='/nowhere'"):
-        shared_trust(Settings(tls_key="/nowhere"))
+        shared_trust(read_settings({"tls.key": paths["tls.key"]}))
+    with pytest.raises(ValueError, match=r"tls\.key='/nowhere'"):
+        shared_trust(read_settings({"tls.key": "/nowhere"}))

@@ -16,20 +16,20 @@ from actors.usage import CACHE_IN_USE, SEQUENCES
 from bench.patience import LIMIT_S, START_S, wait_until
 from bench.running import Service, serving
 from cluster.autoscaling import LoadPolicy, autoscaling
-from cluster.settings import Settings
+from cluster.settings import AutoscalingSettings, DraftSettings
 from tests.cluster.conftest import SERVED
 from tests.cluster.machines import raylets
 from tests.cluster.test_tensor_parallel import left_in_ray
 
 # Tokens. Long answers take much longer than the last seconds of a replica, and end at different times.
 LONG, SHORT = (1200, 1050, 900, 750, 600, 450), 100
-AT_ONCE = {"scale_up_delay_s": 0, "scale_down_delay_s": 0}
-TARGETS = {"max_targets": 2, "sequences_per_target": 7}
-DRAFTS = {"max_drafts": 2, "sequences_per_draft": 7}
+AT_ONCE = {"autoscaling.up_delay_s": 0, "autoscaling.down_delay_s": 0}
+TARGETS = {"target.max_replicas": 2, "target.sequences_per_replica": 7}
+DRAFTS = {"drafts.default.max_replicas": 2, "drafts.default.sequences_per_replica": 7}
 
 
 def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingContext:
-    deployment = DeploymentID(name="TargetWorker")
+    deployment = DeploymentID(name="target")
     ids = [ReplicaID(unique_id=str(number), deployment_id=deployment) for number in range(replicas)]
     return AutoscalingContext(
         deployment_id=deployment,
@@ -71,17 +71,12 @@ def test_neither_sequences_nor_blocks_exceed_what_is_aimed_at(reported, wanted):
 
 
 def test_serve_is_told_limits_delays_and_the_policy():
-    config = autoscaling(2, 5, 32, 0.8, 3.0, 60.0)
+    worker = DraftSettings(model="d", replicas=2, max_replicas=5, sequences_per_replica=32)
+    config = autoscaling(worker, AutoscalingSettings(cache_in_use=0.8, up_delay_s=3.0, down_delay_s=60.0))
     assert (config.min_replicas, config.max_replicas) == (2, 5)
     assert (config.upscale_delay_s, config.downscale_delay_s) == (3.0, 60.0)
     policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert policy(context({SEQUENCES: [100.0, 0.0], CACHE_IN_USE: [0.0, 0.0]})) == (4, {})
-
-
-@pytest.mark.parametrize("field", ["max_targets", "max_drafts"])
-def test_fewer_at_most_than_at_least_is_refused_by_name(field):
-    with pytest.raises(ValueError, match=f"{field}=1 is below {field.removeprefix('max_')}=2"):
-        Settings(**{field: 1, field.removeprefix("max_"): 2})
 
 
 class Stream(threading.Thread):
@@ -146,7 +141,7 @@ def processes(service: Service, role: str) -> list[set[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "settings"),
-    [("target", TARGETS), ("target", {**TARGETS, "tensor_parallel": 2}), ("draft", DRAFTS)],
+    [("target", TARGETS), ("target", {**TARGETS, "target.tensor_parallel": 2}), ("draft", DRAFTS)],
     ids=["target", "target of two processes", "draft"],
 )
 def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_behind(
@@ -155,7 +150,7 @@ def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_b
     """Many streams bring a second worker; six, on both of them, are the work of one."""
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     fields = {**SERVED, **AT_ONCE, **settings}
-    with raylets(num_cpus=4) as cluster, serving(tmp_path, ray_address=cluster.address, **fields) as service:
+    with raylets(num_cpus=4) as cluster, serving(tmp_path, fields, ray_address=cluster.address) as service:
         wait_until(lambda: len(processes(service, role)) == 1, START_S)
         [stays] = processes(service, role)
         before = left_in_ray(cluster.address)

@@ -31,14 +31,15 @@ def authority() -> Authority:
 def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("closed")
     trust = authority.trust()
-    files = {"api_keys_file": "keys"}
+    files = {"access.api_keys_file": "keys"}
     for name in ("certificate", "key", "authority"):
         content = getattr(trust, name)
         assert content is not None
         (folder / name).write_bytes(content)
-        files[f"tls_{name}"] = name
+        files[f"tls.{name}"] = name
     (folder / "keys").write_text(KEY + "\n")
-    with serving(folder, gateways=2, targets=2, drafts=2, **files, **SERVED) as service:
+    two = dict.fromkeys(("gateway.replicas", "target.replicas", "drafts.default.replicas"), 2)
+    with serving(folder, {**two, **files, **SERVED}) as service:
         yield service
 
 

@@ -36,12 +36,12 @@ KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
 MAX_REQUESTS, MAX_WAITING = 12, 4
 TOKEN = "of the workers in these tests"
 SETTINGS = {
-    "targets": 2,
-    "gateway_resources": {"target_side": 1},
-    "target_resources": {"target_side": 1},
-    "draft_resources": {"draft_side": 1},
-    "max_requests": MAX_REQUESTS,
-    "max_waiting": MAX_WAITING,
+    "target.replicas": 2,
+    "gateway.resources": {"target_side": 1},
+    "target.resources": {"target_side": 1},
+    "drafts.default.resources": {"draft_side": 1},
+    "gateway.max_requests": MAX_REQUESTS,
+    "gateway.max_waiting": MAX_WAITING,
 }
 
 
@@ -209,7 +209,7 @@ def gateways(machines: Machines) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         names = [process.info["name"] or "", *(process.info["cmdline"] or [])[:1]]
-        if any("ServeReplica:default:Gateway" in name for name in names):
+        if any("ServeReplica:default:gateway" in name for name in names):
             found.append(process)
     return found
 
@@ -294,7 +294,7 @@ def gateway_pids(machines: Machines) -> set[int]:
     return {
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if "ServeReplica:default:Gateway" in " ".join(process.info["cmdline"] or [])
+        if "ServeReplica:default:gateway" in " ".join(process.info["cmdline"] or [])
     }
 
 
@@ -304,7 +304,7 @@ def application(pace: dict[str, Any]) -> dict[str, Any]:
         "name": "default",
         "import_path": "cluster:app",
         "args": {**SETTINGS, **SERVED},
-        "deployments": [{"name": "Gateway", "user_config": pace}],
+        "deployments": [{"name": "gateway", "user_config": pace}],
     }
 
 

@@ -161,7 +161,7 @@ def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> N
     target, draft = settings("target at"), settings("draft at")
     assert target["dtype"] == draft["dtype"] == "float32"
     assert (target["threads"], target["cache_memory"]) == ("1", str(2**28))
-    assert (target["branches"], draft["branches"]) == ("0", "12")
+    assert (target["draft_ahead"], draft["draft_ahead"]) == ("0", "12")
     assert settings("gateway")["drafter"] == "model"
     assert settings("pace")["max_depth"] == "8"
 

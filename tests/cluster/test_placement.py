@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import ray
 
+from cluster.arguments import read_settings
 from cluster.settings import Settings
 from cluster.start import check_placement, rank_resources
 
 
 def settings(**fields: Any) -> Settings:
-    return Settings.model_validate({"tensor_parallel": 4, "target_gpus": 1.0, **fields})
+    return read_settings({"target": {"tensor_parallel": 4, "gpus": 1.0, **fields}})
 
 
 def nodes(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
@@ -25,7 +26,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
 )
 def test_room_is_found(monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...]) -> None:
     nodes(monkeypatch, *gpus)
-    check_placement(settings(target_placement=placement))
+    check_placement(settings(placement=placement))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_a_lack_of_room_is_named(
     monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...], better: str
 ) -> None:
     nodes(monkeypatch, *gpus)
-    with pytest.raises(ValueError, match=f"target_placement='{placement}'.*GPU.*{better}"):
-        check_placement(settings(target_placement=placement))
+    with pytest.raises(ValueError, match=f"target.placement='{placement}'.*GPU.*{better}"):
+        check_placement(settings(placement=placement))
 
 
 def test_a_target_of_one_process_is_placed_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,6 @@ def test_a_target_of_one_process_is_placed_by_serve(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rank_asks_for_what_a_target_is_given() -> None:
-    asked = rank_resources(settings(target_accelerator="H100", target_resources={"big": 2.0}))
+    asked = rank_resources(settings(accelerator="H100", resources={"big": 2.0}).target)
     assert asked == {"GPU": 1.0, "accelerator_type:H100": 0.001, "big": 2.0}
-    assert rank_resources(settings(target_gpus=0.0)) == {"CPU": 0.001}  # a bundle must not be empty
+    assert rank_resources(settings(gpus=0.0).target) == {"CPU": 0.001}  # a bundle must not be empty

@@ -1,79 +1,89 @@
 """What a deployment takes of its devices, and what is refused before it starts."""
 
 import re
+from collections.abc import Mapping
 
 import pytest
 import ray
 
 from cluster import application
+from cluster.arguments import read_settings
 from cluster.devices import memories, parse_bytes
 from cluster.plan import DeploymentPlan
 from cluster.preflight import Preflight, find
-from cluster.settings import Settings
 from outrider.tools.command_line import main
 
 GB = 10**9
-ON_GPUS = {"target_gpus": 1.0, "draft_gpus": 1.0}
-TARGET_ALONE = {"target": Settings().resolved().target, "dtype": "float32"}
-ON_ONE_GPU = {"target_gpus": 0.5, "draft_gpus": 0.5}
+TARGET, DRAFT = "target", "drafts.default"
+ON_GPUS = {f"{TARGET}.gpus": 1.0, f"{DRAFT}.gpus": 1.0}
+ON_ONE_GPU = {f"{TARGET}.gpus": 0.5, f"{DRAFT}.gpus": 0.5}
+TARGET_ALONE = {"target": read_settings({}).target.model, "target.dtype": "float32"}
 
 
-def plan(memory: int = 4 * GB, draft_memory: int = 2 * GB, gpus: int = 0, **fields: object) -> DeploymentPlan:
-    return DeploymentPlan(Settings(**fields).resolved().with_gpus(gpus), memory, draft_memory)
+def of_both(name: str, value: float) -> dict[str, float]:
+    return {f"{TARGET}.{name}": value, f"{DRAFT}.{name}": value}
+
+
+def plan(
+    arguments: Mapping[str, object], memory: int = 4 * GB, draft_memory: int = 2 * GB, gpus: int = 0
+) -> DeploymentPlan:
+    return DeploymentPlan(read_settings(arguments).with_gpus(gpus), memory, draft_memory)
 
 
 @pytest.mark.parametrize(
     ("fields", "devices"),
     [
         ({}, [{"target": 1, "draft": 1}]),  # without GPUs the device is the machine
-        ({"targets": 2, "drafts": 3}, [{"target": 2, "draft": 3}]),
-        ({"tensor_parallel": 2}, [{"target": 2, "draft": 1}]),
-        ({"target_resources": {"big": 1.0}}, [{"target": 1}, {"draft": 1}]),
+        ({"target.replicas": 2, "drafts.default.replicas": 3}, [{"target": 2, "draft": 3}]),
+        ({"target.tensor_parallel": 2}, [{"target": 2, "draft": 1}]),
+        ({"target.resources": {"big": 1.0}}, [{"target": 1}, {"draft": 1}]),
         (ON_GPUS, [{"target": 1}, {"draft": 1}]),
-        ({**ON_GPUS, "targets": 4, "tensor_parallel": 2}, [{"target": 1}, {"draft": 1}]),
+        ({**ON_GPUS, "target.replicas": 4, "target.tensor_parallel": 2}, [{"target": 1}, {"draft": 1}]),
         (ON_ONE_GPU, [{"target": 1, "draft": 1}]),
-        ({**ON_ONE_GPU, "targets": 2}, [{"target": 2}, {"draft": 1}]),
-        ({**ON_ONE_GPU, "draft_accelerator": "L4"}, [{"target": 1}, {"draft": 1}]),
-        ({"target_gpus": 1.0, "draft_gpus": 0.25, "drafts": 6}, [{"target": 1}, {"draft": 4}]),
+        ({**ON_ONE_GPU, "target.replicas": 2}, [{"target": 2}, {"draft": 1}]),
+        ({**ON_ONE_GPU, "drafts.default.accelerator": "L4"}, [{"target": 1}, {"draft": 1}]),
+        (
+            {**ON_GPUS, "drafts.default.gpus": 0.25, "drafts.default.replicas": 6},
+            [{"target": 1}, {"draft": 4}],
+        ),
     ],
     ids=str,
 )
 def test_who_is_on_a_device_with_whom(fields, devices):
-    deployment = plan(**fields)
+    deployment = plan(fields)
     found = [{part.role: part.per_device for part in device.parts} for device in deployment.devices]
     assert found == devices
 
 
 def test_the_target_gives_nothing_to_the_draft_beside_it():
-    alone = plan(**TARGET_ALONE)
-    beside = plan()
+    alone = plan(TARGET_ALONE)
+    beside = plan({})
     assert beside.target.plan == alone.target.plan
     assert beside.devices[0].left == alone.devices[0].left - beside.devices[0].parts[1].taken
 
 
 def test_caches_that_were_left_open_are_by_need_and_part_of_the_settings():
-    found = plan(max_sequences=4).settings
-    target, draft = plan(max_sequences=4).devices[0].parts
+    found = plan(of_both("max_sequences", 4)).settings
+    target, draft = plan(of_both("max_sequences", 4)).devices[0].parts
     blocks = 4 * 2048 // 16
-    assert found.cache_memory == blocks * target.plan.block
-    assert found.draft_cache_memory == blocks * draft.plan.block
-    assert found.target_engine().cache_memory == found.cache_memory
-    assert found.draft_engine().cache_memory == found.draft_cache_memory
-    assert plan(cache_memory=10**8).settings.draft_cache_memory == 10**8
+    assert found.target_engine().cache_memory == blocks * target.plan.block
+    assert found.draft_engine().cache_memory == blocks * draft.plan.block
+    given = plan(of_both("cache_memory", 10**8)).settings
+    assert given.target_engine().cache_memory == given.draft_engine().cache_memory == 10**8
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("memory", "fields"),
     [
-        {"targets": 4, "drafts": 4, "memory": 20 * GB},
-        {"targets": 2, "max_targets": 3, "memory": 10 * GB},
-        {"target_gpus": 0.25, "draft_gpus": 0.25, "targets": 3, "memory": 40 * GB},
-        {"target_gpus": 0.75, "draft_gpus": 0.25, "memory": 40 * GB},
+        (20 * GB, of_both("replicas", 4)),
+        (10 * GB, {"target.replicas": 2, "target.max_replicas": 3}),
+        (40 * GB, {**of_both("gpus", 0.25), "target.replicas": 3}),
+        (40 * GB, {"target.gpus": 0.75, "drafts.default.gpus": 0.25}),
     ],
     ids=str,
 )
-def test_who_shares_a_device_shares_its_memory(fields):
-    deployment = plan(**fields)
+def test_who_shares_a_device_shares_its_memory(memory, fields):
+    deployment = plan(fields, memory)
     deployment.check()
     for device in deployment.devices:
         caches = sum(part.per_device * part.plan.cache for part in device.parts)
@@ -82,63 +92,67 @@ def test_who_shares_a_device_shares_its_memory(fields):
 
 
 def test_a_default_cache_takes_what_is_left_of_a_gpu_but_a_margin():
-    (target, draft) = plan(memory=80 * GB, draft_memory=24 * GB, **ON_GPUS).devices
+    (target, draft) = plan(ON_GPUS, memory=80 * GB, draft_memory=24 * GB).devices
     for device in (target, draft):
         (part,) = device.parts
         assert 0.05 * device.memory <= device.left < 0.05 * device.memory + 2 * part.plan.block
 
 
 def test_a_default_cache_that_has_no_room_in_its_part_of_a_gpu_is_refused():
-    with pytest.raises(ValueError, match=r"target=.*cache_memory=.*would fit"):
-        plan(memory=4 * GB, target_gpus=0.5, draft_gpus=0.5, max_sequences=1536).check()
+    with pytest.raises(ValueError, match=r"target=.*target\.cache_memory=.*would fit"):
+        plan({**ON_ONE_GPU, **of_both("max_sequences", 1536)}).check()
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({**TARGET_ALONE, "cache_memory": 0.9}, "cache_memory"),
-        ({"draft_cache_memory": 0.9}, "draft_cache_memory"),
-        ({**ON_GPUS, "draft_cache_memory": 0.9}, "draft_cache_memory"),
-        ({**TARGET_ALONE, "max_sequences": 65536}, "max_sequences"),
-        ({**TARGET_ALONE, "targets": 3, "cache_memory": 0.3}, "cache_memory"),
+        ({**TARGET_ALONE, "target.cache_memory": 0.9}, "target.cache_memory"),
+        ({"drafts.default.cache_memory": 0.9}, "drafts.default.cache_memory"),
+        ({**ON_GPUS, "drafts.default.cache_memory": 0.9}, "drafts.default.cache_memory"),
+        ({"drafts.small.cache_memory": 0.9}, "drafts.small.cache_memory"),
+        ({**TARGET_ALONE, "target.max_sequences": 65536}, "target.max_sequences"),
+        ({**TARGET_ALONE, "target.replicas": 3, "target.cache_memory": 0.3}, "target.cache_memory"),
     ],
     ids=str,
 )
 def test_what_would_fit_is_named_and_fits(fields, named):
     with pytest.raises(ValueError) as refused:
-        plan(**fields).check()
-    options = dict(re.findall(r"(\w+)=(\d+)", str(refused.value)))
+        plan(fields).check()
+    options = dict(re.findall(r"([\w.]+)=(\d+)", str(refused.value)))
     assert named in options
-    plan(**{**fields, named: int(options[named])}).check()
+    plan({**fields, named: int(options[named])}).check()
 
 
 def test_a_cache_that_just_fits_is_the_largest():
-    target = plan(cache_memory=0.9, **ON_GPUS).target
+    def plan_with(cache: float) -> DeploymentPlan:
+        return plan({**ON_GPUS, "target.cache_memory": cache})
+
+    target = plan_with(0.9).target
     cache = target.largest_cache(4 * GB)
-    assert plan(cache_memory=cache, **ON_GPUS).devices[0].left >= 0
-    assert plan(cache_memory=cache + target.plan.block, **ON_GPUS).devices[0].left < 0
+    assert plan_with(cache).devices[0].left >= 0
+    assert plan_with(cache + target.plan.block).devices[0].left < 0
 
 
 def test_a_model_too_large_for_any_setting_is_named():
     with pytest.raises(
-        ValueError, match=r"target='.*target' takes .* of a device with 0.10 GB: more tensor_par"
+        ValueError, match=r"target='.*target' takes .* of a device with 0.10 GB: more target\.tensor_par"
     ):
-        plan(memory=10**8, **ON_GPUS).check()
+        plan(ON_GPUS, memory=10**8).check()
 
 
 def test_devices_are_as_large_as_the_settings_or_the_caller_say(monkeypatch):
-    on_gpus = Settings(**ON_GPUS, target_accelerator="H100", draft_accelerator="L4").resolved()
+    on_gpus = read_settings({**ON_GPUS, "target.accelerator": "H100", "drafts.default.accelerator": "L4"})
     assert memories(on_gpus) == (80 * GB, 24 * GB)
     assert memories(on_gpus, here=False) == (80 * GB, 24 * GB)
     assert memories(on_gpus, 7, 5) == (7, 5)
     assert memories(on_gpus, 7) == (7, 7)
-    on_cpus = Settings().resolved().with_gpus(0)
+    on_cpus = read_settings({}).with_gpus(0)
     assert memories(on_cpus) is not None
     assert memories(on_cpus, here=False) is None
     monkeypatch.setattr("cluster.devices.gpus_here", lambda: [])
-    assert memories(Settings(**ON_GPUS).resolved()) is None
+    assert memories(read_settings(ON_GPUS)) is None
     monkeypatch.setattr("cluster.devices.gpus_here", lambda: [8, 6])
-    assert memories(Settings(**ON_GPUS).resolved()) == (6, 6)
+    assert memories(read_settings(ON_GPUS)) == (6, 6)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +170,7 @@ def test_what_is_no_memory_is_named(text):
 
 def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("targets: 2\nmax_sequences: 32\n")
+    file.write_text("target: {replicas: 2, max_sequences: 32}\n")
     assert main(["plan", str(file), "--memory", "80GB", "--draft-memory", "24GB"]) == 0
     told = capsys.readouterr().out
     assert "A device with 80.00 GB has 1 x target" in told
@@ -169,8 +183,8 @@ def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, cap
 
 def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("tensor_parallel: 2\nmax_targets: 3\ndtype: bfloat16\n")
-    assert main(["plan", str(file), "--memory", "80GB"]) == 0
+    file.write_text("target: {tensor_parallel: 2, max_replicas: 3}\ndrafts: {default: {dtype: bfloat16}}\n")
+    assert main(["plan", str(file), "target.dtype=bfloat16", "--memory", "80GB"]) == 0
     told = capsys.readouterr().out
     assert "over 2 devices" in told
     graphs = re.search(r"^graphs +0.000 +(\S+)$", told, re.MULTILINE)
@@ -183,6 +197,7 @@ def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_p
     ("arguments", "named"),
     [
         (["nowhere.yaml"], "config='nowhere.yaml'"),
+        (["target.thread=2"], "target.threads is one"),
         (["--memory", "many"], "'many' is no amount"),
         (["--memory", "1GB"], "takes"),
     ],
@@ -195,7 +210,7 @@ def test_the_command_says_what_is_wrong(arguments, named, capsys):
 
 def test_ranks_that_cannot_share_the_target_are_refused(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("tensor_parallel: 3\n")
+    file.write_text("target: {tensor_parallel: 3}\n")
     assert main(["plan", str(file), "--memory", "80GB"]) == 1
     assert "tensor_parallel=3" in capsys.readouterr().err
 
@@ -206,6 +221,6 @@ def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {})
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}])
-    with pytest.raises(ValueError, match=r"cache_memory=.* would fit"):
-        application.app(Settings(cache_memory=0.95))
+    with pytest.raises(ValueError, match=r"target\.cache_memory=.* would fit"):
+        application.app({"target.cache_memory": "0.95"})
     assert capsys.readouterr().out.count("GB on each device") == 1

@@ -46,9 +46,9 @@ def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, servi
     workers = {worker["role"]: worker["pid"] for worker in client.get("/health").json()["workers"]}
     assert workers.keys() == {"target", "draft"}
     names = {child.pid: child.name() for child in service.process.children(recursive=True)}
-    assert "TargetWorker" in names[workers["target"]]
-    assert "DraftWorker" in names[workers["draft"]]
-    gateways = [pid for pid, name in names.items() if "Gateway" in name]
+    assert names[workers["target"]] == "ray::ServeReplica:default:target"
+    assert names[workers["draft"]] == "ray::ServeReplica:default:draft-default"
+    gateways = [pid for pid, name in names.items() if name == "ray::ServeReplica:default:gateway"]
     assert len({*gateways, *workers.values()}) == 3
 
 
@@ -62,8 +62,11 @@ def test_workers_tell_what_they_run_with(client: httpx.Client) -> None:
     settings = {worker["role"]: worker["settings"] for worker in client.get("/health").json()["workers"]}
     target, draft = settings["target"], settings["draft"]
     assert (target["dtype"], target["device"], target["tensor_parallel"]) == ("float32", "cpu", 1)
-    assert (target["threads"], target["cache_memory"]) == (SERVED["target_threads"], SERVED["cache_memory"])
-    assert (target["branches"], draft["branches"]) == (0, 12)
+    assert (target["threads"], target["cache_memory"]) == (
+        SERVED["target.threads"],
+        SERVED["target.cache_memory"],
+    )
+    assert (target["draft_ahead"], draft["draft_ahead"]) == (0, 12)
 
 
 def test_the_memory_plan_is_printed_once(service: Service, tmp_path_factory: pytest.TempPathFactory) -> None:

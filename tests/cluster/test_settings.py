@@ -1,173 +1,324 @@
-"""One set of settings, resolved into those of each part."""
+"""Settings as arguments and files give them, and what each part of a deployment makes of them."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
+from cluster.arguments import SettingsError, read_settings
 from cluster.settings import DEMO_NAME, Settings
+from cluster.start import tell_of_idle_drafts
 
 
-def test_the_demo_pair_is_served_in_float32_when_no_model_is_named():
-    settings = Settings().resolved()
-    assert settings.target_engine().dtype == "float32"
-    assert settings.target_engine().model.endswith("outrider/demo/pair/target")
-    assert settings.draft_engine().model.endswith("outrider/demo/pair/draft")
-    assert settings.gateway().model == DEMO_NAME
+def settings(**arguments: Any) -> Settings:
+    return read_settings(arguments)
 
 
-def test_a_target_alone_is_drafted_for_by_ngrams():
-    settings = Settings(target="folder").resolved()
-    assert (settings.draft, settings.gateway().drafter) == (None, "ngram")
-    assert (settings.gateway().model, settings.target_engine().dtype) == ("folder", "auto")
+def in_a_file(folder: Path, text: str) -> str:
+    file = folder / "outrider.yaml"
+    file.write_text(text)
+    return str(file)
 
 
-def test_what_is_named_is_kept():
-    settings = Settings(target="t", draft="d", name="n", dtype="bfloat16", target_threads=3).resolved()
-    assert (settings.name, settings.drafter) == ("n", "model")
-    assert (settings.target_engine().threads, settings.draft_engine().dtype) == (3, "bfloat16")
+# What they say
 
 
-@pytest.mark.parametrize(
-    ("fields", "quantization"),
-    [({}, "int4"), ({"draft_quantization": "int8"}, "int8"), ({"target_quantization": "int8"}, "int4")],
-)
-def test_the_target_drafts_for_itself_as_a_smaller_copy(fields, quantization):
-    settings = Settings(target="folder", draft="target", **fields).resolved()
-    assert (settings.draft_engine().model, settings.draft_engine().quantization) == ("folder", quantization)
-    assert settings.target_engine().quantization == fields.get("target_quantization")
-    assert settings.drafter == "model"
+def test_a_file_holds_groups(tmp_path: Path) -> None:
+    text = """
+    target:
+      model: t
+      tensor_parallel: 4
+      resources: {big: 1}
+    drafts:
+      default: {model: d, quantization: int8}
+    gateway: {max_requests: 3}
+    pace: {max_depth: 3}
+    """
+    found = settings(config=in_a_file(tmp_path, text))
+    assert (found.target.model, found.target.tensor_parallel) == ("t", 4)
+    assert found.target.resources == {"big": 1.0}
+    assert (found.drafts["default"].model, found.drafts["default"].quantization) == ("d", "int8")
+    assert (found.gateway.max_requests, found.pace.max_depth) == (3, 3)
 
 
-def test_the_demo_target_may_draft_for_itself_too():
-    settings = Settings(draft="target").resolved()
-    assert settings.draft == settings.target
-
-
-def test_batch_invariant_numerics_are_the_targets():
-    settings = Settings(batch_invariant=True).resolved()
-    assert (settings.target_engine().batch_invariant, settings.draft_engine().batch_invariant) == (
-        True,
-        False,
+def test_arguments_are_text_by_path() -> None:
+    found = read_settings(
+        {
+            "target.model": "t",
+            "target.batch_invariant": "true",
+            "target.gpus": "0.5",
+            "target.resources": '{"big": 1, "node:10.0.0.1": 0.1}',
+            "drafts.default.model": "d",
+            "gateway.max_requests": "64",
+            "pace": '{"max_depth": 4}',
+            "tls.key": "file.pem",
+        }
     )
+    assert (found.target.model, found.target.batch_invariant, found.target.gpus) == ("t", True, 0.5)
+    assert found.target.resources == {"big": 1.0, "node:10.0.0.1": 0.1}
+    assert found.drafts["default"].model == "d"
+    assert (found.gateway.max_requests, found.pace.max_depth, found.tls.key) == (64, 4, "file.pem")
 
 
-def test_a_quantization_of_no_draft_is_refused():
-    with pytest.raises(ValueError, match=r"draft_quantization='int8' needs a draft"):
-        Settings(target="folder", draft_quantization="int8").resolved()
+@pytest.mark.parametrize("as_a_file", [False, True], ids=["arguments", "file"])
+def test_target_and_draft_have_short_forms(as_a_file: bool, tmp_path: Path) -> None:
+    file = in_a_file(tmp_path, "target: t\ndraft: d\n")
+    found = settings(config=file) if as_a_file else settings(target="t", draft="d")
+    assert (found.target.model, found.drafts["default"].model) == ("t", "d")
+
+
+def test_a_short_form_goes_with_other_settings_of_its_group() -> None:
+    found = read_settings({"target": "t", "target.threads": "2", "drafts.default.threads": "3", "draft": "d"})
+    assert (found.target.model, found.target.threads) == ("t", 2)
+    assert (found.drafts["default"].model, found.drafts["default"].threads) == ("d", 3)
+
+
+def test_arguments_win_setting_by_setting(tmp_path: Path) -> None:
+    text = "target: {model: t, threads: 6, resources: {big: 1}, quantization: int8}\ndraft: d\n"
+    arguments = {"target.threads": "2", "target.resources": '{"large": 2}', "target.quantization": "null"}
+    found = read_settings({"config": in_a_file(tmp_path, text), "drafts.default.threads": "3", **arguments})
+    assert (found.target.model, found.target.threads, found.target.quantization) == ("t", 2, None)
+    assert found.target.resources == {"large": 2.0}  # one setting, replaced as a whole
+    assert (found.drafts["default"].model, found.drafts["default"].threads) == ("d", 3)
+
+
+def test_a_group_of_a_file_may_be_empty(tmp_path: Path) -> None:
+    assert settings(config=in_a_file(tmp_path, "target:\ndrafts:\n  default:\n")) == settings()
+
+
+def test_a_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text("target: t\ndraft: d\n")
+    (tmp_path / "counts.yaml").write_text("target: {replicas: 6}\ndrafts: {default: {replicas: 5}}\n")
+    (tmp_path / "notes.txt").write_text("no settings")
+    found = read_settings({"config": str(tmp_path), "target.replicas": "2"})
+    assert (found.target.model, found.target.replicas) == ("t", 2)
+    assert (found.drafts["default"].model, found.drafts["default"].replicas) == ("d", 5)
+
+
+# What follows from them
+
+
+def test_the_demo_pair_is_served_in_float32_when_no_model_is_named() -> None:
+    found = settings()
+    assert found.target_engine().dtype == found.draft_engine().dtype == "float32"
+    assert found.target_engine().model.endswith("outrider/demo/pair/target")
+    assert found.draft_engine().model.endswith("outrider/demo/pair/draft")
+    assert found.gateway_settings().model == DEMO_NAME
+
+
+def test_of_the_demo_pair_anything_may_be_set() -> None:
+    found = read_settings({"target.dtype": "bfloat16", "drafts.default.threads": "2"})
+    assert (found.target_engine().dtype, found.draft_engine().dtype) == ("bfloat16", "float32")
+    assert (found.draft_engine().model, found.draft_engine().threads) == (settings().draft_engine().model, 2)
+
+
+def test_a_target_alone_is_drafted_for_by_ngrams() -> None:
+    found = settings(target="folder")
+    assert (found.draft, found.gateway_settings().drafter) == (None, "ngram")
+    assert (found.gateway_settings().model, found.target_engine().dtype) == ("folder", "auto")
+
+
+def test_a_target_has_the_name_that_it_is_given() -> None:
+    found = read_settings({"target": "t", "draft": "d", "target.name": "n"})
+    gateway = found.gateway_settings()
+    assert (gateway.model, gateway.tokenizer, gateway.drafter) == ("n", "t", "model")
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("arguments", "quantization"),
     [
-        {"dept": "4"},
-        {"drafts": "x"},
-        {"pace": '{"max_depth": 17}'},
-        {"pace": '{"of_below": 0.5}'},
-        {"dtype": "int8"},
-        {"draft_quantization": "int3"},
-        {"http_port": "0"},
-        {"target_resources": "{"},
-        {"target_placement": "PACKED"},
-        {"target_gpus": 0.5, "tensor_parallel": 2},
+        ({}, "int4"),
+        ({"drafts.default.quantization": "int8"}, "int8"),
+        ({"drafts.default.quantization": "null"}, None),
+        ({"target.quantization": "int8"}, "int4"),
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_named(wrong):
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        Settings.model_validate(wrong)
+@pytest.mark.parametrize("target", [{}, {"target": "folder"}], ids=["demo", "folder"])
+def test_the_target_drafts_for_itself_as_a_smaller_copy(
+    target: dict[str, str], arguments: dict[str, str], quantization: str | None
+) -> None:
+    found = read_settings({**target, "draft": "target", "target.dtype": "bfloat16", **arguments})
+    target_engine, draft_engine = found.target_engine(), found.draft_engine()
+    assert (draft_engine.model, draft_engine.dtype) == (target_engine.model, "bfloat16")
+    assert draft_engine.quantization == quantization
+    assert target_engine.quantization == arguments.get("target.quantization")
+    assert found.gateway.drafter == "model"
 
 
-def test_the_ranks_of_a_target_share_what_it_may_use(monkeypatch):
+def test_of_two_drafts_the_first_serves_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "target: t\ndrafts:\n  small: {model: s, replicas: 2}\n  copy: {model: target}\n"
+    found = settings(config=in_a_file(tmp_path, text))
+    assert (found.draft_name, found.draft_engine().model) == ("small", "s")
+    assert (found.drafts["copy"].model, found.drafts["copy"].quantization) == ("t", "int4")
+    tell_of_idle_drafts(found)
+    assert "drafts.small serves, as the first that is named; not started: drafts.copy" in caplog.text
+
+
+def test_of_one_draft_or_none_the_log_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    tell_of_idle_drafts(settings())
+    tell_of_idle_drafts(settings(target="t"))
+    assert caplog.text == ""
+
+
+def test_each_model_has_settings_of_its_own() -> None:
+    found = read_settings({"target.batch_invariant": "true", "target.step_timeout_s": "5"})
+    target, draft = found.target_engine(), found.draft_engine()
+    assert (target.batch_invariant, target.step_timeout_s) == (True, 5.0)
+    assert (draft.batch_invariant, draft.step_timeout_s) == (False, 30.0)
+    assert (target.draft_ahead, draft.draft_ahead) == (0, 12)
+
+
+def test_the_ranks_of_a_target_share_what_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 9)
-    engine = Settings(tensor_parallel=2).resolved().target_engine()
-    assert (engine.tensor_parallel, engine.threads) == (2, 4)
-    assert Settings(tensor_parallel=2).resolved().draft_engine().tensor_parallel == 1
+    found = read_settings({"target.tensor_parallel": "2"})
+    assert (found.target_engine().tensor_parallel, found.target_engine().threads) == (2, 4)
+    assert (found.draft_engine().tensor_parallel, found.draft_engine().threads) == (1, 1)
 
 
-def test_what_counts_as_hanging_is_the_same_for_every_worker():
-    settings = Settings(load_timeout_s=60, step_timeout_s=5).resolved()
-    for engine in (settings.target_engine(), settings.draft_engine()):
-        assert (engine.load_timeout_s, engine.step_timeout_s) == (60.0, 5.0)
-
-
-def test_a_file_gives_settings_and_arguments_win(tmp_path):
-    file = tmp_path / "outrider.yaml"
-    file.write_text("target: t\ndrafts: 6\npace: {max_depth: 3}\ntarget_resources: {big: 1}\n")
-    settings = Settings(config=str(file), drafts=2).resolved()
-    assert (settings.target, settings.drafts, settings.target_resources) == ("t", 2, {"big": 1.0})
-    assert settings.pace.max_depth == 3
+def test_the_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
+    gateway = read_settings(
+        {"gateway.max_requests": "3", "gateway.replicas": "2", "access.allow_anonymous": "true"}
+    ).gateway_settings()
+    assert (gateway.max_requests, gateway.allow_anonymous) == (3, True)
+    assert not hasattr(gateway, "replicas")
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("drafs: 4", "drafs"),
-        ("pace: {max_depth: 99}", "max_depth"),
-        ("- drafts", "settings by name"),
-        ("config: x", "no other config"),
-    ],
-)
-def test_a_wrong_file_is_named(tmp_path, text, named):
-    file = tmp_path / "outrider.yaml"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=named):
-        Settings(config=str(file)).resolved()
-
-
-def test_a_folder_gives_the_settings_of_all_its_files(tmp_path):
-    (tmp_path / "models.yaml").write_text("target: t\n")
-    (tmp_path / "counts.yaml").write_text("drafts: 6\n")
-    (tmp_path / "notes.txt").write_text("no settings")
-    settings = Settings(config=str(tmp_path), drafts=2).resolved()
-    assert (settings.target, settings.drafts) == ("t", 2)
-
-
-def test_a_setting_in_two_files_of_a_folder_is_named(tmp_path):
-    (tmp_path / "a.yaml").write_text("drafts: 6\ntarget: t\n")
-    (tmp_path / "b.yaml").write_text("drafts: 5\n")
-    with pytest.raises(ValueError, match=r"b\.yaml sets drafts again"):
-        Settings(config=str(tmp_path)).resolved()
-
-
-def test_a_folder_without_settings_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"without \*\.yaml"):
-        Settings(config=str(tmp_path)).resolved()
-
-
-def test_a_missing_file_is_named():
-    with pytest.raises(ValueError, match="config='nowhere"):
-        Settings(config="nowhere.yaml").resolved()
-
-
-def test_the_gateway_gets_its_limits():
-    gateway = (
-        Settings(max_requests=3, max_waiting=2, max_prompt_tokens=10, request_deadline_s=9)
-        .resolved()
-        .gateway()
-    )
-    assert (gateway.max_running, gateway.max_waiting) == (3, 2)
-    assert (gateway.max_prompt_tokens, gateway.request_deadline_s) == (10, 9.0)
-
-
-def test_resources_are_written_as_json_on_the_command_line():
-    assert Settings.model_validate({"draft_resources": '{"cheap": 0.5}'}).draft_resources == {"cheap": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("gpus", "fields", "shares"),
+    ("gpus", "arguments", "shares"),
     [
         (0, {}, (0.0, 0.0)),
         (1, {}, (0.5, 0.5)),
         (2, {}, (1.0, 1.0)),
-        (2, {"targets": 2}, (0.5, 0.5)),
-        (8, {"targets": 4}, (1.0, 1.0)),
-        (4, {"target_gpus": 2.0}, (2.0, 1.0)),
-        (4, {"draft_gpus": 0.0}, (1.0, 0.0)),
-        (0, {"tensor_parallel": 2}, (0.0, 0.0)),
-        (3, {"tensor_parallel": 2}, (1.0, 1.0)),
-        (3, {"tensor_parallel": 2, "drafts": 2}, (1.0, 0.5)),
-        (4, {"tensor_parallel": 2, "target_gpus": 0.0}, (0.0, 1.0)),
+        (2, {"target.replicas": 2}, (0.5, 0.5)),
+        (8, {"target.replicas": 4}, (1.0, 1.0)),
+        (4, {"target.gpus": 2.0}, (2.0, 1.0)),
+        (4, {"drafts.default.gpus": 0.0}, (1.0, 0.0)),
+        (0, {"target.tensor_parallel": 2}, (0.0, 0.0)),
+        (3, {"target.tensor_parallel": 2}, (1.0, 1.0)),
+        (3, {"target.tensor_parallel": 2, "drafts.default.replicas": 2}, (1.0, 0.5)),
+        (4, {"target.tensor_parallel": 2, "target.gpus": 0.0}, (0.0, 1.0)),
+    ],
+    ids=str,
+)
+def test_gpus_are_shared_where_nothing_else_is_said(
+    gpus: int, arguments: dict[str, float], shares: tuple[float, float]
+) -> None:
+    found = read_settings(arguments).with_gpus(gpus)
+    assert found.draft is not None
+    assert (found.target.gpus, found.draft.gpus) == shares
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("target.tensor_parallel", "x", "target.tensor_parallel='x' should be a valid integer: devices that"),
+        ("target.replicas", "0", "target.replicas='0' should be greater than or equal to 1: replicas"),
+        ("target.dtype", "int8", "target.dtype='int8' should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ("target.cache_memory", "all", "='all' should be a valid integer or be a valid number: memory for"),
+        ("target.placement", "PACKED", "target.placement='PACKED' should be 'STRICT_PACK', 'PACK'"),
+        ("target.resources", '{"big": "x"}', "target.resources.big='x' should be a valid number"),
+        ("target.resources", "{", "target.resources='{' is no JSON"),
+        ("target", '{"model": 1}', "target.model=1 should be a valid string: local checkpoint folder"),
+        ("drafts", "x", "drafts='x' should hold settings by name"),
+        ("drafts.default", "x", "drafts.default='x' should hold settings by name"),
+        ("drafts.default.quantization", "int3", "drafts.default.quantization='int3' should be 'int8' or"),
+        ("drafts.Not a name.model", "x", "drafts.Not a name='Not a name' should match pattern"),
+        ("pace", '{"max_depth": 17}', "pace.max_depth=17 should be less than or equal to 16: drafted tokens"),
+        ("pace.on_above", "0.1", "pace.on_above must be at least off_below"),
+        ("addresses.http_port", "0", "addresses.http_port='0' should be greater than or equal to 1"),
     ],
 )
-def test_gpus_are_shared_where_nothing_else_is_said(gpus, fields, shares):
-    settings = Settings(**fields).resolved().with_gpus(gpus)
-    assert (settings.target_gpus, settings.draft_gpus) == shares
+def test_a_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
+    name: str, value: str, told: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings({name: value})
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("target.tensor_paralel", "target.tensor_paralel='1' is no setting: target.tensor_parallel is one"),
+        ("drafts.small.quantisation", "drafts.small.quantization is one"),
+        ("drafs.default.model", "is no setting: drafts or draft is one"),
+        ("tensor_parallel", "tensor_parallel='1' is no setting: target.tensor_parallel is one"),
+        ("quantization", "target.quantization or drafts.default.quantization is one"),
+        ("confg", "config is one"),
+        ("tls.pem", "tls.pem='1' is no setting: tls has certificate, key, authority"),
+        ("zzz", "zzz='1' is no setting: a deployment has target, drafts, gateway, pace"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_those_that_are_near(name: str, told: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings({name: "1"})
+    assert told in str(refused.value)
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings({"target.gpu": "1", "gateway.max_requests": "many", "drafts.default.threads": "0"})
+    lines = str(refused.value).splitlines()
+    assert sorted(line.partition("=")[0] for line in lines) == [
+        "drafts.default.threads",
+        "gateway.max_requests",
+        "target.gpu",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"target.gpus": "0.5", "target.tensor_parallel": "2"}, r"target\.gpus=0\.5 with tensor_parallel=2"),
+        ({"target.replicas": "2", "target.max_replicas": "1"}, r"target\.max_replicas=1 is below replicas=2"),
+        (
+            {"drafts.default.replicas": "2", "drafts.default.max_replicas": "1"},
+            r"drafts\.default\.max_replicas=1 is below replicas=2",
+        ),
+        ({"target": "t", "target.model": "u"}, r"target\.model is given twice"),
+        ({"target": "t", "drafts.default.quantization": "int8"}, r"drafts\.default\.model is missing: local"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_one_another_are_named(arguments: dict[str, str], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        read_settings(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("taget: t", "taget='t' is no setting: target is one"),
+        ("pace: {max_depth: 99}", "pace.max_depth=99 should be"),
+        ("- drafts", "settings by name"),
+        ("config: x", "no other config"),
+        ("target: {", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        settings(config=in_a_file(tmp_path, text))
+    assert told in str(refused.value)
+
+
+def test_a_setting_in_two_files_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("target: {model: t, replicas: 6}\n")
+    (tmp_path / "b.yaml").write_text("target: {threads: 2, replicas: 5}\n")
+    with pytest.raises(SettingsError, match=r"b\.yaml sets target\.replicas again"):
+        settings(config=str(tmp_path))
+
+
+def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"without \*\.yaml"):
+        settings(config=str(tmp_path))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(SettingsError, match="config='nowhere"):
+        settings(config="nowhere.yaml")

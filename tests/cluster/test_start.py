@@ -5,21 +5,22 @@ import socket
 import pytest
 import ray
 
-from cluster.settings import Settings
+from cluster.arguments import read_settings
 from cluster.start import check_resources, start_ray
 
 ALL = {"GPU": 3.0, "gateway": 2.0, "target": 1.0}
 
 
-def settings(**fields):
+def settings(nodes_join_within_s=0.0):
     needed = {
-        "gateways": 2,
-        "gateway_resources": {"gateway": 1},
+        "gateway.replicas": 2,
+        "gateway.resources": {"gateway": 1},
         "target": "t",
-        "target_gpus": 3.0,
-        "target_resources": {"target": 1},
+        "target.gpus": 3.0,
+        "target.resources": {"target": 1},
+        "ray.nodes_join_within_s": nodes_join_within_s,
     }
-    return Settings.model_validate(needed | fields)
+    return read_settings(needed)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -49,5 +50,5 @@ def test_a_metrics_port_that_is_taken_is_refused() -> None:
         listener.bind(("", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ValueError, match=f"metrics_port={port} is taken"):
-            start_ray(Settings(metrics_port=port))
+        with pytest.raises(ValueError, match=f"ray.metrics_port={port} is taken"):
+            start_ray(read_settings({"ray.metrics_port": port}))

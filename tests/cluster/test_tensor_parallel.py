@@ -35,9 +35,14 @@ MODES: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    settings = {**SERVED, "tensor_parallel": 2, "targets": 2, "step_timeout_s": STEP_TIMEOUT_S}
+    settings = {
+        **SERVED,
+        "target.tensor_parallel": 2,
+        "target.replicas": 2,
+        "target.step_timeout_s": STEP_TIMEOUT_S,
+    }
     folder = tmp_path_factory.mktemp("groups")
-    with raylets(num_cpus=2) as cluster, serving(folder, ray_address=cluster.address, **settings) as service:
+    with raylets(num_cpus=2) as cluster, serving(folder, settings, ray_address=cluster.address) as service:
         machines = Machines(service.http, service.grpc, cluster)
         machines.wait_for("target", 2)
         machines.wait_for("draft", 1)
@@ -208,13 +213,13 @@ def test_ranks_are_placed_as_told(tmp_path: Path, placement: str, nodes: int) ->
     """The draft, with a part of a resource of its own, on the second of two raylets."""
     settings = {
         **SERVED,
-        "tensor_parallel": 2,
-        "target_placement": placement,
-        "draft_resources": json.dumps({"cheap": 0.5}),
+        "target.tensor_parallel": 2,
+        "target.placement": placement,
+        "drafts.default.resources": json.dumps({"cheap": 0.5}),
     }
     with raylets(num_cpus=2) as cluster:
         cluster.add_node(num_cpus=2, resources={"cheap": 1})
-        with serving(tmp_path, ray_address=cluster.address, **settings) as service:
+        with serving(tmp_path, settings, ray_address=cluster.address) as service:
             found = ask_ray(
                 cluster.address,
                 "[group] = ray.util.placement_group_table().values()\n"

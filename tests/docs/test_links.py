@@ -9,6 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from cluster.settings import Settings
+from outrider.tools.configuration import sections
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("outrider", "gateway", "cluster", "actors", "protos", "bench")
 LINES_OF_README, LONGEST_PARAGRAPH = 200, 700
@@ -67,9 +70,16 @@ def missing_files(text: str, page: Path) -> Iterator[str]:
                 yield path
 
 
+SETTINGS = {
+    f"{section.path}{field}" for section in sections(Settings) for field in section.model.model_fields
+}
+
+
 def missing_names(text: str) -> Iterator[str]:
     """Modules of ours, and what is named in them."""
     for name in NAME.findall(text):
+        if name in SETTINGS:
+            continue
         place, rest = ROOT, name.split(".")
         if rest[0] == "outrider" and not _is_module(ROOT / "outrider" / rest[1]) and rest[1] != "Client":
             continue  # a file, a span's attribute

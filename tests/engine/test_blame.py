@@ -256,7 +256,7 @@ def test_a_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
 
 def test_branches_that_fill_the_cache_give_way(folder: Path) -> None:
     """Near the end of a sequence that fills the draft's whole cache, rounds go on."""
-    settings = EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16, branches=12)
+    settings = EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16, draft_ahead=12)
     small = Engine(settings)
     held = small._cache.pool.num_blocks * BLOCK
     length = held - 40

@@ -37,7 +37,7 @@ SETTINGS = (
 @cache
 def engine(role: str, branches: int = 0) -> Engine:
     settings = EngineSettings(
-        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**28, branches=branches
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**28, draft_ahead=branches
     )
     return Engine(settings)
 

@@ -9,6 +9,7 @@ import yaml
 
 from tests.k8s.kustomize import Manifest, find
 from tests.k8s.reading import (
+    checkpoints_of,
     containers,
     pod_templates,
     ray_templates,
@@ -102,14 +103,8 @@ def mounts(manifests: list[Manifest]) -> list[str]:
                     wrong.append(f"{where} mounts {mount['name']}, which is no volume of it")
     settings = settings_of(manifests)
     (application,) = serve_config_of(manifests)["applications"]
-    files = [application["args"]["config"], settings.api_keys_file]
-    files += [
-        settings.target,
-        settings.draft,
-        settings.tls_certificate,
-        settings.tls_key,
-        settings.tls_authority,
-    ]
+    files = [application["args"]["config"], settings.access.api_keys_file]
+    files += [*checkpoints_of(settings).values(), *settings.tls.model_dump().values()]
     for where, template in ray_templates(manifests).items():
         paths = [mount["mountPath"] for mount in template["spec"]["containers"][0]["volumeMounts"]]
         for file in filter(None, files):
@@ -122,7 +117,7 @@ def ports(manifests: list[Manifest]) -> list[str]:
     """Public ports are the same in settings, Serve's configuration and pods; a port's name exists."""
     wrong = []
     settings, serve = settings_of(manifests), serve_config_of(manifests)
-    expected = {"serve": settings.http_port, "serve-grpc": settings.grpc_port}
+    expected = {"serve": settings.addresses.http_port, "serve-grpc": settings.addresses.grpc_port}
     told = {"serve": serve["http_options"]["port"], "serve-grpc": serve["grpc_options"]["port"]}
     if told != expected:
         wrong.append(f"Serve's configuration says {told}, the settings {expected}")

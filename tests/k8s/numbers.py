@@ -5,7 +5,14 @@ from itertools import pairwise
 from actors.worker import STOP_GRACE_S
 from protos.trust import NAME
 from tests.k8s.kustomize import Manifest, find
-from tests.k8s.reading import containers, pod_templates, ray_templates, serve_config_of, settings_of
+from tests.k8s.reading import (
+    checkpoints_of,
+    containers,
+    pod_templates,
+    ray_templates,
+    serve_config_of,
+    settings_of,
+)
 
 
 def resources(manifests: list[Manifest]) -> list[str]:
@@ -14,24 +21,21 @@ def resources(manifests: list[Manifest]) -> list[str]:
     settings = settings_of(manifests)
     groups = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     by_name = {group["groupName"]: group for group in groups}
+    gateway, target, draft = settings.gateway, settings.target, settings.draft
+    assert draft is not None
     wanted = {
-        "gateway": (settings.gateways, 1, settings.gateway_resources, 0.0),
-        "target": (
-            settings.targets,
-            settings.tensor_parallel,
-            settings.target_resources,
-            settings.target_gpus,
-        ),
-        "draft": (settings.drafts, 1, settings.draft_resources, settings.draft_gpus),
+        "gateway": (gateway, 1, None, 0.0),
+        "target": (target, target.tensor_parallel, target.max_replicas, target.gpus),
+        "draft": (draft, 1, draft.max_replicas, draft.gpus),
     }
-    most = {"gateway": None, "target": settings.max_targets, "draft": settings.max_drafts}
-    for name, (replicas, ranks, of_rank, gpus_of_rank) in wanted.items():
+    for name, (of_kind, ranks, most, gpus_of_rank) in wanted.items():
+        replicas = of_kind.replicas
         if name not in by_name:
             wrong.append(f"no worker group {name}")
             continue
         group = by_name[name]
         given = {key: float(value) for key, value in group["resources"].items()}
-        asked = {key: ranks * value for key, value in of_rank.items()}
+        asked = {key: ranks * value for key, value in of_kind.resources.items()}
         if given.keys() != {name} or asked != given:
             wrong.append(f"a {name} asks for {asked}, a pod of group {name} gives {given}")
         gpus = float(
@@ -41,8 +45,8 @@ def resources(manifests: list[Manifest]) -> list[str]:
             wrong.append(f"a {name} is {ranks} with {gpus_of_rank} GPUs each, its pod has {gpus:g}")
         if not replicas == group["replicas"] == group["minReplicas"] <= group["maxReplicas"]:
             wrong.append(f"{replicas} of {name} in the settings, {group['replicas']} pods to begin with")
-        if (most[name] or 0) > group["maxReplicas"]:
-            wrong.append(f"up to {most[name]} of {name} in the settings, {group['maxReplicas']} pods at most")
+        if (most or 0) > group["maxReplicas"]:
+            wrong.append(f"up to {most} of {name} in the settings, {group['maxReplicas']} pods at most")
     return wrong
 
 
@@ -50,8 +54,8 @@ def drains(manifests: list[Manifest]) -> list[str]:
     """Each waits at least as long as what it waits for."""
     spec = find(manifests, "RayService", "outrider")["spec"]
     serve = serve_config_of(manifests)
-    (gateway,) = (d for d in serve["applications"][0]["deployments"] if d["name"] == "Gateway")
-    deadline = settings_of(manifests).request_deadline_s
+    (gateway,) = (d for d in serve["applications"][0]["deployments"] if d["name"] == "gateway")
+    deadline = settings_of(manifests).gateway.request_deadline_s
     chain = [("a request's deadline", deadline), ("the gateway's", gateway["graceful_shutdown_timeout_s"])]
     wrong = []
     for where, template in ray_templates(manifests).items():
@@ -79,13 +83,12 @@ def _nested(chain: list[tuple[str, float]]) -> list[str]:
 
 def weights(manifests: list[Manifest]) -> list[str]:
     """Checkpoints that the settings name in the volume are those that the init container puts there."""
-    settings = settings_of(manifests)
     (head,) = (t for name, t in pod_templates(manifests).items() if name == "head")
     fetched = set()
     for container in head["spec"].get("initContainers", []):
         into, *sources = container["args"]
         fetched |= {f"{into.removeprefix('--into=')}/{source}" for source in sources}
-    named = {path for path in (settings.target, settings.draft) if path is not None}
+    named = {*checkpoints_of(settings_of(manifests)).values()}
     return [f"{path} is got and not served" for path in fetched - named] + [
         f"{path} is served and not got" for path in named - fetched
     ]
@@ -119,11 +122,11 @@ def security(manifests: list[Manifest]) -> list[str]:
 def code(manifests: list[Manifest]) -> list[str]:
     """Names and numbers that the code fixes."""
     wrong = []
-    settings = settings_of(manifests)
+    most_bytes = settings_of(manifests).gateway.max_message_bytes
     for where, template in ray_templates(manifests).items():
         variables = {v["name"]: v.get("value") for v in template["spec"]["containers"][0]["env"]}
-        if variables.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE") != str(settings.max_message_bytes):
-            wrong.append(f"{where} takes other message sizes than {settings.max_message_bytes}")
+        if variables.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE") != str(most_bytes):
+            wrong.append(f"{where} takes other message sizes than {most_bytes}")
         if "OUTRIDER_TOKEN" not in variables:
             wrong.append(f"{where} has no OUTRIDER_TOKEN")
     for certificate in (m for m in manifests if m["kind"] == "Certificate"):

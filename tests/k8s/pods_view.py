@@ -1,11 +1,12 @@
 """The files that a pod of a deployment would see, laid out in a folder of this machine."""
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
+from outrider.demo.prompts import DEMO
 from tests.fakes.authority import Authority
 from tests.k8s.kustomize import Manifest, find
+from tests.k8s.reading import checkpoints_of, settings_of
 
 KEY = "a key of these tests"
 MOUNTS = re.compile(r"/(?=(etc/outrider|weights)(/|$))", re.MULTILINE)
@@ -24,11 +25,10 @@ def lay_out(manifests: list[Manifest], root: Path, seen_at: Path | None = None) 
     settings.mkdir(parents=True)
     for name, text in find(manifests, "ConfigMap", "outrider-settings")["data"].items():
         (settings / name).write_text(_below(at, text))
-        for role in ("target", "draft"):
-            if named := re.search(rf"^{role}: /(weights/.+)$", text, re.MULTILINE):
-                checkpoint = root / named[1]
-                checkpoint.parent.mkdir(parents=True, exist_ok=True)
-                checkpoint.symlink_to(str(files("outrider.demo").joinpath("pair", role)))
+    for role, named in checkpoints_of(settings_of(manifests)).items():
+        checkpoint = root / named.removeprefix("/")
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.symlink_to(DEMO / role)
     (root / "etc/outrider/keys").mkdir()
     (root / "etc/outrider/keys/api-keys").write_text(f"{KEY}\n")
     trust = Authority().trust()

@@ -6,7 +6,9 @@ from typing import Any
 
 import yaml
 
+from cluster.arguments import together, validated
 from cluster.settings import Settings
+from outrider.demo.prompts import DEMO
 from tests.k8s.kustomize import Manifest, find
 
 SECRET = re.compile(r"create secret generic (?P<name>\S+)(?P<rest>(?:[^`\n]|\\\n)*)")
@@ -40,10 +42,16 @@ def containers(template: Manifest) -> list[Manifest]:
 
 def settings_of(manifests: list[Manifest]) -> Settings:
     """The settings that the files of the ConfigMap make, as ``config=<folder>`` reads them."""
-    fields: dict[str, Any] = {}
-    for text in find(manifests, "ConfigMap", "outrider-settings")["data"].values():
-        fields |= yaml.safe_load(text)
-    return Settings.model_validate(fields)
+    files = find(manifests, "ConfigMap", "outrider-settings")["data"]
+    return validated(together((name, yaml.safe_load(text)) for name, text in files.items()))
+
+
+def checkpoints_of(settings: Settings) -> dict[str, str]:
+    """What is served by role, but for the demo pair, which the image has."""
+    models = {"target": settings.target.model}
+    if settings.draft is not None:
+        models["draft"] = settings.draft.model
+    return {role: model for role, model in models.items() if not Path(model).is_relative_to(DEMO)}
 
 
 def serve_config_of(manifests: list[Manifest]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ SLIPS: list[tuple[Check, str, Any, str]] = [
     (mounts, "StatefulSet/outrider-redis/spec/volumeClaimTemplates/0/metadata/name", "disk", "mounts data"),
     (ports, f"{HTTP}/containerPort", 800000, "800000"),
     (ports, f"{HTTP}/name", "http", "opens None as serve"),
-    (ports, "ConfigMap/outrider-settings/data/outrider.yaml", "grpc_port: 9001", "9001"),
+    (ports, "ConfigMap/outrider-settings/data/outrider.yaml", "addresses: {grpc_port: 9001}", "9001"),
     (ports, "Service/outrider-redis/spec/ports/0/targetPort", "redis-server", "port redis-server,"),
     (ports, "PodMonitor/outrider/spec/podMetricsEndpoints/0/port", "prometheus", "port prometheus,"),
     (ports, "NetworkPolicy/outrider/spec/ingress/1/ports/1/port", "grpc", "port grpc,"),
@@ -87,7 +87,7 @@ SLIPS: list[tuple[Check, str, Any, str]] = [
         "the hook of draft 60 s",
     ),
     (drains, "RayService/outrider/spec/rayClusterDeletionDelaySeconds", 60, "the old cluster's 60 s"),
-    (drains, "ConfigMap/outrider-settings/data/outrider.yaml", "request_deadline_s: 9999", "9999"),
+    (drains, "ConfigMap/outrider-settings/data/outrider.yaml", "gateway: {request_deadline_s: 9999}", "9999"),
     (
         weights,
         "head/spec/initContainers/0/args/2",

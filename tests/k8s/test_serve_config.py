@@ -13,6 +13,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.arguments import SettingsError
 from cluster.preflight import Preflight
 from cluster.preflight import find as find_models
 from cluster.start import ADD_SERVICERS
@@ -58,7 +59,7 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config = ServeDeploySchema.model_validate(yaml.safe_load(text))
         (application,) = config.applications
         builder = import_attr(application.import_path)
-        at_once = {**application.args, "nodes_join_within_s": 0.0}
+        at_once = {**application.args, "ray.nodes_join_within_s": 0.0}
         bound = call_user_app_builder_with_args_if_necessary(builder, at_once)
         return config, build_app(
             bound, name=application.name, make_deployment_handle=lambda deployment, app: deployment.name
@@ -70,14 +71,14 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_application_is_built_from_it(manifests: list[Manifest], deploy: Any) -> None:
     config, application = deploy(manifests)
     by_name = {deployment.name: deployment for deployment in application.deployments}
-    assert by_name.keys() == {"Gateway", "TargetWorker", "DraftWorker"}
+    assert by_name.keys() == {"gateway", "target", "draft-default"}
     assert {options.name for options in config.applications[0].deployments} <= by_name.keys()
-    options = by_name["Gateway"].ray_actor_options
+    options = by_name["gateway"].ray_actor_options
     assert (options["num_cpus"], options["resources"]) == (0, {"gateway": 1})
-    trust = by_name["TargetWorker"].init_args[1]
+    trust = by_name["target"].init_args[1]
     has_certificates = "mutual-tls.yaml" in find(manifests, "ConfigMap", "outrider-settings")["data"]
     assert (trust.certificate is not None) == has_certificates
-    assert by_name["Gateway"].init_args[0].api_key_digests
+    assert by_name["gateway"].init_args[0].api_key_digests
 
 
 def test_ray_knows_every_field_of_it(manifests: list[Manifest]) -> None:
@@ -111,7 +112,7 @@ def test_the_proxy_opens_with_our_services(manifests: list[Manifest]) -> None:
 
 def test_the_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
     config = yaml.safe_load(find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
-    (gateway,) = (d for d in config["applications"][0]["deployments"] if d["name"] == "Gateway")
+    (gateway,) = (d for d in config["applications"][0]["deployments"] if d["name"] == "gateway")
     PaceSettings.model_validate(gateway["user_config"])
     with pytest.raises(ValidationError, match="of_below"):
         PaceSettings.model_validate({**gateway["user_config"], "of_below": 0.5})
@@ -122,13 +123,13 @@ def test_the_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
     [
         (SERVE, "EveryNode", "EveryPod", ValidationError, "proxy_location"),
         (SERVE, "import_path: cluster.app", "import_path: cluster.application.apps", AttributeError, "apps"),
-        (SERVE, "      config: ", "      confg: ", ValidationError, "confg"),
+        (SERVE, "      config: ", "      confg: ", SettingsError, "config is one"),
         (SERVE, "outrider/settings", "outrider/setting", ValueError, "setting"),
-        (SETTINGS, "tensor_parallel: 4", "tensor_paralel: 4", ValidationError, "tensor_paralel"),
-        (SETTINGS, "draft_resources: {draft: 1}", "draft_resources: {drafts: 1}", ValueError, "'drafts'"),
-        (SETTINGS, "target_gpus: 1", "target_gpus: 9", ValueError, "give each rank 1"),
-        (SETTINGS, "draft_gpus: 1", "draft_gpus: 9", ValueError, "'GPU'"),
-        (SETTINGS, "draft_accelerator: L4", "draft_accelerator: T4", ValueError, "accelerator_type:T4"),
+        (SETTINGS, "tensor_parallel: 4", "tensor_paralel: 4", SettingsError, "target.tensor_parallel is one"),
+        (SETTINGS, "resources: {draft: 1}", "resources: {drafts: 1}", ValueError, "'drafts'"),
+        (SETTINGS, "gpus: 1 # each", "gpus: 9 # each", SettingsError, "give each rank 1"),
+        (SETTINGS, "gpus: 1\n", "gpus: 9\n", ValueError, "'GPU'"),
+        (SETTINGS, "accelerator: L4", "accelerator: T4", ValueError, "accelerator_type:T4"),
         (SETTINGS, "cache_memory: 0.2", "cache_memory: 0.99", ValueError, "cache_memory"),
         (SETTINGS, "outrider/keys", "outrider/key", ValueError, "api_keys_file"),
     ],

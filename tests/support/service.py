@@ -101,7 +101,7 @@ async def service_of(
     """
     async with AsyncExitStack() as ending:
         settings: dict[Role, dict[str, Any]] = {"target": dict(target or {}), "draft": dict(draft or {})}
-        settings["draft"].setdefault("branches", 8)
+        settings["draft"].setdefault("draft_ahead", 8)
         roles: list[Role] = [*["target"] * targets, *["draft"] * drafts]
         workers = [await ending.enter_async_context(_worker(role, settings[role])) for role in roles]
         others: list[Worker] = []

@@ -126,12 +126,12 @@ def test_the_parts_of_a_request_and_what_they_mean(printed):
 @pytest.mark.parametrize(
     ("parts", "setting"),
     [
-        ({"draft": 5.0, "target": 5.0}, "draft_ahead"),
-        ({"draft": 5.0, "target": 5.0, "prepared_for": 1}, "draft_threads"),
-        ({"wire": 5.0, "target": 5.0}, "draft_resources"),
+        ({"draft": 5.0, "target": 5.0}, "drafts.default.draft_ahead"),
+        ({"draft": 5.0, "target": 5.0, "prepared_for": 1}, "threads or accelerator"),
+        ({"wire": 5.0, "target": 5.0}, "resources of"),
         ({"wait": 5.0, "target": 5.0}, "drafts"),
         ({"gateway": 5.0, "target": 5.0}, "gateways"),
-        ({"target": 5.0, "late_drafts": 1}, "draft_deadline_ms"),
+        ({"target": 5.0, "late_drafts": 1}, "gateway.propose_deadline_ms"),
         ({"target": 5.0, "accepted": 1}, "mode auto"),
         ({"target": 5.0, "accepted": 4}, "max_depth"),
     ],

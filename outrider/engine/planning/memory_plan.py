@@ -87,7 +87,7 @@ def default_cache(model: ModelSkeleton, settings: EngineSettings, memory: int, d
     if resolve_device(settings.device).type == "cuda":
         room = int(room * (1 - MARGIN_ON_CUDA))
         return block * largest(fits, room // block)
-    needed = settings.max_running * -(-model.context_length // settings.block_size)
+    needed = settings.max_sequences * -(-model.context_length // settings.block_size)
     most = min(needed, min(int(MOST_OF_MACHINE * memory), room // 2) // block)
     # A model that outgrows its part of a machine may still run there, if others leave room.
     return block * (largest(fits, most) or most)
@@ -114,11 +114,11 @@ def plan_memory(
     layers = model.layers_of(settings.tensor_parallel)
     num_blocks = blocks_in(memory, settings, layers, model.dtype)
     block = block_bytes(settings, layers, model.dtype)
-    num_logits = settings.max_running * (1 + depth)
+    num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     # A kernel that needs no gathering is known to work only when it is tried at load.
-    longest = min(num_blocks * settings.block_size, settings.max_running * model.context_length)
+    longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
     activations += _gather_bytes(layers, longest, model.dtype)
     has_kernel = on_cuda and model.dtype in KERNEL_DTYPES
     graphs = 0

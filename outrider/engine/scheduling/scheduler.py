@@ -54,7 +54,7 @@ class Scheduler:
         """The next step of work for which nobody waits: only with cache that is left over."""
         selected: Selected = []
         for task in tasks.values():
-            if len(selected) == self._settings.max_running:
+            if len(selected) == self._settings.max_sequences:
                 break
             with blaming(task.sequence):
                 item = self._idle_item(task)
@@ -78,7 +78,7 @@ class Scheduler:
         computed: set[bytes] = set()  # digests of blocks that older sequences are about to fill
         for number in sorted(tasks):
             task = tasks[number]
-            if len(selected) == self._settings.max_running:
+            if len(selected) == self._settings.max_sequences:
                 break
             with blaming(task.sequence):
                 if self._waits_for_prefix(task.sequence, computed):

@@ -21,7 +21,7 @@ DEPTH = 4
 @cache
 def engine(role: str, branches: int) -> Engine:
     settings = EngineSettings(
-        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**26, branches=branches
+        model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**26, draft_ahead=branches
     )
     return Engine(settings)
 

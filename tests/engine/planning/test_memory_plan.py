@@ -47,7 +47,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         quantization=quantization,
         device="cpu",
         cache_memory=0.02,
-        max_running=RUNNING,
+        max_sequences=RUNNING,
         prefill_chunk=64,
     )
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path
     assert skeleton(EngineSettings(model=str(folder))).weight_bytes() == size
 
 
-LARGE_ON_CUDA = EngineSettings(model="70B", device="cuda", tensor_parallel=4, max_running=64)
+LARGE_ON_CUDA = EngineSettings(model="70B", device="cuda", tensor_parallel=4, max_sequences=64)
 
 
 def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(large: ModelSkeleton) -> None:
@@ -188,7 +188,7 @@ def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share
         model=str(DEMO / "target"),
         device="cpu",
         dtype="float32",
-        max_running=3,
+        max_sequences=3,
         block_size=24,
         device_share=share,
     )
@@ -201,7 +201,7 @@ def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share
 
 
 def test_an_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
-    settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_running=2, threads=1)
+    settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_sequences=2, threads=1)
     engine = Engine(settings)
     assert settings.cache_memory is None
     assert engine.settings.cache_memory == default_cache(skeleton(settings), settings, 10**12)

@@ -33,7 +33,7 @@ def engine_with(folder: str, blocks: int = 200, chunk: int = 512, branches: int 
         block_size=BLOCK,
         cache_memory=blocks * BYTES_PER_BLOCK,
         prefill_chunk=chunk,
-        branches=branches,
+        draft_ahead=branches,
     )
     return Engine(settings)
 

@@ -240,7 +240,7 @@ async def test_only_those_who_may_are_answered(tokenizer, context, keys, allowed
 async def test_a_full_queue_says_when_to_come_again(tokenizer):
     context = Context()
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-        servicer = servicer_of(fleet, tokenizer, max_running=1, max_waiting=0)
+        servicer = servicer_of(fleet, tokenizer, max_requests=1, max_waiting=0)
         message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
         running = servicer.Generate(message, Context())
         await anext(running)

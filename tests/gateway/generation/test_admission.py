@@ -25,7 +25,7 @@ async def queued(admission, count, waiting):
 
 
 async def test_whoever_finds_places_and_queue_full_is_told_when_to_come_again():
-    admission = Admission(max_running=2, max_waiting=3)
+    admission = Admission(max_requests=2, max_waiting=3)
     async with AsyncExitStack() as places:
         for _ in range(2):
             await places.enter_async_context(admission.place(later()))
@@ -39,14 +39,14 @@ async def test_whoever_finds_places_and_queue_full_is_told_when_to_come_again():
 
 
 async def test_a_place_that_is_free_needs_no_queue():
-    admission = Admission(max_running=1, max_waiting=0)
+    admission = Admission(max_requests=1, max_waiting=0)
     for _ in range(3):
         async with admission.place(later()):
             assert admission.running == 1
 
 
 async def test_waiting_ends_at_the_deadline():
-    admission = Admission(max_running=1, max_waiting=1)
+    admission = Admission(max_requests=1, max_waiting=1)
     async with admission.place(later()):
         with pytest.raises(DeadlineError):
             async with admission.place(asyncio.get_running_loop().time()):
@@ -55,7 +55,7 @@ async def test_waiting_ends_at_the_deadline():
 
 
 async def test_a_request_that_leaves_the_queue_leaves_its_place_to_others():
-    admission = Admission(max_running=1, max_waiting=2)
+    admission = Admission(max_requests=1, max_waiting=2)
     async with admission.place(later()):
         leaving, staying = await queued(admission, 2, waiting=2)
         leaving.cancel()
@@ -64,7 +64,7 @@ async def test_a_request_that_leaves_the_queue_leaves_its_place_to_others():
 
 
 async def test_the_delay_grows_with_the_queue():
-    admission = Admission(max_running=1, max_waiting=100)
+    admission = Admission(max_requests=1, max_waiting=100)
     async with admission.place(later()):
         before = admission.retry_after_s()
         tasks = await queued(admission, 10, waiting=10)

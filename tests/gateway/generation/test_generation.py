@@ -173,7 +173,7 @@ async def test_limits_of_the_deployment_are_kept(tokenizer, limits, field):
 async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(
-            SETTINGS.model_copy(update={"max_running": 1, "max_waiting": 0}), tokenizer, fleet
+            SETTINGS.model_copy(update={"max_requests": 1, "max_waiting": 0}), tokenizer, fleet
         )
         async with aclosing(generation.chunks(await generation.prepare(request()))) as running:
             await anext(running)

@@ -123,7 +123,7 @@ async def test_a_reader_that_leaves_after_the_last_chunk_has_had_it_all(tokenize
 
 
 async def test_what_ended_a_request_is_named(tokenizer):
-    limits = {"max_running": 1, "max_waiting": 0}
+    limits = {"max_requests": 1, "max_waiting": 0}
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01)) as fleet:
         generation, published = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet), Published()
         async with aclosing(generation.chunks(await generation.prepare(request()))) as first:

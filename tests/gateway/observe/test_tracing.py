@@ -218,7 +218,7 @@ async def test_a_lost_draft_worker_is_told_with_its_reason(tokenizer, spans):
 async def test_a_late_draft_is_told_with_its_reason(tokenizer, spans):
     draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
-        usage = await answer(fleet, tokenizer, draft_deadline_ms=20.0)
+        usage = await answer(fleet, tokenizer, propose_deadline_ms=20.0)
     assert usage.stats.late_drafts == 1
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "late Draft"

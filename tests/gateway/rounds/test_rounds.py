@@ -45,7 +45,7 @@ def later(seconds: float) -> float:
 def rounds_of(
     fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=1e3 * LIMIT_S, deadline_s=LIMIT_S
 ):
-    settings = GatewaySettings(model="m", tokenizer="t", draft_deadline_ms=deadline_ms)
+    settings = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=deadline_ms)
     sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
     paces = Paces(PaceSettings())
     return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(deadline_s))

@@ -1,0 +1,91 @@
+"""What is said of settings that are not accepted: each by its path, with its value and what would be."""
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings
+
+NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # as pydantic names it
+OTHER_NAMES = ("config", "draft")  # of arguments, which become something else
+RESOURCES = "resources"  # the one setting that has names of its own
+
+
+def refusal(error: ValidationError) -> str:
+    """A line for each setting."""
+    by_setting: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for found in error.errors(include_url=False):
+        by_setting.setdefault(_setting(found["loc"]), []).append(found)
+    return "\n".join(_line(setting, found) for setting, found in by_setting.items())
+
+
+def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
+    """found: several where a setting may be one thing or another, and is neither."""
+    name, first = ".".join(setting), found[0]
+    given = f"{name}={first['input']!r}"
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{given} is no setting: {_known(setting)}"
+        case "missing":
+            return f"{name} is missing{_meaning(setting)}"
+        case "value_error":  # within a group
+            return f"{name}.{first['ctx']['error']}"
+        case _:
+            return f"{given} should {' or '.join(map(_wanted, found))}{_meaning(setting)}"
+
+
+def _setting(location: Sequence[int | str]) -> tuple[str, ...]:
+    """Without what pydantic adds for the types that were tried."""
+    path = tuple(str(part) for part in location)
+    depth = 3 if path[:1] == ("drafts",) else 2
+    depth += path[depth - 1 : depth] == (RESOURCES,)
+    return tuple(part for part in path[:depth] if part != "[key]")
+
+
+def _wanted(found: ErrorDetails) -> str:
+    if found["type"] in NO_GROUP:
+        return "hold settings by name"
+    message = found["msg"]
+    return message.partition(" should ")[2].partition(", unable to ")[0] or message
+
+
+def _meaning(setting: Sequence[str]) -> str:
+    """What the field says of itself, to be put behind it."""
+    *group, name = setting if RESOURCES not in setting else setting[: setting.index(RESOURCES) + 1]
+    field = _fields(group).get(name)
+    return f": {field.description}" if field and field.description else ""
+
+
+def _known(setting: Sequence[str]) -> str:
+    """Those whose names are near, of the same group if there are any; else all of the group."""
+    *group, name = setting
+    by_name: dict[str, list[str]] = {}
+    for path in _paths(group[1] if len(group) == 2 else DEFAULT_DRAFT):
+        by_name.setdefault(path[-1], []).append(".".join(path))
+    near = [path for match in get_close_matches(name, by_name) for path in by_name[match]]
+    beside = [path for path in near if path.rpartition(".")[0] == ".".join(group)]
+    if near:
+        return " or ".join(beside or near) + " is one"
+    return f"{'.'.join(group) or 'a deployment'} has {', '.join(_fields(group))}"
+
+
+def _paths(draft: str) -> Iterator[tuple[str, ...]]:
+    """Of all groups and settings, those of the draft of this name among them."""
+    yield from ((name,) for name in (*Settings.model_fields, *OTHER_NAMES))
+    for name in Settings.model_fields:
+        group = ("drafts", draft) if name == "drafts" else (name,)
+        yield from ((*group, field) for field in _fields(group))
+
+
+def _fields(group: Sequence[str]) -> dict[str, FieldInfo]:
+    if not group:
+        return Settings.model_fields
+    if group[0] == "drafts":
+        return DraftSettings.model_fields if len(group) == 2 else {}
+    model = Settings.model_fields[group[0]].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    return model.model_fields
