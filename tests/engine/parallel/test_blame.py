@@ -1,0 +1,88 @@
+"""A step that goes wrong on a target of two ranks costs the sequence that caused it, and no rank."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outrider.engine.engine import Engine
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.follower import follow
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Failed
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.ranks import Ranks
+from tests.engine.test_blame import BLOCK, POISON, POISONED, PROMPTS, run, start, text_alone, texts
+
+HARMS = ["raises at every rank", "NaN at rank 0", "NaN at rank 1"]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+def harm(model: nn.Module, how: str, rank: int) -> None:
+    """Whoever is fed the poison."""
+    if how == "raises at every rank":
+        forward = model.forward
+
+        def raising(*args: Any, **kwargs: Any) -> Any:
+            if (kwargs["input_ids"] == POISON).any():
+                raise IndexError("tokens 216, 217")
+            return forward(*args, **kwargs)
+
+        model.forward = raising
+    elif how == f"NaN at rank {rank}":
+
+        def spoilt(_: nn.Module, ids: tuple[torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+            return states.masked_fill((ids[0] == POISON)[..., None], torch.nan)
+
+        model.get_input_embeddings().register_forward_hook(spoilt)  # type: ignore[operator]
+
+
+def lead(group: RankGroup, settings: EngineSettings, how: str) -> Any:
+    engine = Engine(settings, group)
+    harm(engine._model, how, 0)
+    expected = [text_alone(engine, prompt) for prompt in PROMPTS]
+    sequences = [start(engine, prompt) for prompt in [*PROMPTS[:2], POISONED, *PROMPTS[2:]]]
+    results = run(engine)
+    failed = [(sequences.index(one.sequence), one.reason) for one in results if isinstance(one, Failed)]
+    del sequences[2]
+    said = texts(results, sequences)
+    again = text_alone(engine, PROMPTS[0])
+    for sequence in sequences:
+        engine.close(sequence)
+    load = engine.load()
+    engine.shut_down()
+    return expected, said, again, failed, load.free_blocks == load.total_blocks
+
+
+def follow_to_the_end(group: RankGroup, settings: EngineSettings, how: str) -> str:
+    forward = ForwardPass(settings, group)
+    harm(forward.model, how, 1)
+    follow(forward, group)
+    return "dismissed"
+
+
+@pytest.mark.parametrize("how", HARMS)
+def test_only_the_sequence_that_harms_fails_and_both_ranks_stay(
+    ranks: Ranks, tmp_path: Path, how: str
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    given = {"block_size": BLOCK, "cache_memory": 2**20, "dtype": "float32", "threads": 1}
+    settings = EngineSettings.model_validate({"model": str(folder), "tensor_parallel": 2, **given})
+    [(expected, said, again, failed, is_free), at_rank_1] = ranks.run(lead, follow_to_the_end, settings, how)
+    ((place, reason),) = failed
+    assert place == 2
+    assert not any(number in reason for number in ("216", "217"))  # nothing of the prompt
+    assert said == expected
+    assert again == expected[0]
+    assert is_free
+    assert at_rank_1 == "dismissed"
