@@ -1,12 +1,18 @@
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.fakes.spans import Spans
 
 # Read by torch when it is imported. Models are so small here that threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# How long an example takes says more of what else the machine does.
+hypothesis.settings.register_profile("outrider", deadline=None)
+hypothesis.settings.load_profile("outrider")
 
 
 @pytest.fixture

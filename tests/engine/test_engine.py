@@ -13,7 +13,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.validation import check_sampling
-from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, Verified, Verify
+from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, TopUp, Verified, Verify
 from outrider.pace.cost_model import StepSize
 from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
 
@@ -148,7 +148,7 @@ def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     engine.submit(Generate(sequence, 0, PROMPT, 8))
     first = run(engine)
-    engine.submit(Generate(sequence, len(PROMPT), text[:3], 10))  # the sender has seen three of the eight
+    engine.submit(TopUp(sequence, len(PROMPT), text[:3], 10))  # the sender has seen three of the eight
     assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
 
 

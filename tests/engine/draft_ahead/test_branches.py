@@ -12,7 +12,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Prepared, Propose, Proposed, Verified, Verify
+from outrider.engine.work import Extend, Prepared, Propose, Proposed, Verified, Verify
 from tests.engine.drafters.test_drafters import prompt_of, text_of
 
 DEPTH = 4
@@ -249,12 +249,12 @@ def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:
     first, second = text[:4], text[5:9]
     tree = Draft.chain((*first, text[4], *second))
     target.submit(Verify(sequence, 0, prompt, Draft.chain(first), 1))
-    target.submit(Verify(sequence, len(prompt), (), tree, 1))
+    target.submit(Extend(sequence, len(prompt), (), tree, 1))
     verdicts = run(target)
     assert all(isinstance(verdict, Verified) for verdict in verdicts)
     assert [verdict.verdict.tokens for verdict in verdicts] == [text[:5], text[5:10]]
     target.submit(Verify(sequence, len(prompt), text[:10], Draft.chain((text[10] ^ 1,)), 2))
-    target.submit(Verify(sequence, len(prompt) + 10, (), tree, 2))
+    target.submit(Extend(sequence, len(prompt) + 10, (), tree, 2))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[10:11]]
     target.close(sequence)
 
@@ -266,7 +266,7 @@ def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
     sequence = opened(target, 1.0)
     target.submit(Verify(sequence, 0, prompt, Draft.chain(text[:2]), 1))
     run(target)
-    target.submit(Verify(sequence, len(prompt), (), Draft.chain(text[:6]), 1))
+    target.submit(Extend(sequence, len(prompt), (), Draft.chain(text[:6]), 1))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[3:7]]
     target.close(sequence)
 

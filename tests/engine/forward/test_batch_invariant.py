@@ -43,7 +43,13 @@ class Recorder:
         self.compared = 0
         self.differing: list[Context] = []
 
-    def __call__(self, logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1) -> list[Choices]:
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        rows: Items[list[Row]],
+        ranks: int = 1,
+        hidden: torch.Tensor | None = None,
+    ) -> list[Choices]:
         every = [row for part in rows for row in part]
         for row, own in zip(every, logits, strict=True):
             context = tuple(row.prompt), (*row.generated, *row.path)
@@ -53,7 +59,7 @@ class Recorder:
                     self.differing.append(context)
             else:
                 self.logits[context] = own.clone()
-        return choose_tokens(logits, rows, ranks)
+        return choose_tokens(logits, rows, ranks, hidden)
 
 
 @pytest.fixture

@@ -61,13 +61,13 @@ class Capture:
 
     def __call__(self, forward):
         self.captured += 1
-        output = forward()
+        logits, hidden = forward()
 
         def replay() -> None:
             self.replayed += 1
-            output.copy_(forward())
+            logits.copy_(forward()[0])
 
-        return replay, output
+        return replay, (logits, hidden)
 
 
 def requests() -> list[Request]:
