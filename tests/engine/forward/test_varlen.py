@@ -83,18 +83,18 @@ class Guesses:
     def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]]) -> None:
         self.texts = texts
 
-    def propose(self, generations, depth, leaves):
+    def propose(self, asked):
         drafts = []
-        for generation in generations:
-            prompt = tuple(generation.tokens[: generation.prompt_length])
-            done = len(generation.tokens) - len(prompt)
-            ahead = self.texts[prompt][done : done + depth]
+        for one in asked:
+            prompt = tuple(one.text.tokens[: one.text.prompt_length])
+            done = len(one.text.tokens) - len(prompt)
+            ahead = self.texts[prompt][done : done + one.depth]
             drafts.append(
                 Draft.chain([t ^ 1 if (done + i) % 5 == 4 else t for i, t in enumerate(ahead)][:-1])
             )
         return drafts
 
-    def forget(self, generation):
+    def forget(self, text):
         pass
 
 
