@@ -30,7 +30,6 @@ import numpy as np
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.report import RESULTS, save, table
-from bench.running import serving
 from bench.streams import (
     TASKS,
     Client,
@@ -45,6 +44,7 @@ from bench.streams import (
     streams_at,
     window_starts,
 )
+from tests.support.running import serving
 
 ROOM = 128 * 512  # tokens in the cache of a worker
 BAR, TASK_BAR, CROSSING_BAR = 0.97, 0.95, 0.9

@@ -29,7 +29,6 @@ from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import settle, start_server
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
-from bench.relay import relay
 from bench.report import save, table
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import RoundsFactory
@@ -44,6 +43,7 @@ from outrider.engine.speculate import Request
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
+from tests.support.relay import relay
 
 TRUST = Trust(token="of a benchmark on loopback")
 FAR_AHEAD_S = 3600.0

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from bench.report import save, table
-from bench.running import Service, serving
+from tests.support.running import Service, serving
 
 REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 LOOK_S = 0.02

@@ -135,3 +135,16 @@ HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
 )
 def test_a_process_loads_only_what_it_uses(module: str, watched: set[str]) -> None:
     assert loaded_by(module, watched) == ""
+
+
+TESTS = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=str)
+def test_what_tests_share_lies_in_support(path: Path) -> None:
+    """No test module imports another, and only the tests of bench import bench."""
+    names = imported((ROOT / path).read_text())
+    shared = {name for name in names if name.startswith("tests.")}
+    assert not {name for name in shared if ".test_" in name or ".conftest" in name}
+    if path.parts[1] not in ("bench", "test_layers.py"):
+        assert not {name for name in names if name.split(".")[0] == "bench"}

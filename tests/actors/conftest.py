@@ -12,10 +12,8 @@ from actors.worker import start_server
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
-from protos.trust import Trust
-from tests.engine.checkpoints import write_checkpoint
-
-TRUST = Trust(token="a token of this test")
+from tests.support.checkpoints import write_checkpoint
+from tests.support.trust import TRUST
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.controller import Pace
 from protos.trace_context import context_of
-from tests.actors.test_draft_ahead import answer, expected, pair
-from tests.engine.checkpoints import write_checkpoint
 from tests.fakes.beside import ROW, Beside
 from tests.fakes.spans import TRACEPARENT
+from tests.support.checkpoints import write_checkpoint
+from tests.support.pair import answer, expected, pair
 
 KINDS = ("json", "code")
 

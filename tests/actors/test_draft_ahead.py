@@ -1,113 +1,15 @@
 """Draft-ahead through gateway and workers: real engines behind real gRPC, the demo pair."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
 
-import grpc
 import pytest
-from opentelemetry.trace import INVALID_SPAN, Span, get_tracer
+from opentelemetry.trace import get_tracer
 
-from actors.engine_loop import EngineLoop
-from actors.servicers import DraftServicer, TargetServicer
-from actors.worker import start_server
-from bench.patience import LIMIT_S, PATIENCE, eventually
-from bench.relay import relay
-from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
-from gateway.observe.stats import Stats
-from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
-from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings, Speculation
-from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
-from outrider.decoding.noise_key import noise_key
-from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS
-from outrider.engine.engine import Engine
-from outrider.engine.settings import EngineSettings
-from outrider.pace.settings import PaceSettings
-from protos import rounds_pb2_grpc
 from protos.trace_context import context_of
-from tests.actors.conftest import TRUST
-from tests.engine.drafters.test_drafters import prompt_of, text_of
 from tests.fakes.spans import TRACEPARENT
-
-TOKENS = 40
-HELD_S = 0.1 * PATIENCE  # in which a Draft is prepared, also on a busy machine
-FIXED = Speculation(mode="fixed", depth=4)
-OFF = Speculation(mode="off")
-ADDERS = {
-    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
-    "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
-}
-
-
-@asynccontextmanager
-async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Worker]:
-    usual = {"model": str(DEMO / role), "dtype": "float32", "threads": 1, "cache_memory": 2**26}
-    made = EngineSettings.model_validate({**usual, **settings})
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(made))
-    engine_loop.attach(asyncio.get_running_loop())
-    servicer, add = ADDERS[role]
-
-    def add_servicer(server: grpc.aio.Server) -> None:
-        add(servicer(engine_loop), server)
-
-    server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
-    engine = engine_loop.engine
-    async with relay(address, delay_s) as far:
-        yield Worker(role, "demo", far, 0, "here", engine.vocab_size, engine.max_length)
-        await server.stop(None)
-    engine_loop.stop()
-
-
-@asynccontextmanager
-async def pair(
-    branches: int, delay_s: float = 0.0, of_draft: dict[str, str] | None = None, **of_target
-) -> AsyncIterator[Fleet]:
-    async with AsyncExitStack() as stack:
-        workers = [
-            await stack.enter_async_context(worker_of("target", delay_s, **of_target)),
-            await stack.enter_async_context(
-                worker_of("draft", delay_s, draft_ahead=branches, **of_draft or {})
-            ),
-        ]
-        fleet = Fleet(lambda: workers, TRUST)
-        stack.push_async_callback(fleet.close)
-        yield fleet
-
-
-@cache
-def expected(kind: str, temperature: float) -> list[int]:
-    return [*text_of(prompt_of(kind), TOKENS, temperature=temperature)]
-
-
-async def answer(
-    fleet: Fleet,
-    kind: str,
-    temperature: float,
-    leaves: int = 0,
-    speculation: Speculation = FIXED,
-    generation: Span = INVALID_SPAN,
-) -> tuple[list[int], Stats]:
-    prompt = prompt_of(kind)
-    settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
-    paces = Paces(PaceSettings())
-    trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
-    gateway = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e3 * LIMIT_S)
-    rounds = RoundsFactory(fleet, paces, gateway).of(
-        sequence,
-        speculation.resolved("model", PaceSettings()),
-        asyncio.get_running_loop().time() + LIMIT_S,
-        trace=trace,
-    )
-    rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
-    async for _ in rounds.steps():
-        pass
-    return sequence.generated, rounds.stats
+from tests.support.pair import HELD_S, OFF, answer, expected, pair
+from tests.support.patience import eventually
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -13,14 +13,14 @@ import pytest
 from actors.engine_loop import EngineLoop
 from actors.servicers import TargetServicer
 from actors.worker import start_server
-from bench.patience import eventually
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from protos import rounds_pb2_grpc
 from protos.stream_status import FAILED, LEAVING
-from tests.actors.conftest import TRUST
-from tests.actors.test_streams import PROMPT, end, opening, plain, plain_text, target_stream, turn
-from tests.engine.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
+from tests.support.messages import PROMPT, end, opening, plain, plain_text, target_stream, turn
+from tests.support.patience import eventually
+from tests.support.trust import TRUST
 
 HARMFUL = [7, 7, 7, 7, 7, 7]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from bench.patience import START_S, eventually
 from gateway.rounds.rounds import OF_LOSSES
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS, prompts
+from tests.support.patience import START_S, eventually
 from tests.support.service import Service, service_of
 from tests.support.worker_process import KILLED
 

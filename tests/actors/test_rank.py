@@ -16,11 +16,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import actors.rank
 import actors.worker
 from actors.rank import OtherRanks
-from bench.patience import START_S
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
-from tests.actors.conftest import TRUST
-from tests.engine.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
+from tests.support.patience import START_S
+from tests.support.trust import TRUST
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from gateway.workers.fleet import Fleet
 from outrider.demo.prompts import DEMO
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from tests.actors.conftest import TRUST
-from tests.actors.test_draft_ahead import worker_of
+from tests.support.pair import worker_of
+from tests.support.trust import TRUST
 
 TARGET_CACHE = 2**21  # bytes: 336 tokens
 DRAFT_CACHE = 2**17  # bytes: 240 tokens

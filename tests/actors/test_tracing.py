@@ -4,14 +4,14 @@ import pytest
 
 from actors.engine_loop import Answer
 from actors.tracing import StreamTrace
-from bench.patience import eventually
 from outrider.decoding.draft import Verdict
 from outrider.engine.work import Generated, Load, Timings, Verified
 from outrider.pace.cost_model import Step, StepSize
 from protos import rounds_pb2, rounds_pb2_grpc
-from tests.actors.conftest import TRUST
-from tests.actors.test_streams import PROMPT, end, opening, plain, target_stream, top_up, verify
 from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
+from tests.support.messages import PROMPT, end, opening, plain, target_stream, top_up, verify
+from tests.support.patience import eventually
+from tests.support.trust import TRUST
 
 PARTS = ["queue", "forward", "sample"]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import actors.watchdog
-from bench.patience import LIMIT_S
+from tests.support.patience import LIMIT_S
 
 
 @pytest.fixture

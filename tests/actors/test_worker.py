@@ -14,7 +14,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate
-from tests.actors.conftest import TRUST
+from tests.support.trust import TRUST
 
 PROMPT = tuple(range(3, 35))
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bench import simulate, virtual
-from bench.patience import LIMIT_S
 from bench.simulate import (
     ACCEPTANCE,
     FAR_AHEAD_S,
@@ -32,6 +31,7 @@ from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
 from outrider.pace.cost_model import StepSize
 from outrider.pace.settings import PaceSettings
+from tests.support.patience import LIMIT_S
 
 TARGET_S = 15e-3
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]

@@ -2,25 +2,18 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
-from bench.patience import LIMIT_S
-from bench.running import Service, serving
 from tests.fakes.collector import Collector, collecting
+from tests.support.patience import LIMIT_S
+from tests.support.running import Service, serving
+from tests.support.served import SERVED
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve's own use of pydantic is deprecated
     import ray.serve  # noqa: F401
-
-CACHE = 2**28
-SERVED: dict[str, Any] = {  # unless a test says otherwise
-    "target.threads": 1,
-    "target.cache_memory": CACHE,
-    "drafts.default.cache_memory": CACHE,
-}
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,13 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from bench.patience import LIMIT_S, START_S, wait_until
-from bench.running import Service, serving
 from cluster.autoscaling import LoadPolicy, autoscaling
 from cluster.settings import AutoscalingSettings, DraftSettings
-from tests.cluster.conftest import SERVED
-from tests.cluster.machines import raylets
-from tests.cluster.test_tensor_parallel import left_in_ray
+from tests.support.in_ray import left_in_ray
+from tests.support.machines import raylets
+from tests.support.patience import LIMIT_S, START_S, wait_until
+from tests.support.running import Service, serving
+from tests.support.served import SERVED
 
 # Tokens. Long answers take much longer than the last seconds of a replica, and end at different times.
 LONG, SHORT = (1200, 1050, 900, 750, 600, 450), 100

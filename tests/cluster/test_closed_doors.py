@@ -9,13 +9,13 @@ import httpx
 import openai
 import pytest
 
-from bench.patience import LIMIT_S
-from bench.running import Service, serving
 from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc, rounds_pb2, rounds_pb2_grpc
 from protos.trust import NAME
-from tests.cluster.conftest import SERVED
 from tests.fakes.authority import Authority
+from tests.support.patience import LIMIT_S
+from tests.support.running import Service, serving
+from tests.support.served import SERVED
 
 pytestmark = pytest.mark.slow
 

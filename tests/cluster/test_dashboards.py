@@ -9,9 +9,9 @@ import httpx
 import pytest
 import yaml
 
-from bench.patience import wait_until
-from bench.running import Service, free_port
-from tests.telemetry.test_dashboards import QUERIES, queries_of_the_dashboard
+from tests.support.patience import wait_until
+from tests.support.queries import QUERIES, queries_of_the_dashboard
+from tests.support.running import Service, free_port
 
 pytestmark = [
     pytest.mark.slow,

@@ -25,12 +25,12 @@ import openai
 import psutil
 import pytest
 
-from bench.patience import LIMIT_S, START_S, wait_until
 from outrider.client.client import Client
 from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
-from tests.cluster.conftest import SERVED
-from tests.cluster.machines import TOKENS, Machines, agree, body, deployed, plain, raylets, send, stream
+from tests.support.machines import TOKENS, Machines, agree, body, deployed, plain, raylets, send, stream
+from tests.support.patience import LIMIT_S, START_S, wait_until
+from tests.support.served import SERVED
 
 KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
 MAX_REQUESTS, MAX_WAITING = 12, 4

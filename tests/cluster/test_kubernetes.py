@@ -12,12 +12,12 @@ import grpc
 import httpx
 import pytest
 
-from bench.patience import LIMIT_S, START_S, wait_until
-from bench.running import free_port, serve_run
 from outrider.client.client import Client
-from tests.cluster.machines import raylets
-from tests.k8s.conftest import built
+from tests.k8s.overlays import built
 from tests.k8s.pods_view import KEY, lay_out
+from tests.support.machines import raylets
+from tests.support.patience import LIMIT_S, START_S, wait_until
+from tests.support.running import free_port, serve_run
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.patience import wait_until
-from bench.running import Service
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from tests.support.patience import wait_until
+from tests.support.running import Service
 
 # They have no series before the first time.
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}

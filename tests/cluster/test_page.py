@@ -9,8 +9,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
-from bench.patience import LIMIT_S
-from bench.running import Service
+from tests.support.patience import LIMIT_S
+from tests.support.running import Service
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.patience import START_S
-from tests.k8s.conftest import built
 from tests.k8s.kustomize import find
+from tests.k8s.overlays import built
 from tests.k8s.pods_view import KEY, lay_out
 from tests.k8s.reading import ray_templates
+from tests.support.patience import START_S
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from bench.patience import LIMIT_S
-from bench.running import Service
 from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
-from tests.cluster.conftest import SERVED
+from tests.support.patience import LIMIT_S
+from tests.support.running import Service
+from tests.support.served import SERVED
 
 JSON_PROMPT = prompts("json", 1)[0]
 MODES: dict[str, dict[str, Any]] = {

@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ import httpx
 import psutil
 import pytest
 
-from bench.patience import PATIENCE, START_S, wait_until
-from bench.running import serving
 from outrider.demo.prompts import KINDS, prompts
-from tests.cluster.conftest import SERVED
-from tests.cluster.machines import Machines, agree, body, plain, raylets, stream
+from tests.support.in_ray import ask_ray, left_in_ray
+from tests.support.machines import Machines, agree, body, plain, raylets, stream
+from tests.support.patience import PATIENCE, START_S, wait_until
+from tests.support.running import serving
+from tests.support.served import SERVED
 
 STEP_TIMEOUT_S = 5.0 * PATIENCE
 MODES: tuple[dict[str, Any], ...] = (
@@ -174,37 +173,6 @@ def orphaned_memory() -> set[str]:
         with contextlib.suppress(OSError):  # the process has ended
             mapped |= {line.split()[4] for line in maps.read_text().splitlines() if "/dev/shm/" in line}
     return {name for inode, name in files.items() if inode not in mapped}
-
-
-def left_in_ray(address: str) -> Any:
-    """Live actors by class, and placement groups that hold resources."""
-    return ask_ray(
-        address,
-        """
-kinds = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
-states = [group["state"] for group in ray.util.placement_group_table().values()]
-answer = Counter(kinds) + Counter(state for state in states if state != "REMOVED")
-""",
-    )
-
-
-def ask_ray(address: str, script: str) -> Any:
-    """What ``answer`` is after the script, run by a process connected to that cluster."""
-    before = """
-import json, ray
-from collections import Counter
-from ray._private.state import actors
-ray.init(namespace="serve", logging_level="ERROR")
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", f"{before}{script}print(json.dumps(answer))"],
-        env={**os.environ, "RAY_ADDRESS": address},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=START_S,
-    )
-    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

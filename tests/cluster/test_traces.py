@@ -10,11 +10,11 @@ import httpx
 import psutil
 import pytest
 
-from bench.patience import LIMIT_S, START_S, wait_until
-from bench.running import Service
 from outrider.demo.prompts import prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.fakes.collector import Collector, Span
+from tests.support.patience import LIMIT_S, START_S, wait_until
+from tests.support.running import Service
 
 PROMPT = prompts("json", 1)[0]
 FIXED = {"mode": "fixed", "depth": 4}

@@ -12,9 +12,9 @@ from typing import ClassVar
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from bench.patience import LIMIT_S, START_S
 from cluster.tracing import start_tracing, tracing_environment
 from outrider.telemetry.trace_file import read_spans
+from tests.support.patience import LIMIT_S, START_S
 
 
 @pytest.fixture

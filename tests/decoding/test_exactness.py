@@ -4,7 +4,7 @@ import pytest
 
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_block, verify_rejection
-from tests.decoding.toy import (
+from tests.support.toy import (
     FALSE_ALARM,
     adversarial_pairs,
     coupled_texts,

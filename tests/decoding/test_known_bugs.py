@@ -17,7 +17,7 @@ from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose, process
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
-from tests.decoding.toy import (
+from tests.support.toy import (
     DETECTED,
     FALSE_ALARM,
     Draws,

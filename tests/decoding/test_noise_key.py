@@ -5,7 +5,7 @@ from outrider.decoding.noise_key import noise_key
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
-from tests.decoding.toy import plain_texts, random_model
+from tests.support.toy import plain_texts, random_model
 
 PROMPT = [5, 0, 7]
 

@@ -15,18 +15,22 @@ from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.batch import pack
 from outrider.engine.forward.graphs import Graphs
-from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
-from outrider.engine.work import Failed, Generate, Generated, Propose, Proposed, Result, Verified, Verify
-from tests.engine.checkpoints import write_checkpoint
-
-BLOCK = 8
-COUNT = 8
-POISON = 250  # a token that harms whoever is fed it
-SAMPLING = Sampling(temperature=1.0, max_tokens=COUNT, bad_token_ids=(POISON,))
-PROMPTS = [tuple(range(start, start + 20)) for start in (3, 40, 80, 120, 160)]
-POISONED = (*range(200, 215), POISON, 216, 217)
+from outrider.engine.work import Failed, Generate, Propose, Proposed, Verified, Verify
+from tests.support.checkpoints import write_checkpoint
+from tests.support.poison import (
+    BLOCK,
+    COUNT,
+    POISON,
+    POISONED,
+    PROMPTS,
+    SAMPLING,
+    run,
+    start,
+    text_alone,
+    texts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,33 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(folder: Path) -> Engine:
     return Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**20))
-
-
-def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> Sequence:
-    sequence = engine.open(len(prompt), key, SAMPLING)
-    engine.submit(Generate(sequence, 0, prompt, COUNT))
-    return sequence
-
-
-def run(engine: Engine) -> list[Result]:
-    results = []
-    while engine.has_work:
-        results += engine.step()
-    return results
-
-
-def texts(results: list[Result], sequences: list[Sequence]) -> list[list[int]]:
-    return [
-        [one.token for one in results if isinstance(one, Generated) and one.sequence is sequence]
-        for sequence in sequences
-    ]
-
-
-def text_alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
-    sequence = start(engine, prompt)
-    results = run(engine)
-    engine.close(sequence)
-    return texts(results, [sequence])[0]
 
 
 def raising(error: Callable[[], BaseException], engine: Engine) -> None:

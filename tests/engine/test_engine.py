@@ -15,7 +15,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.validation import check_sampling
 from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, TopUp, Verified, Verify
 from outrider.pace.cost_model import StepSize
-from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 4
 COUNT = 24

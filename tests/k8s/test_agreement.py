@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.k8s.conftest import built
 from tests.k8s.kustomize import Manifest
 from tests.k8s.mutations import GONE, mutated
 from tests.k8s.names import labels, mounts, ports, references, services
 from tests.k8s.numbers import code, drains, resources, security, weights
+from tests.k8s.overlays import built
 
 Check = Callable[[list[Manifest]], list[str]]
 CHECKS: list[Check] = [

@@ -9,9 +9,9 @@ import jsonpatch
 import pytest
 import yaml
 
-from bench.patience import LIMIT_S
-from tests.k8s.conftest import K8S
 from tests.k8s.kustomize import Manifest, build
+from tests.k8s.overlays import K8S
+from tests.support.patience import LIMIT_S
 
 HASH = re.compile(r"^(outrider-(?:settings|collector))-[0-9a-z]{10}$")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.k8s.conftest import K8S, built
 from tests.k8s.kustomize import find
+from tests.k8s.overlays import K8S, built
 from tests.k8s.reading import ray_templates
 
 ROOT = K8S.parent

@@ -9,9 +9,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from tests.k8s.conftest import built
 from tests.k8s.kustomize import Manifest, find
 from tests.k8s.mutations import mutated
+from tests.k8s.overlays import built
 from tests.k8s.reading import pod_templates
 
 KUBERNETES = "1.33"

@@ -18,9 +18,9 @@ from cluster.preflight import Preflight
 from cluster.preflight import find as find_models
 from cluster.start import ADD_SERVICERS
 from outrider.pace.settings import PaceSettings
-from tests.k8s.conftest import built
 from tests.k8s.kustomize import Manifest, find
 from tests.k8s.mutations import mutated
+from tests.k8s.overlays import built
 from tests.k8s.pods_view import lay_out
 
 # As Ray names what it finds on the nodes that the overlays select.

@@ -6,10 +6,10 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
-from bench.patience import LIMIT_S
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
 from tests.fakes.authority import TOKEN, Authority, pem
+from tests.support.patience import LIMIT_S
 
 
 class Echo(rounds_pb2_grpc.TargetWorkerServicer):

@@ -1,6 +1,5 @@
 """The Grafana dashboard and the Prometheus rules ask only for series that exist."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,29 +9,11 @@ import pytest
 import yaml
 
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from tests.support.queries import MONITORING, QUERIES, queries_of_the_dashboard
 
-MONITORING = Path(__file__).parent.parent.parent / "k8s" / "components" / "monitoring"
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
 SERIES = {name for metric in METRICS for name in metric.exported}
 LABELS = {label for metric in METRICS for label in metric.labels} | {"le", "replica"}
-
-
-def queries_of_the_dashboard() -> dict[str, str]:
-    panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
-    return {
-        f"{panel['title']} {target['refId']}": target["expr"]
-        for panel in panels
-        for target in panel["targets"]
-    }
-
-
-def rules() -> list[dict[str, str]]:
-    manifest = yaml.safe_load((MONITORING / "rules.yaml").read_text())
-    assert (manifest["kind"], manifest["metadata"]["name"]) == ("PrometheusRule", "outrider")
-    return [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
-
-
-QUERIES = queries_of_the_dashboard() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
 
 
 def unknown(query: str) -> set[str]:

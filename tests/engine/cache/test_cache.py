@@ -15,7 +15,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Verified, Verify
-from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 4
 GREEDY = Sampling(temperature=0, max_tokens=64)

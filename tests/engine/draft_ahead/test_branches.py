@@ -13,7 +13,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Extend, Prepared, Propose, Proposed, Verified, Verify
-from tests.engine.drafters.test_drafters import prompt_of, text_of
+from tests.support.demo_pair import prompt_of, text_of
 
 DEPTH = 4
 

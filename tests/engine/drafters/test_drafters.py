@@ -1,6 +1,5 @@
 """Drafting: pauses, context lengths, vocabularies, trees and the distributions of the ratio rules."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,29 +8,16 @@ from tokenizers import Tokenizer
 from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DEMO, prompts
+from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.asked import Asked
 from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.drafters.index import IndexDrafter
-from outrider.engine.engine import Engine
 from outrider.engine.errors import VocabularyMismatchError
 from outrider.engine.loading.vocabulary import check_vocabulary
-from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Generation, Request, generate
-
-CACHE = 2**27
-
-
-@cache
-def engine(role: str) -> Engine:
-    return Engine(EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=CACHE))
-
-
-def prompt_of(kind: str, index: int = 0) -> tuple[int, ...]:
-    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
-    return tuple(tokenizer.encode(prompts(kind, index + 1)[index]).ids)
+from tests.support.demo_pair import engine, prompt_of, text_of
 
 
 def generation(prompt: tuple[int, ...], **settings) -> Generation:
@@ -41,11 +27,6 @@ def generation(prompt: tuple[int, ...], **settings) -> Generation:
 
 def proposed(drafter: Drafter, texts: list[Generation], depth: int, leaves: int) -> list[Draft]:
     return drafter.propose([Asked(text, depth, leaves) for text in texts])
-
-
-def text_of(prompt: tuple[int, ...], count: int, **settings) -> tuple[int, ...]:
-    sampling = Sampling(max_tokens=count, ignore_eos=True, **settings)
-    return generate(engine("target"), None, [Request(prompt, sampling, noise_key(1, 0, prompt))], 0)[0].tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -28,8 +28,8 @@ from outrider.engine.sampler import Choices, choose_tokens
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated, Verified, Verify
-from tests.engine.checkpoints import write_checkpoint
-from tests.engine.ranks import Ranks
+from tests.support.checkpoints import write_checkpoint
+from tests.support.ranks import Ranks
 
 COUNT = 12
 Context = tuple[tuple[int, ...], ...]

@@ -14,7 +14,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.forward.varlen import find_kernel
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
-from tests.engine.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 PROMPT_LENGTHS = (1, 5, 9, 30, 61)
 

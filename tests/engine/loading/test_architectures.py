@@ -11,7 +11,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Verified, Verify
-from tests.engine.checkpoints import (
+from tests.support.checkpoints import (
     ARCHITECTURES,
     VOCAB_SIZE,
     Reference,

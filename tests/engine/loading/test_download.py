@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.patience import START_S
 from outrider.engine.errors import IncompleteCheckpointError
 from outrider.engine.loading import download
 from outrider.engine.loading.download import INDEX, SINGLE, check_complete, fetch
+from tests.support.patience import START_S
 
 DEMO = Path(str(files("outrider.demo").joinpath("pair", "draft")))
 

@@ -12,7 +12,7 @@ import outrider.engine.forward.forward_pass
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
-from tests.engine.checkpoints import COMMON
+from tests.support.checkpoints import COMMON
 
 LARGEST = 6_000_000  # parameters
 # Each model takes what it knows of these.

@@ -18,7 +18,7 @@ from outrider.engine.loading import quantized
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.speculate import Request, generate
-from tests.engine.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 BITS: list[Quantization] = ["int8", "int4"]
 LAYERS = {"int8": Int8Linear, "int4": Int4Linear}

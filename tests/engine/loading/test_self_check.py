@@ -16,7 +16,7 @@ from outrider.engine.forward.attention import ATTENTION, Paged, attend
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
-from tests.engine.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
+from tests.support.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
 
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
 

@@ -7,7 +7,7 @@ import pytest
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
-from tests.engine.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 IGNORE_OUR_ATTENTION = {
     "bloom": {"n_layer": 2, "n_head": 4},

@@ -14,9 +14,9 @@ from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed
-from tests.engine.checkpoints import write_checkpoint
-from tests.engine.ranks import Ranks
-from tests.engine.test_blame import BLOCK, POISON, POISONED, PROMPTS, run, start, text_alone, texts
+from tests.support.checkpoints import write_checkpoint
+from tests.support.poison import BLOCK, POISON, POISONED, PROMPTS, run, start, text_alone, texts
+from tests.support.ranks import Ranks
 
 HARMS = ["raises at every rank", "NaN at rank 0", "NaN at rank 1"]
 

@@ -30,9 +30,9 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.step_input import Feed, StepInput
-from tests.engine.allocated import allocated_cache, allocated_weights
-from tests.engine.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
-from tests.engine.ranks import Ranks
+from tests.support.allocated import allocated_cache, allocated_weights
+from tests.support.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
+from tests.support.ranks import Ranks
 
 TOKENS = 24
 TOGETHER = 30

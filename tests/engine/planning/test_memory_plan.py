@@ -17,8 +17,8 @@ from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.work import Verify
 from outrider.pace.settings import MAX_DEPTH
-from tests.engine.allocated import allocated_cache, allocated_weights
-from tests.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from tests.support.allocated import allocated_cache, allocated_weights
+from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 
 MEMORY = 2**30
 RUNNING = 4

@@ -14,7 +14,7 @@ from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Generate, Generated, Prepared, Propose, Proposed, Result, Verified, Verify
-from tests.engine.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 8
 COUNT = 24

@@ -9,8 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.api import grpc_api
-from gateway.api.access import Authentication, digest
-from gateway.api.grpc_api import GenerationServicer
 from gateway.errors import (
     GatewayError,
     InvalidRequestError,
@@ -18,49 +16,14 @@ from gateway.errors import (
     UnauthenticatedError,
     WorkerLostError,
 )
-from gateway.generation.generation import Generation
-from gateway.settings import GatewaySettings
 from protos import generation_pb2
 from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.grpc_calls import Context, servicer_of
 
 TEXT = "The cat sät on the mat."
 ANSWER = list(TEXT.encode())
 FIXED = generation_pb2.SpeculationSettings(mode="fixed", depth=4)
 SAMPLING = generation_pb2.Sampling(max_tokens=len(ANSWER), seed=4)
-
-
-class Context:
-    """What was told through it."""
-
-    code = details = None
-
-    def __init__(self, peer="ipv4:127.0.0.1:5000", **metadata):
-        self._peer = peer
-        self._metadata = metadata
-        self.trailing = []
-
-    def set_code(self, code):
-        self.code = code
-
-    def set_details(self, details):
-        self.details = details
-
-    def set_trailing_metadata(self, trailing_metadata):
-        self.trailing = trailing_metadata
-
-    def invocation_metadata(self):
-        return self._metadata.items()
-
-    def peer(self):
-        return self._peer
-
-
-def servicer_of(fleet, tokenizer, keys=(), **limits):
-    servicer = GenerationServicer()
-    settings = GatewaySettings(model="m", tokenizer="unused", **limits)
-    servicer.generation = Generation(settings, tokenizer, fleet)
-    servicer.authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
-    return servicer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.patience import LIMIT_S, eventually
 from gateway.api import http_api
 from gateway.api.access import Authentication, digest
 from gateway.api.openai.chat import ChatRequest
@@ -23,6 +22,7 @@ from protos import generation_pb2
 from protos.stream_status import LEAVING
 from tests.fakes import scripted
 from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.patience import LIMIT_S, eventually
 
 TEXT = "The cat sät on the mat."
 ANSWER = list(TEXT.encode())

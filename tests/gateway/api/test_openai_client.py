@@ -8,7 +8,6 @@ import openai
 import pytest
 import uvicorn
 
-from bench.patience import eventually
 from gateway.api import http_api
 from gateway.api.access import Authentication, digest
 from gateway.api.openai.chat_template import ChatTemplate
@@ -16,6 +15,7 @@ from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
 from protos.stream_status import LEAVING
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.patience import eventually
 
 TEXT = "The cat sät on the mat."
 ANSWER = list(TEXT.encode())

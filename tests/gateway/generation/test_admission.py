@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from bench.patience import LIMIT_S, eventually
 from gateway.errors import DeadlineError, OverloadedError
 from gateway.generation.admission import LONGEST_RETRY_S, SHORTEST_RETRY_S, Admission
+from tests.support.patience import LIMIT_S, eventually
 
 
 def later():

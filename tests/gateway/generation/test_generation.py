@@ -5,7 +5,6 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from bench.patience import eventually
 from gateway.errors import InvalidRequestError, OverloadedError, UnknownModelError, WorkerLostError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
@@ -14,6 +13,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.settings import Sampling
 from tests.fakes.scripted import MAX_LENGTH, TRUST, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.patience import eventually
 
 TEXT = "Grüße, STOP and more 😀 of it"
 ANSWER = list(TEXT.encode())

@@ -28,7 +28,7 @@ from protos.stream_status import LEAVING
 from protos.trace_context import context_of
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.fakes.spans import CLIENT_SPAN_ID, NOT_SAMPLED, TRACE_ID, TRACEPARENT
-from tests.gateway.api.test_grpc_api import Context, servicer_of
+from tests.support.grpc_calls import Context, servicer_of
 
 TEXT = "A text that is written down beforehand, of 64 tokens all in all."
 ANSWER = list(TEXT.encode())

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.relay import relay
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
@@ -14,7 +13,8 @@ from gateway.workers.fleet import Fleet
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
-from tests.gateway.rounds.test_rounds import later
+from tests.support.patience import later
+from tests.support.relay import relay
 
 ANSWER = [*range(100)]
 

@@ -13,7 +13,7 @@ from outrider.decoding.settings import Sampling
 from outrider.pace.controller import Pace
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
-from tests.gateway.rounds.test_rounds import later
+from tests.support.patience import later
 
 ANSWER = [*range(250)]
 ON = PaceSettings(policy="thresholds")

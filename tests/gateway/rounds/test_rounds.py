@@ -7,7 +7,6 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from bench.patience import LIMIT_S, eventually
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
 from gateway.observe.stats import Stats
 from gateway.rounds import drafting
@@ -20,6 +19,7 @@ from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
 from protos.stream_status import LEAVING
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.patience import LIMIT_S, eventually, later
 
 PROMPT = (5, 6, 7)
 ANSWER = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
@@ -36,10 +36,6 @@ def short_pauses(monkeypatch):
 
 def fixed(depth: int, drafter: str = "model") -> Speculation:
     return Speculation.model_validate({"mode": "fixed", "depth": depth, "drafter": drafter})
-
-
-def later(seconds: float) -> float:
-    return asyncio.get_running_loop().time() + seconds
 
 
 def rounds_of(

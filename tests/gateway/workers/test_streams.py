@@ -6,7 +6,6 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from bench.patience import eventually
 from gateway.errors import WorkerLostError
 from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
@@ -14,6 +13,7 @@ from gateway.workers.streams import Worker
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2, rounds_pb2_grpc
 from tests.fakes.scripted import PINGED, TRUST
+from tests.support.patience import eventually
 
 STREAMS = 400
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import psutil  # type: ignore[import-untyped]
 
-from bench.patience import LIMIT_S, START_S, wait_until
+from tests.support.patience import LIMIT_S, START_S, wait_until
 
 
 class StartError(Exception):

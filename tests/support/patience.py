@@ -33,3 +33,7 @@ async def eventually(condition: Callable[[], object], seconds: float = LIMIT_S) 
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def later(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds

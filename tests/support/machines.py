@@ -19,11 +19,11 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
-from bench.patience import LIMIT_S, START_S, wait_until
-from bench.running import free_port, serve_run
 from cluster.start import ADD_SERVICERS
 from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
+from tests.support.patience import LIMIT_S, START_S, wait_until
+from tests.support.running import free_port, serve_run
 
 TOKENS = 400
 

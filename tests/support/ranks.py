@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from bench.patience import START_S
 from outrider.engine.parallel.rank_group import RankGroup
+from tests.support.patience import START_S
 
 CPU = torch.device("cpu")
 

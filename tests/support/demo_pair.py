@@ -1,0 +1,29 @@
+"""The demo pair's engines in this process, and what its target says."""
+
+from functools import cache
+
+from tokenizers import Tokenizer
+
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO, prompts
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request, generate
+
+CACHE = 2**27
+
+
+@cache
+def engine(role: str) -> Engine:
+    return Engine(EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=CACHE))
+
+
+def prompt_of(kind: str, index: int = 0) -> tuple[int, ...]:
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    return tuple(tokenizer.encode(prompts(kind, index + 1)[index]).ids)
+
+
+def text_of(prompt: tuple[int, ...], count: int, **settings) -> tuple[int, ...]:
+    sampling = Sampling(max_tokens=count, ignore_eos=True, **settings)
+    return generate(engine("target"), None, [Request(prompt, sampling, noise_key(1, 0, prompt))], 0)[0].tokens

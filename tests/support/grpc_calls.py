@@ -1,0 +1,40 @@
+"""The Generation service without a server."""
+
+from gateway.api.access import Authentication, digest
+from gateway.api.grpc_api import GenerationServicer
+from gateway.generation.generation import Generation
+from gateway.settings import GatewaySettings
+
+
+class Context:
+    """What was told through it."""
+
+    code = details = None
+
+    def __init__(self, peer="ipv4:127.0.0.1:5000", **metadata):
+        self._peer = peer
+        self._metadata = metadata
+        self.trailing = []
+
+    def set_code(self, code):
+        self.code = code
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, trailing_metadata):
+        self.trailing = trailing_metadata
+
+    def invocation_metadata(self):
+        return self._metadata.items()
+
+    def peer(self):
+        return self._peer
+
+
+def servicer_of(fleet, tokenizer, keys=(), **limits):
+    servicer = GenerationServicer()
+    settings = GatewaySettings(model="m", tokenizer="unused", **limits)
+    servicer.generation = Generation(settings, tokenizer, fleet)
+    servicer.authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
+    return servicer

@@ -1,0 +1,40 @@
+"""What lives in a Ray cluster, asked by a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from tests.support.patience import START_S
+
+
+def left_in_ray(address: str) -> Any:
+    """Live actors by class, and placement groups that hold resources."""
+    return ask_ray(
+        address,
+        """
+kinds = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
+states = [group["state"] for group in ray.util.placement_group_table().values()]
+answer = Counter(kinds) + Counter(state for state in states if state != "REMOVED")
+""",
+    )
+
+
+def ask_ray(address: str, script: str) -> Any:
+    """What ``answer`` is after the script, run by a process connected to that cluster."""
+    before = """
+import json, ray
+from collections import Counter
+from ray._private.state import actors
+ray.init(namespace="serve", logging_level="ERROR")
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", f"{before}{script}print(json.dumps(answer))"],
+        env={**os.environ, "RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=START_S,
+    )
+    return json.loads(process.stdout.splitlines()[-1])

@@ -1,0 +1,40 @@
+"""A token that harms whoever is fed it, beside prompts without it."""
+
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence
+from outrider.engine.work import Generate, Generated, Result
+
+BLOCK = 8
+COUNT = 8
+POISON = 250  # a token that harms whoever is fed it
+SAMPLING = Sampling(temperature=1.0, max_tokens=COUNT, bad_token_ids=(POISON,))
+PROMPTS = [tuple(range(start, start + 20)) for start in (3, 40, 80, 120, 160)]
+POISONED = (*range(200, 215), POISON, 216, 217)
+
+
+def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> Sequence:
+    sequence = engine.open(len(prompt), key, SAMPLING)
+    engine.submit(Generate(sequence, 0, prompt, COUNT))
+    return sequence
+
+
+def run(engine: Engine) -> list[Result]:
+    results = []
+    while engine.has_work:
+        results += engine.step()
+    return results
+
+
+def texts(results: list[Result], sequences: list[Sequence]) -> list[list[int]]:
+    return [
+        [one.token for one in results if isinstance(one, Generated) and one.sequence is sequence]
+        for sequence in sequences
+    ]
+
+
+def text_alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
+    sequence = start(engine, prompt)
+    results = run(engine)
+    engine.close(sequence)
+    return texts(results, [sequence])[0]

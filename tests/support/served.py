@@ -1,0 +1,10 @@
+"""Settings of the services that tests start."""
+
+from typing import Any
+
+CACHE = 2**28
+SERVED: dict[str, Any] = {  # unless a test says otherwise
+    "target.threads": 1,
+    "target.cache_memory": CACHE,
+    "drafts.default.cache_memory": CACHE,
+}
