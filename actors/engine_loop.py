@@ -6,15 +6,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from queue import Empty, SimpleQueue
 
+from actors.messages import Answer, Close, Leave, Open, Stop, Submit, ToEngine
 from outrider.decoding.settings import Sampling
 from outrider.engine.blame import reason_of, says_broken
 from outrider.engine.engine import Engine
 from outrider.engine.errors import EngineError, SequenceFailedError
-from outrider.engine.sequence import Sequence
-from outrider.engine.work import Answered, Failed, Load, Result, Work
+from outrider.engine.work import Failed, Load, Result, Work
 
 logger = logging.getLogger(__name__)
 
@@ -27,39 +28,28 @@ class LeavingError(EngineStoppedError):
     """The worker is drained: what was open goes on elsewhere."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A result, the round that asked for it, and how busy the engine was after the step."""
-
-    round: int
-    result: Answered
-    load: Load
-    finished_ns: int  # by time.time_ns
-
-
 Letter = Answer | Exception | None  # None is a normal end
 
 
 class OpenSequence:
     """One sequence as the event loop sees it: work in, answers out."""
 
-    def __init__(self, engine_loop: "EngineLoop") -> None:
+    def __init__(self, engine_loop: "EngineLoop", number: int) -> None:
         self._engine_loop = engine_loop
+        self.number = number
         self._letters: asyncio.Queue[Letter] = asyncio.Queue()
-        self.sequence: Sequence | None = None  # for the engine's thread only, as is the round
-        self.round = 0
 
-    def submit(self, round_number: int, work: Callable[[Sequence], Work]) -> None:
+    def submit(self, round_number: int, work: Work) -> None:
         """Has the engine do it. What it refuses ends the answers with its error."""
-        arrived = time.perf_counter()  # the engine may be in a step, and the work waits for its end
-        self._engine_loop.command(lambda: self._engine_loop.submit(self, round_number, work, arrived))
+        # The engine may be in a step, and the work waits for its end.
+        self._engine_loop.tell(Submit(work, round_number, time.perf_counter()))
 
     def close(self) -> None:
         """Frees what the engine holds for it."""
-        self._engine_loop.command(lambda: self._engine_loop.close(self))
+        self._engine_loop.close(self)
 
     def put(self, letter: Letter) -> None:
-        """On the event loop: the next answer, or what ends them."""
+        """The next answer, or what ends them."""
         self._letters.put_nowait(letter)
 
     async def answers(self) -> AsyncIterator[Answer]:
@@ -71,7 +61,7 @@ class OpenSequence:
 
 
 class EngineLoop:
-    """Runs commands in the order in which they came; between them it steps, or sleeps for lack of work.
+    """Takes messages in the order in which they came; between them it steps, or sleeps for lack of work.
 
     Before a step it waits as long as the engine says that company on its way is worth it.
     """
@@ -83,8 +73,10 @@ class EngineLoop:
         cores it puts them to sleep after each operation: a model loaded elsewhere would slow down every step.
         """
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._opened: dict[int, OpenSequence] = {}  # by the engine's number of the sequence
+        self._messages: SimpleQueue[ToEngine | Callable[[], None]] = SimpleQueue()
+        self._numbers = count()
+        self._heard: dict[int, OpenSequence] = {}  # by number; for the event loop only
+        self._rounds: dict[int, int] = {}  # the newest of each sequence that the engine has open, by number
         self._is_running = True
         self._is_leaving = False
         self._stepped: Callable[[list[Result]], None] = lambda results: None
@@ -105,14 +97,20 @@ class EngineLoop:
         self.command(lambda: setattr(self, "_stepped", stepped))
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> OpenSequence:
-        opened = OpenSequence(self)
-        self.command(lambda: self._open(opened, prompt_length, noise_key, sampling))
+        opened = OpenSequence(self, next(self._numbers))
+        self._heard[opened.number] = opened
+        self.tell(Open(opened.number, prompt_length, noise_key, sampling))
         return opened
+
+    def close(self, opened: OpenSequence) -> None:
+        """Nothing more is put into it."""
+        self._heard.pop(opened.number, None)
+        self.tell(Close(opened.number))
 
     @property
     def open_sequences(self) -> int:
         """Working, waiting or between two rounds."""
-        return len(self._opened)
+        return len(self._rounds)
 
     async def load(self) -> Load:
         """How busy the engine is, once it is done with what came before the question."""
@@ -127,15 +125,19 @@ class EngineLoop:
 
     def leave(self) -> None:
         """Ends whatever is open with LeavingError, and what comes later too."""
-        self.command(self._leave)
+        self.tell(Leave())
 
     def stop(self) -> None:
         """Ends the thread after the step under way, and whatever is open with LeavingError."""
-        self.command(lambda: setattr(self, "_is_running", False))
+        self.tell(Stop())
         self._thread.join()
 
+    def tell(self, message: ToEngine) -> None:
+        self._messages.put(message)
+
     def command(self, command: Callable[[], None]) -> None:
-        self._commands.put(command)
+        """Has it called in the engine's thread."""
+        self._messages.put(command)
 
     # What follows runs in the engine's thread.
 
@@ -148,11 +150,11 @@ class EngineLoop:
         built.set_result(self._engine)
         while self._is_running:
             try:
-                command = self._next_command()
-                if command is None:
+                message = self._next_message()
+                if message is None:
                     self._step()
                 else:
-                    self._obey(command)
+                    self._guarded(partial(self._take, message))
             except Exception as error:
                 logger.exception("the engine failed")
                 self.failure = error
@@ -161,7 +163,23 @@ class EngineLoop:
         if self.failure is None:
             self._engine.shut_down()
 
-    def _obey(self, command: Callable[[], object]) -> None:
+    def _take(self, message: ToEngine | Callable[[], None]) -> None:
+        match message:
+            case Open():
+                self._open(message)
+            case Submit():
+                self._submit(message)
+            case Close():
+                self._close(message.sequence)
+            case Leave():
+                self._is_leaving = True
+                self._end_all(LeavingError("the worker is drained"))
+            case Stop():
+                self._is_running = False
+            case _:
+                message()
+
+    def _guarded(self, command: Callable[[], object]) -> None:
         """A command that fails is a defect of ours, and no reason to give up every sequence."""
         try:
             command()
@@ -170,15 +188,15 @@ class EngineLoop:
                 raise
             logger.exception("a command to the engine failed")
 
-    def _next_command(self) -> Callable[[], None] | None:
-        """None when it is time to step. Waits for a command when there is nothing to do, or not yet."""
+    def _next_message(self) -> ToEngine | Callable[[], None] | None:
+        """None when it is time to step. Waits for one when there is nothing to do, or not yet."""
         if self.failure is not None or not self._engine.has_work:
-            return self._commands.get()
+            return self._messages.get()
         try:
-            if not self._commands.empty():
-                return self._commands.get_nowait()
+            if not self._messages.empty():
+                return self._messages.get_nowait()
             patience = self._engine.patience()
-            return self._commands.get(timeout=patience) if patience > 0.0 else None
+            return self._messages.get(timeout=patience) if patience > 0.0 else None
         except Empty:
             return None
 
@@ -187,75 +205,69 @@ class EngineLoop:
         self.step_under_way = self._steps
         results = self._engine.step()
         self.step_under_way = None
-        self._obey(lambda: self._stepped(results))
+        self._guarded(lambda: self._stepped(results))
         load, now = self._engine.load(), time.time_ns()
-        letters: list[tuple[OpenSequence, Letter]] = []
+        told: list[tuple[int, Letter]] = []
         for result in results:
             if isinstance(result, Failed):
-                letters.append(self._failed(result))
-                continue
-            opened = self._opened[result.sequence.number]
-            letters.append((opened, Answer(opened.round, result, load, now)))
-        self._deliver(letters)
+                del self._rounds[result.sequence]
+                told.append((result.sequence, SequenceFailedError(result.reason)))
+            else:
+                answer = Answer(self._rounds[result.sequence], result, load, now)
+                told.append((result.sequence, answer))
+        self._deliver(told)
 
-    def _failed(self, result: Failed) -> tuple[OpenSequence, Letter]:
-        opened = self._opened.pop(result.sequence.number)
-        opened.sequence = None
-        return opened, SequenceFailedError(result.reason)
-
-    def _open(self, opened: OpenSequence, prompt_length: int, noise_key: int, sampling: Sampling) -> None:
+    def _open(self, opening: Open) -> None:
+        number = opening.sequence
         if self.failure is not None:
-            self._deliver([(opened, EngineStoppedError(f"the engine failed: {self.failure}"))])
+            self._deliver([(number, EngineStoppedError(f"the engine failed: {self.failure}"))])
             return
         if self._is_leaving:
-            self._deliver([(opened, LeavingError("the worker is drained"))])
+            self._deliver([(number, LeavingError("the worker is drained"))])
             return
         try:
-            opened.sequence = self._engine.open(prompt_length, noise_key, sampling)
+            self._engine.open(opening.prompt_length, opening.noise_key, opening.sampling, number)
         except ValueError as error:
-            self._deliver([(opened, error)])
+            self._deliver([(number, error)])
             return
         except Exception as error:
             logger.exception("a sequence could not be opened")
-            self._deliver([(opened, SequenceFailedError(reason_of(error)))])
+            self._deliver([(number, SequenceFailedError(reason_of(error)))])
             return
-        self._opened[opened.sequence.number] = opened
+        self._rounds[number] = 0
 
-    def submit(
-        self, opened: OpenSequence, round_number: int, work: Callable[[Sequence], Work], arrived: float
-    ) -> None:
-        if opened.sequence is None:
+    def _submit(self, asked: Submit) -> None:
+        number = asked.work.sequence
+        if number not in self._rounds:
             return  # refused already, or closed
-        opened.round = round_number
+        self._rounds[number] = asked.round
         try:
-            self._engine.submit(work(opened.sequence), arrived)
+            self._engine.submit(asked.work, asked.arrived)
         except (ValueError, EngineError) as error:
-            self._deliver([(opened, error)])
+            self._deliver([(number, error)])
         except Exception as error:
             if says_broken(error):
                 raise
-            self._deliver([self._failed(self._engine.fail(opened.sequence, error))])
+            failed = self._engine.fail(self._engine.sequence(number), error)
+            del self._rounds[number]
+            self._deliver([(number, SequenceFailedError(failed.reason))])
 
-    def close(self, opened: OpenSequence) -> None:
-        if opened.sequence is not None:
-            self._engine.close(opened.sequence)
-            del self._opened[opened.sequence.number]
-            opened.sequence = None
-
-    def _leave(self) -> None:
-        self._is_leaving = True
-        self._end_all(LeavingError("the worker is drained"))
+    def _close(self, number: int) -> None:
+        if self._rounds.pop(number, None) is not None:
+            self._engine.close(self._engine.sequence(number))
 
     def _end_all(self, error: EngineStoppedError) -> None:
-        self._deliver([(opened, error) for opened in self._opened.values()])
+        self._deliver([(number, error) for number in self._rounds])
 
-    def _deliver(self, letters: list[tuple[OpenSequence, Letter]]) -> None:
+    def _deliver(self, told: list[tuple[int, Letter]]) -> None:
         """One call into the event loop per step, however many sequences it served."""
-        if letters:
+        if told:
             assert self._event_loop is not None
-            self._event_loop.call_soon_threadsafe(_put_all, letters)
+            self._event_loop.call_soon_threadsafe(self._put_all, told)
 
+    # On the event loop.
 
-def _put_all(letters: list[tuple[OpenSequence, Letter]]) -> None:
-    for opened, letter in letters:
-        opened.put(letter)
+    def _put_all(self, told: list[tuple[int, Letter]]) -> None:
+        for number, letter in told:
+            if number in self._heard:
+                self._heard[number].put(letter)

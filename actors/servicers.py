@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from actors.engine_loop import Answer, EngineLoop, EngineStoppedError, LeavingError, OpenSequence
+from actors.engine_loop import EngineLoop, EngineStoppedError, LeavingError, OpenSequence
+from actors.messages import Answer
 from actors.tracing import StreamTrace
 from outrider.decoding.sampling import TokenLogprobs
 from outrider.engine.errors import EngineError, SequenceFailedError
-from outrider.engine.sequence import Sequence
 from outrider.engine.work import (
     AheadOutcome,
     Extend,
@@ -47,8 +47,11 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
         self._engine_loop = engine_loop
 
     @abstractmethod
-    def work(self, request: RequestT) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
-        """The turn of a request, and the work that it asks for. Raises ValueError if it is malformed."""
+    def work(self, sequence: int, request: RequestT) -> tuple[rounds_pb2.Turn, Work]:
+        """The turn of a request, and the work that it asks for. Raises ValueError if it is malformed.
+
+        sequence: its number at the engine.
+        """
 
     @abstractmethod
     def reply(self, answer: Answer) -> ReplyT:
@@ -107,7 +110,7 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
                     told, opened = getattr(request, name), getattr(opening, name)
                     if told != opened:
                         raise ValueError(f"{name}={told}, this stream was opened with {opened}")
-                turn, work = self.work(request)
+                turn, work = self.work(sequence.number, request)
                 if turn.round >= newest:
                     newest = turn.round
                     trace.asked(turn)
@@ -120,11 +123,11 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
 
 
 class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
-    def work(self, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
+    def work(self, sequence: int, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Work]:
         if request.WhichOneof("request") != "propose":
             raise ValueError("after Open a draft worker takes Propose and Close")
         propose, turn = request.propose, request.propose.turn
-        return turn, lambda sequence: Propose(
+        return turn, Propose(
             sequence=sequence,
             base=turn.base,
             tokens=tuple(turn.tokens),
@@ -149,16 +152,16 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
 
 
 class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
-    def work(self, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Callable[[Sequence], Work]]:
+    def work(self, sequence: int, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Work]:
         match request.WhichOneof("request"):
             case "verify":
-                return request.verify.turn, _verify(request.verify)
+                return request.verify.turn, _verify(sequence, request.verify)
             case "extend":
-                return request.extend.turn, _extend(request.extend)
+                return request.extend.turn, _extend(sequence, request.extend)
             case "plain":
-                return request.plain.turn, _until(Generate, request.plain)
+                return request.plain.turn, _until(Generate, sequence, request.plain)
             case "top_up":
-                return request.top_up.turn, _until(TopUp, request.top_up)
+                return request.top_up.turn, _until(TopUp, sequence, request.top_up)
         raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp and Close")
 
     def reply(self, answer: Answer) -> rounds_pb2.TargetReply:
@@ -181,9 +184,9 @@ class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply])
         )
 
 
-def _verify(message: rounds_pb2.Verify) -> Callable[[Sequence], Work]:
+def _verify(sequence: int, message: rounds_pb2.Verify) -> Verify:
     turn, draft = message.turn, draft_from_message(message.draft)
-    return lambda sequence: Verify(
+    return Verify(
         sequence=sequence,
         base=turn.base,
         tokens=tuple(turn.tokens),
@@ -194,19 +197,17 @@ def _verify(message: rounds_pb2.Verify) -> Callable[[Sequence], Work]:
     )
 
 
-def _extend(message: rounds_pb2.Extend) -> Callable[[Sequence], Work]:
+def _extend(sequence: int, message: rounds_pb2.Extend) -> Extend:
     turn, draft = message.turn, draft_from_message(message.draft)
-    return lambda sequence: Extend(
-        sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), draft=draft, round=turn.round
-    )
+    return Extend(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), draft=draft, round=turn.round)
 
 
 def _until(
-    kind: type[Generate] | type[TopUp], message: rounds_pb2.Plain | rounds_pb2.TopUp
-) -> Callable[[Sequence], Work]:
+    kind: type[Generate] | type[TopUp], sequence: int, message: rounds_pb2.Plain | rounds_pb2.TopUp
+) -> Generate | TopUp:
     turn = message.turn
     count = message.until - turn.base - len(turn.tokens)
-    return lambda sequence: kind(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
+    return kind(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
 
 
 async def _opening(requests: AsyncIterator[RequestT]) -> RequestT:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
-from actors.engine_loop import Answer
+from actors.messages import Answer
 from outrider.engine.work import Generated, Proposed, Verified
 from protos import rounds_pb2
 from protos.trace_context import context_of

@@ -27,7 +27,7 @@ def prompt_seconds(engine: Engine, number: int) -> float:
     """Seconds of taking in a prompt that no other shares anything with, and of one token."""
     prompt = tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
     sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=4))
-    engine.submit(Generate(sequence, 0, prompt, 1))
+    engine.submit(Generate(sequence.number, 0, prompt, 1))
     begun = time.perf_counter()
     while engine.has_work:
         engine.step()

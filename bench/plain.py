@@ -29,7 +29,7 @@ def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> floa
     begun = time.perf_counter()
     sequences = [engine.open(len(prompt), 0, sampling) for prompt in prompts]
     for sequence, prompt in zip(sequences, prompts, strict=True):
-        engine.submit(Generate(sequence, 0, tuple(prompt), count))
+        engine.submit(Generate(sequence.number, 0, tuple(prompt), count))
     while engine.has_work:
         engine.step()
     seconds = time.perf_counter() - begun

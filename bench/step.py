@@ -60,7 +60,9 @@ class Steps:
         """Seconds of one step; the first takes the prompt in."""
         self._round += 1
         for sequence in self._sequences:
-            self._engine.submit(Verify(sequence, len(sequence.tokens), tokens, self._draft, self._round))
+            self._engine.submit(
+                Verify(sequence.number, len(sequence.tokens), tokens, self._draft, self._round)
+            )
         while self._engine.has_work:
             self._engine.step()
         assert self._engine.last_step is not None

@@ -88,8 +88,12 @@ class Engine:
         self._ready: list[Result] = []  # known without a step
         self._opened = 0
 
-    def open(self, prompt_length: int, noise_key: int, sampling: Sampling) -> Sequence:
+    def open(
+        self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
+    ) -> Sequence:
         """A sequence without tokens; it takes up cache once work is submitted for it.
+
+        number: by which work names it, above those of all that were opened before; None: the next one.
 
         Raises:
             ValueError: the sampling settings do not suit this model's vocabulary.
@@ -98,11 +102,16 @@ class Engine:
         ends = eos.union(sampling.stop_token_ids)
         check_sampling(sampling, self.vocab_size, ends)
         limit = min(prompt_length + sampling.max_tokens, self._context_length)
-        sequence = Sequence(self._opened, prompt_length, noise_key, sampling, ends, limit)
+        number = self._opened if number is None else number
+        sequence = Sequence(number, prompt_length, noise_key, sampling, ends, limit)
         sequence.acceptance_rate = self._draft_ahead.acceptance_rate
-        self._opened += 1
+        self._opened = number + 1
         self._sequences[sequence.number] = sequence
         return sequence
+
+    def sequence(self, number: int) -> Sequence:
+        """That is open. Raises KeyError."""
+        return self._sequences[number]
 
     def close(self, sequence: Sequence) -> None:
         """Voids its work and frees its cache. Closing twice does nothing more."""
@@ -118,7 +127,7 @@ class Engine:
         logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
         self._cache.discard(sequence)
         self.close(sequence)
-        return Failed(sequence, reason_of(error))
+        return Failed(sequence.number, reason_of(error))
 
     def shut_down(self) -> None:
         """After the last step: lets the other ranks of its group go."""
@@ -169,10 +178,10 @@ class Engine:
             ValueError: the work contradicts its sequence; the message says how.
             CacheTooSmallError: the sequence may outgrow the whole cache. (A Propose gets an empty Draft.)
         """
-        sequence = work.sequence
-        if sequence.number not in self._sequences:
-            raise ValueError(f"sequence {sequence.number} is closed: open another")
-        check_work(work, self.vocab_size)
+        sequence = self._sequences.get(work.sequence)
+        if sequence is None:
+            raise ValueError(f"sequence {work.sequence} is closed: open another")
+        check_work(sequence, work, self.vocab_size)
         if not isinstance(work, Propose) and not self._fits(sequence.limit):
             raise CacheTooSmallError(
                 f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
@@ -180,20 +189,25 @@ class Engine:
             )
         arrived = time.perf_counter() if arrived is None else arrived
         if isinstance(work, TopUp):
-            self._top_up(work)
+            self._top_up(sequence, work)
         elif isinstance(work, Extend):
-            self._extend(work)
+            self._extend(sequence, work)
         else:
             self._batch_delay.returned(sequence, arrived)
-            ahead = self._draft_ahead.observe(work) if isinstance(work, Propose) else None
+            ahead = self._draft_ahead.observe(sequence, work) if isinstance(work, Propose) else None
             self._void(sequence)
             self._commit(sequence, work.base, work.tokens)
-            self._start(work, arrived, ahead)
+            self._start(sequence, work, arrived, ahead)
             sequence.is_free = isinstance(work, Generate)
             sequence.verified_round = work.round if isinstance(work, Verify) else None
 
-    def _start(self, work: Verify | Generate | Propose, arrived: float, ahead: AheadOutcome | None) -> None:
-        sequence = work.sequence
+    def _start(
+        self,
+        sequence: Sequence,
+        work: Verify | Generate | Propose,
+        arrived: float,
+        ahead: AheadOutcome | None,
+    ) -> None:
         length = len(sequence.tokens)
         if isinstance(work, Verify):
             self._verify(sequence, work.draft, work.round, arrived, (work.next_depth, work.next_leaves))
@@ -201,7 +215,7 @@ class Engine:
             self._tasks[sequence.number] = GenerateTask(sequence, length + work.count, arrived)
         else:
             room = min(sequence.limit, self.max_length) - length
-            task = self._draft_ahead.propose(work, room, arrived, ahead)
+            task = self._draft_ahead.propose(sequence, work, room, arrived, ahead)
             if task.nodes() or (work.depth == 0 and sequence.cached < length <= self.max_length):
                 self._tasks[sequence.number] = task
             else:
@@ -224,8 +238,7 @@ class Engine:
         task = VerifyTask(sequence, draft, round, room, self.vocab_size, arrived, following)
         self._tasks[sequence.number] = task
 
-    def _extend(self, work: Extend) -> None:
-        sequence = work.sequence
+    def _extend(self, sequence: Sequence, work: Extend) -> None:
         sequence.ahead = work.base + len(work.tokens), work.draft
         self._go_on(sequence)
         if sequence.number in self._tasks:
@@ -241,8 +254,7 @@ class Engine:
             assert sequence.verified_round is not None
             self._verify(sequence, following, sequence.verified_round, time.perf_counter())
 
-    def _top_up(self, work: TopUp) -> None:
-        sequence = work.sequence
+    def _top_up(self, sequence: Sequence, work: TopUp) -> None:
         length = work.base + len(work.tokens) + work.count
         task = self._tasks.get(sequence.number)
         if isinstance(task, GenerateTask):
@@ -268,7 +280,7 @@ class Engine:
         self._tasks.pop(sequence.number, None)
         self._draft_ahead.forget(sequence)
         sequence.ahead = None
-        self._ready = [result for result in self._ready if result.sequence is not sequence]
+        self._ready = [result for result in self._ready if result.sequence != sequence.number]
 
     def _fits(self, length: int) -> bool:
         return self._cache.blocks_for(length) <= self._cache.pool.num_blocks
@@ -314,11 +326,9 @@ class Engine:
             except BlamedError as blamed:
                 results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
         self._batch_delay.answered(
-            result.sequence
+            self._sequences[result.sequence]
             for result in results
-            if isinstance(result, Verified)
-            and result.finish is None
-            and result.sequence.number not in self._tasks
+            if isinstance(result, Verified) and result.finish is None and result.sequence not in self._tasks
         )
         return results
 

@@ -86,11 +86,11 @@ def _open(target: Engine, request: Request) -> _Run:
 
 def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> None:
     """One round of every run."""
-    of_sequence = {run.sequence: run for run in runs}
+    of_sequence = {run.sequence.number: run for run in runs}
     for run, draft in zip(runs, drafts, strict=True):
         base = len(run.sequence.tokens)
         tokens = tuple(run.generation.tokens[base:])
-        target.submit(Verify(run.sequence, base, tokens, draft, run.generation.round))
+        target.submit(Verify(run.sequence.number, base, tokens, draft, run.generation.round))
         run.drafted += len(draft)
     while target.has_work:
         for result in target.step():
@@ -105,8 +105,8 @@ def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> No
 def _plain(target: Engine, requests: Sequence[Request]) -> list[Output]:
     runs = [_open(target, request) for request in requests]
     for run, request in zip(runs, requests, strict=True):
-        target.submit(Generate(run.sequence, 0, request.prompt, request.sampling.max_tokens))
-    of_sequence = {run.sequence: run for run in runs}
+        target.submit(Generate(run.sequence.number, 0, request.prompt, request.sampling.max_tokens))
+    of_sequence = {run.sequence.number: run for run in runs}
     while target.has_work:
         for result in target.step():
             if isinstance(result, Generated):

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 
 from outrider.decoding.draft import MAX_NODES
-from outrider.decoding.settings import Sampling
+from outrider.decoding.settings import Sampling, Verification
+from outrider.engine.sequence import Sequence
 from outrider.engine.work import Extend, Generate, Propose, TopUp, Verify, Work
 from outrider.pace.settings import MAX_DEPTH
 
@@ -29,12 +30,12 @@ def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collectio
         )
 
 
-def check_work(work: Work, vocab_size: int) -> None:
+def check_work(sequence: Sequence, work: Work, vocab_size: int) -> None:
     """
     Raises:
         ValueError: the work contradicts its sequence or the vocabulary.
     """
-    sequence, length = work.sequence, work.base + len(work.tokens)
+    length = work.base + len(work.tokens)
     if not 0 <= work.base <= len(sequence.tokens):
         raise ValueError(f"base={work.base} must be 0 to {len(sequence.tokens)}, the length held here")
     if length < max(1, sequence.prompt_length):
@@ -47,9 +48,9 @@ def check_work(work: Work, vocab_size: int) -> None:
     if isinstance(work, Verify):
         _check_asked(work.next_depth, work.next_leaves)
     if isinstance(work, Verify | Extend):
-        _check_draft(work, vocab_size)
+        _check_draft(work, sequence.sampling.verification, vocab_size)
     if isinstance(work, Extend | TopUp):
-        _check_continues(work)
+        _check_continues(sequence, work)
     elif not isinstance(work, Propose) and length >= sequence.limit:
         raise ValueError(f"base + tokens={length} must be below {sequence.limit}, where the generation ends")
 
@@ -62,9 +63,9 @@ def _check_asked(depth: int, leaves: int) -> None:
         raise ValueError(f"leaves={leaves} must be 0 to {MAX_LEAVES}")
 
 
-def _check_continues(work: Extend | TopUp) -> None:
+def _check_continues(sequence: Sequence, work: Extend | TopUp) -> None:
     """The sequence goes on from what the sender holds, or has done so."""
-    sequence, end = work.sequence, work.base + len(work.tokens)
+    end = work.base + len(work.tokens)
     if isinstance(work, TopUp) and not sequence.is_free:
         raise ValueError("a TopUp must follow a Generate")
     if isinstance(work, Extend) and sequence.verified_round != work.round:
@@ -73,8 +74,8 @@ def _check_continues(work: Extend | TopUp) -> None:
         raise ValueError(f"tokens from base={work.base} on must be those that the sequence has here")
 
 
-def _check_draft(work: Verify | Extend, vocab_size: int) -> None:
-    draft, rule = work.draft, work.sequence.sampling.verification
+def _check_draft(work: Verify | Extend, rule: Verification, vocab_size: int) -> None:
+    draft = work.draft
     if len(draft) > MAX_NODES:
         raise ValueError(f"draft: {len(draft)} nodes, at most {MAX_NODES} are verified")
     if rule == "coupled":

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.sampling import TokenLogprobs
 from outrider.engine.asked import Asked
-from outrider.engine.sequence import Sequence
 from outrider.pace.cost_model import Step
 
 
@@ -16,7 +15,7 @@ from outrider.pace.cost_model import Step
 class Verify:
     """Judge a Draft that follows the committed tokens. An empty one asks for one token."""
 
-    sequence: Sequence
+    sequence: int  # its number
     base: int
     tokens: tuple[int, ...]
     draft: Draft
@@ -32,7 +31,7 @@ class Extend:
     Where the Verdict leaves something of that tree, it is verified at once, as the same round.
     """
 
-    sequence: Sequence
+    sequence: int  # its number
     base: int
     tokens: tuple[int, ...]
     draft: Draft
@@ -43,7 +42,7 @@ class Extend:
 class Generate:
     """Decode freely, up to ``count`` tokens beyond the committed ones."""
 
-    sequence: Sequence
+    sequence: int  # its number
     base: int
     tokens: tuple[int, ...]
     count: int
@@ -56,7 +55,7 @@ class Propose:
     Beside it ``leaves`` runners-up, each for one of its positions: where they are likeliest to be right.
     """
 
-    sequence: Sequence
+    sequence: int  # its number
     base: int
     tokens: tuple[int, ...]
     depth: int
@@ -68,7 +67,7 @@ class Propose:
 class TopUp:
     """To the Generate before: go on up to ``count`` tokens beyond the committed ones. None is sent twice."""
 
-    sequence: Sequence
+    sequence: int  # its number
     base: int
     tokens: tuple[int, ...]
     count: int
@@ -93,7 +92,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Verified:
-    sequence: Sequence
+    sequence: int  # its number
     round: int
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
@@ -105,7 +104,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Generated:
-    sequence: Sequence
+    sequence: int  # its number
     position: int  # of the token
     token: int
     logprobs: tuple[TokenLogprobs, ...]  # of the one token; empty unless asked for
@@ -125,7 +124,7 @@ class AheadOutcome:
 
 @dataclass(frozen=True)
 class Proposed:
-    sequence: Sequence
+    sequence: int  # its number
     round: int
     draft: Draft
     timings: Timings
@@ -136,7 +135,7 @@ class Proposed:
 class Prepared:
     """The Draft of a round once more, and after it those that follow its likely verdicts."""
 
-    sequence: Sequence
+    sequence: int  # its number
     round: int
     draft: Draft
     timings: Timings
@@ -146,7 +145,7 @@ class Prepared:
 class Failed:
     """The sequence was closed, because a step could not go on with it. Nothing more comes for it."""
 
-    sequence: Sequence
+    sequence: int
     reason: str  # without anything of its text
 
 

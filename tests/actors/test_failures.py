@@ -62,8 +62,8 @@ def in_a_step(engine: Engine) -> None:
 def in_submitting(engine: Engine) -> None:
     submit = engine._start
 
-    def harmed(work: Any, *args: Any) -> None:
-        return harm() if work.sequence.tokens == HARMFUL else submit(work, *args)
+    def harmed(sequence: Any, *args: Any) -> None:
+        return harm() if sequence.tokens == HARMFUL else submit(sequence, *args)
 
     engine._start = harmed  # type: ignore[method-assign]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.engine_loop import Answer
+from actors.messages import Answer
 from actors.tracing import StreamTrace
 from outrider.decoding.draft import Verdict
 from outrider.engine.work import Generated, Load, Timings, Verified

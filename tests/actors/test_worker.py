@@ -41,7 +41,7 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0}
     opened = engine_loop.open(len(PROMPT), 1, Sampling(max_tokens=8))
     engine_loop.open(len(PROMPT), 2, Sampling(max_tokens=8))
-    opened.submit(1, lambda sequence: Generate(sequence, 0, PROMPT, 1))
+    opened.submit(1, Generate(opened.number, 0, PROMPT, 1))
     await anext(opened.answers())
     usage = await worker.record_autoscaling_stats()
     blocks = engine_loop.engine.load().total_blocks

@@ -81,7 +81,7 @@ def test_only_the_sequence_that_harms_fails(engine: Engine, harm: str, place: in
     sequences = [start(engine, prompt) for prompt in prompts]
     results = run(engine)
     (failed,) = (one for one in results if isinstance(one, Failed))
-    assert failed.sequence is sequences.pop(place)
+    assert failed.sequence == sequences.pop(place).number
     assert not any(number in failed.reason for number in ("216", "217"))  # nothing of the prompt
     assert texts(results, sequences) == expected
     for sequence in sequences:
@@ -110,12 +110,12 @@ def test_padding_reads_nothing_of_another_sequence(engine: Engine, harmed: int) 
     while not all(len(one.tokens) > one.prompt_length for one in sequences):
         engine.step()
     other = engine.open(8, 1, SAMPLING)
-    engine.submit(Generate(other, 0, tuple(range(8)), COUNT))
+    engine.submit(Generate(other.number, 0, tuple(range(8)), COUNT))
     for tensor in stored(engine):  # as if a neighbour had overflowed just now
         for block in set(range(engine._cache.pool.num_blocks)) - {*sequences[harmed].blocks}:
             tensor[block * BLOCK : (block + 1) * BLOCK] = torch.nan
     results = run(engine)
-    assert [type(one) for one in results if one.sequence is sequences[harmed]].count(Failed) == 0
+    assert [type(one) for one in results if one.sequence == sequences[harmed].number].count(Failed) == 0
     assert sequences[0].tokens[20:] == expected or harmed == 1
 
 
@@ -134,7 +134,7 @@ def test_a_drafted_token_that_harms_is_refused_and_nothing_else(engine: Engine) 
         )
         known = () if text else PROMPTS[0]
         round = 1 + len(text)
-        engine.submit(Verify(sequence, 20 + len(text) if text else 0, known, drafts[round % 3], round))
+        engine.submit(Verify(sequence.number, 20 + len(text) if text else 0, known, drafts[round % 3], round))
         (result,) = run(engine)
         assert isinstance(result, Verified)
         text += result.verdict.tokens
@@ -148,7 +148,7 @@ def test_under_a_ratio_rule_too(engine: Engine, rule: str) -> None:
     sampling = SAMPLING.model_copy(update={"verification": rule})
     sequence = engine.open(20, 1, sampling)
     certain = [SparseProbs((token,), (1.0,)) for token in (9, POISON)]
-    engine.submit(Verify(sequence, 0, PROMPTS[0], Draft.chain((9, POISON), certain), round=1))
+    engine.submit(Verify(sequence.number, 0, PROMPTS[0], Draft.chain((9, POISON), certain), round=1))
     (result,) = run(engine)
     assert isinstance(result, Verified)
     assert POISON not in result.verdict.tokens
@@ -170,7 +170,7 @@ def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
     assert texts(run(engine), sequences) == expected
     assert max(sizes) > 8
     long = engine.open(200, 1, SAMPLING)
-    engine.submit(Generate(long, 0, PROMPTS[0] * 10, COUNT))
+    engine.submit(Generate(long.number, 0, PROMPTS[0] * 10, COUNT))
     while long.cached < 100:
         assert engine.step() == []
     engine._model.forward = lambda *args, **kwargs: small(input_ids=torch.zeros(1, 99))
@@ -202,7 +202,7 @@ def test_what_raises_for_one_piece_of_work_fails_its_sequence(
 
         monkeypatch.setattr(engine._tasks[harming.number], part, harm)
         results = run(engine)
-        assert [one.sequence for one in results if isinstance(one, Failed)] == [harming], part
+        assert [one.sequence for one in results if isinstance(one, Failed)] == [harming.number], part
         assert texts(results, [fine]) == [expected]
         engine.close(fine)
 
@@ -213,7 +213,7 @@ def test_a_prompt_beyond_the_draft_s_cache_or_context_gets_empty_drafts(folder: 
     for length in (held + 1, 513):  # the context is 512
         sequence = small.open(length, 1, SAMPLING)
         for depth in (0, 4):
-            small.submit(Propose(sequence, 0, (7,) * length, depth, round=depth))
+            small.submit(Propose(sequence.number, 0, (7,) * length, depth, round=depth))
             (result,) = run(small)
             assert isinstance(result, Proposed)
             assert not result.draft
@@ -225,7 +225,7 @@ def test_a_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
     small = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
     sequence = small.open(20, 1, Sampling(max_tokens=400))
     assert sequence.limit > small._cache.pool.num_blocks * BLOCK
-    small.submit(Propose(sequence, 0, PROMPTS[0], 4, round=1))
+    small.submit(Propose(sequence.number, 0, PROMPTS[0], 4, round=1))
     (result,) = run(small)
     assert isinstance(result, Proposed)
     assert len(result.draft) == 4
@@ -242,7 +242,7 @@ def test_branches_that_fill_the_cache_give_way(folder: Path) -> None:
     base, number = 0, 0
     while base + len(tokens) < held - 2:
         number += 1
-        small.submit(Propose(sequence, base, tokens, 8, round=number))
+        small.submit(Propose(sequence.number, base, tokens, 8, round=number))
         drafts = [one.draft for one in run(small) if isinstance(one, Proposed)]
         base += len(tokens)
         tokens = (*drafts[-1].tokens[:1], 5)

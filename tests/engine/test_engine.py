@@ -49,7 +49,7 @@ def run(engine: Engine) -> list[Result]:
 
 def plain(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Generated]:
     sequence = engine.open(len(prompt), 1, sampling)
-    engine.submit(Generate(sequence, 0, prompt, COUNT))
+    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
     results = [result for result in run(engine) if isinstance(result, Generated)]
     engine.close(sequence)
     return results
@@ -60,7 +60,7 @@ def tokens_of(results: list[Generated]) -> tuple[int, ...]:
 
 
 def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], draft: Draft) -> Verified:
-    engine.submit(Verify(sequence, base, tokens, draft, round=base))
+    engine.submit(Verify(sequence.number, base, tokens, draft, round=base))
     (result,) = run(engine)
     assert isinstance(result, Verified)
     return result
@@ -83,7 +83,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     verified, drafting = target.open(len(PROMPT), 1, SEEDED), draft.open(len(PROMPT), 1, SEEDED)
     base, tokens, emitted = 0, PROMPT, ()
     while len(emitted) < COUNT:
-        draft.submit(Propose(drafting, base, tokens, 5, 0, leaves))
+        draft.submit(Propose(drafting.number, base, tokens, 5, 0, leaves))
         (proposed,) = run(draft)
         assert isinstance(proposed, Proposed)
         verdict = verify(target, verified, base, tokens, proposed.draft).verdict
@@ -100,7 +100,7 @@ def test_what_the_sender_takes_back_leaves_shared_cache_as_it_was(engine: Engine
     verify(engine, second, 0, PROMPT, Draft())  # shares the blocks of the prompt
     other = tuple((token + 1) % VOCAB_SIZE for token in PROMPT[20:])
     verify(engine, first, 20, other, Draft())  # goes back into them, and on with other tokens
-    engine.submit(Generate(second, len(second.tokens), (), COUNT))
+    engine.submit(Generate(second.number, len(second.tokens), (), COUNT))
     assert (text[0], *(r.token for r in run(engine) if isinstance(r, Generated))) == text
     engine.close(first)
     engine.close(second)
@@ -109,10 +109,10 @@ def test_what_the_sender_takes_back_leaves_shared_cache_as_it_was(engine: Engine
 
 def test_drafted_tokens_that_turn_out_right_are_not_computed_again(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, SEEDED)
-    engine.submit(Propose(sequence, 0, PROMPT, 6, 0))
+    engine.submit(Propose(sequence.number, 0, PROMPT, 6, 0))
     (proposed,) = run(engine)
     assert isinstance(proposed, Proposed)
-    engine.submit(Propose(sequence, len(PROMPT), (*proposed.draft.tokens[:4], 9), 1, 1))
+    engine.submit(Propose(sequence.number, len(PROMPT), (*proposed.draft.tokens[:4], 9), 1, 1))
     engine.step()
     assert engine.last_step is not None
     assert engine.last_step.tokens == 1
@@ -122,10 +122,10 @@ def test_drafted_tokens_that_turn_out_right_are_not_computed_again(engine: Engin
 def test_runners_up_may_be_asked_for_where_a_draft_had_none(engine: Engine, count: int) -> None:
     """And some of its tokens, or none, were committed since."""
     sequence = engine.open(len(PROMPT), 1, SEEDED)
-    engine.submit(Propose(sequence, 0, PROMPT, 4, 0))
+    engine.submit(Propose(sequence.number, 0, PROMPT, 4, 0))
     (first,) = run(engine)
     assert isinstance(first, Proposed)
-    engine.submit(Propose(sequence, len(PROMPT), first.draft.tokens[:count], 4, 1, leaves=2))
+    engine.submit(Propose(sequence.number, len(PROMPT), first.draft.tokens[:count], 4, 1, leaves=2))
     (second,) = run(engine)
     assert isinstance(second, Proposed)
     assert second.draft.path_of(first.draft.tokens[count:]) == tuple(range(4 - count))
@@ -133,11 +133,11 @@ def test_runners_up_may_be_asked_for_where_a_draft_had_none(engine: Engine, coun
 
 def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, SEEDED)
-    engine.submit(Propose(sequence, 0, PROMPT, 0, 3))
+    engine.submit(Propose(sequence.number, 0, PROMPT, 0, 3))
     (filled,) = run(engine)
     assert isinstance(filled, Proposed)
     assert (filled.round, len(filled.draft)) == (3, 0)
-    engine.submit(Propose(sequence, len(PROMPT), (9,), 1, 4))
+    engine.submit(Propose(sequence.number, len(PROMPT), (9,), 1, 4))
     engine.step()
     assert engine.last_step is not None
     assert engine.last_step.tokens == 1
@@ -146,9 +146,9 @@ def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
 def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
-    engine.submit(Generate(sequence, 0, PROMPT, 8))
+    engine.submit(Generate(sequence.number, 0, PROMPT, 8))
     first = run(engine)
-    engine.submit(TopUp(sequence, len(PROMPT), text[:3], 10))  # the sender has seen three of the eight
+    engine.submit(TopUp(sequence.number, len(PROMPT), text[:3], 10))  # the sender has seen three of the eight
     assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
 
 
@@ -197,7 +197,7 @@ def test_a_draft_after_a_pause_is_the_draft_without_one(engine: Engine) -> None:
     followed, paused = (engine.open(len(PROMPT), 1, SEEDED) for _ in range(2))
 
     def proposed(sequence: Sequence, base: int, tokens: tuple[int, ...], depth: int) -> tuple[Draft, int]:
-        engine.submit(Propose(sequence, base, tokens, depth, 0))
+        engine.submit(Propose(sequence.number, base, tokens, depth, 0))
         results, largest = [], 0
         while engine.has_work:
             results += engine.step()
@@ -226,7 +226,7 @@ def test_a_drafted_token_that_the_target_cannot_say_is_refused_like_any_other(en
 def test_closing_voids_the_work_and_may_be_repeated(engine: Engine) -> None:
     free = engine.load().free_blocks
     sequence = engine.open(len(PROMPT), 1, GREEDY)
-    engine.submit(Generate(sequence, 0, PROMPT, COUNT))
+    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
     engine.step()
     engine.close(sequence)
     engine.close(sequence)
@@ -258,7 +258,7 @@ def test_work_that_contradicts_its_sequence_is_refused(
     sampling = Sampling.model_validate({"max_tokens": COUNT, "verification": verification})
     sequence = engine.open(len(PROMPT), 1, sampling)
     with pytest.raises(ValueError, match=message):
-        engine.submit(Verify(sequence, base, tokens, draft, round=base))
+        engine.submit(Verify(sequence.number, base, tokens, draft, round=base))
     assert not engine.has_work
 
 
@@ -266,7 +266,7 @@ def test_work_for_a_closed_sequence_is_refused(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     engine.close(sequence)
     with pytest.raises(ValueError, match="is closed"):
-        engine.submit(Generate(sequence, 0, PROMPT, 1))
+        engine.submit(Generate(sequence.number, 0, PROMPT, 1))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind:
     engine = engine_of(write_checkpoint(tmp_path, kind, n_positions=32, max_position_embeddings=32))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     for depth in (0, 4):
-        engine.submit(Propose(sequence, 0, PROMPT, 0, depth))
+        engine.submit(Propose(sequence.number, 0, PROMPT, 0, depth))
         (result,) = run(engine)
         assert isinstance(result, Proposed)
         assert len(result.draft) == 0

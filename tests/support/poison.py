@@ -15,7 +15,7 @@ POISONED = (*range(200, 215), POISON, 216, 217)
 
 def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> Sequence:
     sequence = engine.open(len(prompt), key, SAMPLING)
-    engine.submit(Generate(sequence, 0, prompt, COUNT))
+    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
     return sequence
 
 
@@ -28,7 +28,7 @@ def run(engine: Engine) -> list[Result]:
 
 def texts(results: list[Result], sequences: list[Sequence]) -> list[list[int]]:
     return [
-        [one.token for one in results if isinstance(one, Generated) and one.sequence is sequence]
+        [one.token for one in results if isinstance(one, Generated) and one.sequence == sequence.number]
         for sequence in sequences
     ]
 

@@ -72,7 +72,9 @@ class PrepareTask(Task):
         self._steps.append(self._last_step.seconds)
         self._fed += len(choices.ranked)
         self.done = self.is_complete
-        return [Prepared(self.sequence, self._round, self.draft(), self.timings())] if self.done else []
+        return (
+            [Prepared(self.sequence.number, self._round, self.draft(), self.timings())] if self.done else []
+        )
 
     def draft(self) -> Draft:
         """The Draft, its nodes first, and what is known of the branches."""

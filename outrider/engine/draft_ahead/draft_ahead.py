@@ -22,27 +22,27 @@ class DraftAhead:
         """Of all chains: what a new sequence begins with."""
         return self._outcomes.acceptance_rate
 
-    def observe(self, work: Propose) -> AheadOutcome | None:
+    def observe(self, sequence: Sequence, work: Propose) -> AheadOutcome | None:
         """What the Verdict, which the work tells of, shows about what was prepared for it."""
-        sequence = work.sequence
-        sequence.in_rounds = _follows_verdict(work)
+        sequence.in_rounds = _follows_verdict(sequence, work)
         newest = self._newest.get(sequence.number)
         is_next = work.base == len(sequence.tokens)
         return newest.observe(work.tokens, self._outcomes) if newest and is_next else None
 
-    def propose(self, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None) -> ProposeTask:
+    def propose(
+        self, sequence: Sequence, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None
+    ) -> ProposeTask:
         """The task that makes the Draft, with as many guesses as it and its preparation need.
 
         Args:
             room: tokens that the sequence may still grow by.
             arrived: when it was asked for, by time.perf_counter.
         """
-        sequence = work.sequence
         if sequence.sampling.verification != "coupled":
-            return SampledProposeTask(work, room, arrived)
+            return SampledProposeTask(sequence, work, room, arrived)
         leaves = self._outcomes.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
         ranks = RANKS if leaves or self._branches else 1
-        return CoupledProposeTask(work, room, arrived, ranks, leaves, ahead)
+        return CoupledProposeTask(sequence, work, room, arrived, ranks, leaves, ahead)
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
@@ -63,9 +63,8 @@ class DraftAhead:
         self.unfinished.pop(sequence.number, None)
 
 
-def _follows_verdict(work: Propose) -> bool:
+def _follows_verdict(sequence: Sequence, work: Propose) -> bool:
     """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
-    sequence = work.sequence
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True
     is_next = work.base == len(sequence.tokens)

@@ -23,13 +23,11 @@ class DraftModel(Drafter):
             held = self._held(one.text)
             base = len(held.tokens)
             tokens = tuple(one.text.tokens[base:])
-            self._draft.submit(Propose(held, base, tokens, one.depth, one.round, one.leaves))
+            self._draft.submit(Propose(held.number, base, tokens, one.depth, one.round, one.leaves))
         drafts: dict[int, Draft] = {}
         while self._draft.has_work:
             results = self._draft.step()
-            drafts |= {
-                result.sequence.number: result.draft for result in results if isinstance(result, Proposed)
-            }
+            drafts |= {result.sequence: result.draft for result in results if isinstance(result, Proposed)}
         return [drafts[self._held(one.text).number] for one in asked]
 
     def _held(self, text: Text) -> outrider.engine.sequence.Sequence:

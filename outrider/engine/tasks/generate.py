@@ -29,4 +29,4 @@ class GenerateTask(Task):
         finish = sequence.finish_of(token, position + 1)
         self.done = finish is not None or len(sequence.tokens) >= self.length
         logprobs = choices.logprobs([0], [token])
-        return [Generated(sequence, position, token, logprobs, finish, self.timings())]
+        return [Generated(sequence.number, position, token, logprobs, finish, self.timings())]

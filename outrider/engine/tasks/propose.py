@@ -15,9 +15,16 @@ from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 class ProposeTask(Task):
     """Makes a Draft of ``depth`` tokens. The last one is not fed: nobody asks what follows."""
 
-    def __init__(self, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None = None) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        work: Propose,
+        room: int,
+        arrived: float,
+        ahead: AheadOutcome | None = None,
+    ) -> None:
         """room: tokens that the sequence may still grow by."""
-        super().__init__(work.sequence, arrived)
+        super().__init__(sequence, arrived)
         self.work = work
         self.depth = min(work.depth, room - 1)  # the target adds one token of its own
         self._ahead = ahead
@@ -32,7 +39,7 @@ class ProposeTask(Task):
         """As it stands."""
 
     def result(self) -> Proposed:
-        return Proposed(self.sequence, self.work.round, self.draft(), self.timings(), self._ahead)
+        return Proposed(self.sequence.number, self.work.round, self.draft(), self.timings(), self._ahead)
 
 
 class CoupledProposeTask(ProposeTask):
@@ -43,6 +50,7 @@ class CoupledProposeTask(ProposeTask):
 
     def __init__(
         self,
+        sequence: Sequence,
         work: Propose,
         room: int,
         arrived: float,
@@ -55,7 +63,7 @@ class CoupledProposeTask(ProposeTask):
             ranks: guesses to be kept for each position, the best ones.
             leaves: what the Draft holds beside its chain, as far as there are such positions.
         """
-        super().__init__(work, room, arrived, ahead)
+        super().__init__(sequence, work, room, arrived, ahead)
         self.ranks = ranks
         self.leaves = leaves
 
@@ -99,8 +107,8 @@ class CoupledProposeTask(ProposeTask):
 class SampledProposeTask(ProposeTask):
     """Under the ratio rules: a chain sampled with noise of its own, and what it was sampled from."""
 
-    def __init__(self, work: Propose, room: int, arrived: float) -> None:
-        super().__init__(work, room, arrived)
+    def __init__(self, sequence: Sequence, work: Propose, room: int, arrived: float) -> None:
+        super().__init__(sequence, work, room, arrived)
         self.restart()
 
     def restart(self) -> None:

@@ -53,7 +53,7 @@ class VerifyTask(Task):
         self.done = True
         return [
             Verified(
-                sequence,
+                sequence.number,
                 self._round,
                 verdict,
                 logprobs,

@@ -34,7 +34,7 @@ def engine(folder: str) -> Engine:
 
 def plain(engine: Engine, prompt: tuple[int, ...], count: int) -> list[int]:
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Generate(sequence, 0, prompt, count))
+    engine.submit(Generate(sequence.number, 0, prompt, count))
     tokens = []
     while engine.has_work:
         tokens += [result.token for result in engine.step() if isinstance(result, Generated)]
@@ -45,7 +45,7 @@ def plain(engine: Engine, prompt: tuple[int, ...], count: int) -> list[int]:
 def fed(engine: Engine, prompt: tuple[int, ...]) -> int:
     """Tokens of the prompt that are computed rather than found in the cache."""
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Verify(sequence, 0, prompt, Draft(), 1))
+    engine.submit(Verify(sequence.number, 0, prompt, Draft(), 1))
     tokens = 0
     while engine.has_work:
         engine.step()
@@ -78,7 +78,7 @@ def test_a_shared_prefix_changes_no_token(engine: Engine) -> None:
 def test_refused_drafted_tokens_never_enter_the_prefix_cache(engine: Engine) -> None:
     refused = tuple((token + 1) % VOCAB_SIZE for token in plain(engine, PROMPT, 12))
     sequence = engine.open(len(PROMPT), 0, GREEDY)
-    engine.submit(Verify(sequence, 0, PROMPT, Draft.chain(refused), 1))
+    engine.submit(Verify(sequence.number, 0, PROMPT, Draft.chain(refused), 1))
     assert verified(engine).verdict.accepted == ()
     engine.close(sequence)
     published = len(PROMPT) // BLOCK * BLOCK
@@ -89,7 +89,7 @@ def test_accepted_tokens_enter_it_once_they_fill_a_block(engine: Engine) -> None
     text = plain(engine, PROMPT, 12)
     fresh = Engine(engine.settings)
     sequence = fresh.open(len(PROMPT), 0, GREEDY)
-    fresh.submit(Verify(sequence, 0, PROMPT, Draft.chain(text[:8]), 1))
+    fresh.submit(Verify(sequence.number, 0, PROMPT, Draft.chain(text[:8]), 1))
     assert len(verified(fresh).verdict.accepted) == 8
     fresh.close(sequence)
     whole = (*PROMPT, *text[:8], 5)
@@ -102,11 +102,11 @@ def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> No
     # The right branch comes second at each level, so that its cache has to move into place.
     tree = Draft((wrong[0], text[0], wrong[1], text[1], text[2]), (-1, -1, 1, 1, 3))
     sequence = engine.open(len(PROMPT), 0, GREEDY)
-    engine.submit(Verify(sequence, 0, PROMPT, tree, 1))
+    engine.submit(Verify(sequence.number, 0, PROMPT, tree, 1))
     verdict = verified(engine).verdict
     assert verdict.accepted == (1, 3, 4)
     assert list(verdict.tokens) == text[:4]
-    engine.submit(Generate(sequence, len(sequence.tokens), (), 8))
+    engine.submit(Generate(sequence.number, len(sequence.tokens), (), 8))
     rest = []
     while engine.has_work:
         rest += [result.token for result in engine.step() if isinstance(result, Generated)]

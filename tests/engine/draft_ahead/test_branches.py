@@ -43,7 +43,7 @@ def drafted(
     engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], depth: int = DEPTH
 ) -> Proposed:
     """Until the Draft is there; nothing is prepared."""
-    engine.submit(Propose(sequence, base, tokens, depth, base))
+    engine.submit(Propose(sequence.number, base, tokens, depth, base))
     while True:
         for result in engine.step():
             if isinstance(result, Proposed):
@@ -133,7 +133,7 @@ def test_a_foreseen_draft_needs_no_step() -> None:
     own = next(
         token for node, token in enumerate(prepared.draft.tokens) if prepared.draft.parents[node] == DEPTH - 1
     )
-    draft.submit(Propose(sequence, len(prompt), (*proposed.draft.tokens, own), DEPTH, 1))
+    draft.submit(Propose(sequence.number, len(prompt), (*proposed.draft.tokens, own), DEPTH, 1))
     (again,) = draft.step()
     assert isinstance(again, Proposed)
     assert again.draft == branch
@@ -162,9 +162,9 @@ def test_whoever_waits_for_a_draft_goes_first() -> None:
     first, second = opened(draft, 1.0), opened(draft, 1.0)
     drafted(draft, first, 0, prompt_of("code"))
     draft.step()  # prepares
-    draft.submit(Propose(second, 0, prompt_of("code"), 2, 0))
+    draft.submit(Propose(second.number, 0, prompt_of("code"), 2, 0))
     results = [*draft.step(), *draft.step()]
-    assert [result.sequence for result in results if isinstance(result, Proposed)] == [second]
+    assert [result.sequence for result in results if isinstance(result, Proposed)] == [second.number]
     assert not any(isinstance(result, Prepared) for result in results)
     draft.close(first)
     draft.close(second)
@@ -226,15 +226,17 @@ def test_the_more_are_prepared_the_fewer_branches_each_new_one_gets() -> None:
     draft = engine("draft", 7)
     sequences = [opened(draft, 1.0) for _ in range(8)]
     for sequence in sequences:
-        draft.submit(Propose(sequence, 0, prompt_of("code"), DEPTH, 0))
+        draft.submit(Propose(sequence.number, 0, prompt_of("code"), DEPTH, 0))
     results = run(draft)
     proposed = {result.sequence: result.draft for result in results if isinstance(result, Proposed)}
     prepared = {result.sequence: result.draft for result in results if isinstance(result, Prepared)}
     branches = [
-        sum(parent < DEPTH <= node for node, parent in enumerate(prepared[sequence].parents))
+        sum(parent < DEPTH <= node for node, parent in enumerate(prepared[sequence.number].parents))
         for sequence in sequences
     ]
-    assert all(prepared[sequence].tokens[:DEPTH] == proposed[sequence].tokens for sequence in sequences)
+    assert all(
+        prepared[sequence.number].tokens[:DEPTH] == proposed[sequence.number].tokens for sequence in sequences
+    )
     assert branches == [7, 3, 2, 1, 1, 1, 1, 1]
     for sequence in sequences:
         draft.close(sequence)
@@ -248,13 +250,13 @@ def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:
     sequence = opened(target, 1.0)
     first, second = text[:4], text[5:9]
     tree = Draft.chain((*first, text[4], *second))
-    target.submit(Verify(sequence, 0, prompt, Draft.chain(first), 1))
-    target.submit(Extend(sequence, len(prompt), (), tree, 1))
+    target.submit(Verify(sequence.number, 0, prompt, Draft.chain(first), 1))
+    target.submit(Extend(sequence.number, len(prompt), (), tree, 1))
     verdicts = run(target)
     assert all(isinstance(verdict, Verified) for verdict in verdicts)
     assert [verdict.verdict.tokens for verdict in verdicts] == [text[:5], text[5:10]]
-    target.submit(Verify(sequence, len(prompt), text[:10], Draft.chain((text[10] ^ 1,)), 2))
-    target.submit(Extend(sequence, len(prompt) + 10, (), tree, 2))
+    target.submit(Verify(sequence.number, len(prompt), text[:10], Draft.chain((text[10] ^ 1,)), 2))
+    target.submit(Extend(sequence.number, len(prompt) + 10, (), tree, 2))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[10:11]]
     target.close(sequence)
 
@@ -264,9 +266,9 @@ def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
     prompt = prompt_of("code")
     text = text_of(prompt, 16, temperature=1.0)
     sequence = opened(target, 1.0)
-    target.submit(Verify(sequence, 0, prompt, Draft.chain(text[:2]), 1))
+    target.submit(Verify(sequence.number, 0, prompt, Draft.chain(text[:2]), 1))
     run(target)
-    target.submit(Extend(sequence, len(prompt), (), Draft.chain(text[:6]), 1))
+    target.submit(Extend(sequence.number, len(prompt), (), Draft.chain(text[:6]), 1))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[3:7]]
     target.close(sequence)
 

@@ -87,7 +87,7 @@ def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
     sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
     sequences = [target.open(len(prompt), 0, sampling) for prompt in asked]
     for sequence, prompt in zip(sequences, asked, strict=True):
-        target.submit(Generate(sequence, 0, prompt, COUNT))
+        target.submit(Generate(sequence.number, 0, prompt, COUNT))
     while target.has_work:
         assert all(isinstance(result, Generated) for result in target.step())
     texts = [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, asked, strict=True)]
@@ -101,7 +101,7 @@ def verified(target: Engine, prompt: tuple[int, ...], drafts: list[Draft]) -> No
     sequence = target.open(len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True))
     tokens, base = prompt, 0
     for round, draft in enumerate(drafts):
-        target.submit(Verify(sequence, base, tokens, draft, round))
+        target.submit(Verify(sequence.number, base, tokens, draft, round))
         (result,) = [result for result in run(target) if isinstance(result, Verified)]
         base, tokens = base + len(tokens), result.verdict.tokens
     target.close(sequence)

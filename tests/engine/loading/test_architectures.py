@@ -53,7 +53,7 @@ def test_plain_decoding_in_a_ragged_batch_with_staggered_arrivals(
     sequences = []
     for prompt in prompts:  # each prompt is fed in chunks while the ones before it decode
         sequence = engine.open(len(prompt), 0, GREEDY)
-        engine.submit(Generate(sequence, 0, tuple(prompt), COUNT))
+        engine.submit(Generate(sequence.number, 0, tuple(prompt), COUNT))
         answers[sequence.number] = []
         sequences.append(sequence)
         _collect(engine, answers, steps=2)
@@ -68,7 +68,7 @@ def _collect(engine: Engine, answers: dict[int, list[int]], steps: int) -> None:
         steps -= 1
         for result in engine.step():
             assert isinstance(result, Generated)
-            answers[result.sequence.number].append(result.token)
+            answers[result.sequence].append(result.token)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -81,17 +81,17 @@ def test_verification_with_refusals_in_one_batch_with_prefills(
     finished = 0
     for index, prompt in enumerate(prompts):
         draft = _draft(references[index].tokens, rng, width)
-        engine.submit(Verify(sequences[index], 0, tuple(prompt), draft, 0))
+        engine.submit(Verify(sequences[index].number, 0, tuple(prompt), draft, 0))
     while finished < len(prompts):
         for result in engine.step():
             assert isinstance(result, Verified)
-            index = sequences.index(result.sequence)
+            index = [one.number for one in sequences].index(result.sequence)
             answers[index] += result.verdict.tokens
             if result.finish:
                 finished += 1
                 continue
             draft = _draft(references[index].tokens[len(answers[index]) :], rng, width)
-            length = len(result.sequence.tokens)
+            length = len(sequences[index].tokens)
             engine.submit(Verify(result.sequence, length, (), draft, round=length))
     for sequence in sequences:
         engine.close(sequence)

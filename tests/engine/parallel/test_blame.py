@@ -53,7 +53,11 @@ def lead(group: RankGroup, settings: EngineSettings, how: str) -> Any:
     expected = [text_alone(engine, prompt) for prompt in PROMPTS]
     sequences = [start(engine, prompt) for prompt in [*PROMPTS[:2], POISONED, *PROMPTS[2:]]]
     results = run(engine)
-    failed = [(sequences.index(one.sequence), one.reason) for one in results if isinstance(one, Failed)]
+    failed = [
+        ([each.number for each in sequences].index(one.sequence), one.reason)
+        for one in results
+        if isinstance(one, Failed)
+    ]
     del sequences[2]
     said = texts(results, sequences)
     again = text_alone(engine, PROMPTS[0])

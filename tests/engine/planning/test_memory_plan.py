@@ -80,7 +80,7 @@ def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSetting
     for number in range(RUNNING):
         sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
         draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
-        engine.submit(Verify(sequence, 0, tuple(range(number, number + length)), draft, 1))
+        engine.submit(Verify(sequence.number, 0, tuple(range(number, number + length)), draft, 1))
     with AliveBytes() as alive:
         assert len(engine.step()) == RUNNING
     planned = plan_memory(model, settings, MEMORY).activations

@@ -45,7 +45,7 @@ def prompts(count: int, length: int) -> list[tuple[int, ...]]:
 
 def start(engine: Engine, prompt: tuple[int, ...]) -> Sequence:
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Generate(sequence, 0, prompt, COUNT))
+    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
     return sequence
 
 
@@ -55,7 +55,7 @@ def run(engine: Engine) -> dict[int, list[int]]:
     while engine.has_work:
         for result in engine.step():
             assert isinstance(result, Generated)
-            tokens.setdefault(result.sequence.number, []).append(result.token)
+            tokens.setdefault(result.sequence, []).append(result.token)
     return tokens
 
 
@@ -68,14 +68,15 @@ def test_a_short_cache_preempts_and_computes_again_without_changing_a_token(fold
         expected.append(run(roomy)[alone.number])
     tight = engine_with(folder, blocks=12)  # two sequences of 44 tokens fit, six do not
     sequences = [start(tight, prompt) for prompt in asked]
+    by_number = {sequence.number: sequence for sequence in sequences}
     held, most_waiting = 0, 0
     answers: dict[int, list[int]] = {sequence.number: [] for sequence in sequences}
     while tight.has_work:
         for result in tight.step():
             assert isinstance(result, Generated)
-            answers[result.sequence.number].append(result.token)
+            answers[result.sequence].append(result.token)
             if result.finish is not None:
-                tight.close(result.sequence)
+                tight.close(by_number[result.sequence])
         held = max(held, tight.load().running)
         most_waiting = max(most_waiting, tight.load().waiting)
     assert [answers[sequence.number] for sequence in sequences] == expected
@@ -89,7 +90,7 @@ def test_the_oldest_sequence_is_never_preempted(folder: str) -> None:
     steps = 0
     while True:
         steps += 1
-        if any(result.sequence is oldest and result.finish is not None for result in engine.step()):
+        if any(result.sequence == oldest.number and result.finish is not None for result in engine.step()):
             break
     assert steps == COUNT  # its prompt fits into one chunk, and it took part in every step
 
@@ -105,12 +106,13 @@ def test_each_preemption_is_told_once_to_whom_it_befell(folder: str, monkeypatch
     monkeypatch.setattr(Scheduler, "_preempt", noted)
     engine = engine_with(folder, blocks=12)
     sequences = [start(engine, prompt) for prompt in prompts(6, 20)]
+    by_number = {sequence.number: sequence for sequence in sequences}
     told = dict.fromkeys(sequences, 0)
     while engine.has_work:
         for result in engine.step():
-            told[result.sequence] += result.timings.preemptions
+            told[by_number[result.sequence]] += result.timings.preemptions
             if isinstance(result, Generated) and result.finish is not None:
-                engine.close(result.sequence)
+                engine.close(by_number[result.sequence])
     assert told == {sequence: lost_cache.count(sequence) for sequence in sequences}
     assert told[sequences[0]] == 0
     assert lost_cache
@@ -122,7 +124,7 @@ def test_a_long_prefill_holds_running_sequences_up_for_no_more_than_a_chunk(fold
     engine.step()
     start(engine, prompts(1, 120)[0])
     for _ in range(120 // 16):
-        assert [result.sequence for result in engine.step()] == [running]
+        assert [result.sequence for result in engine.step()] == [running.number]
         assert engine.last_step is not None
         assert engine.last_step.tokens <= 16 + 1
 
@@ -140,12 +142,12 @@ def test_topping_up_sends_no_token_twice(folder: str) -> None:
     prompt = prompts(1, 12)[0]
     engine = engine_with(folder)
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Generate(sequence, 0, prompt, 4))
+    engine.submit(Generate(sequence.number, 0, prompt, 4))
     got: list[int] = []
     while engine.has_work:
         got += [result.token for result in engine.step() if isinstance(result, Generated)]
         if len(got) == 2:
-            engine.submit(Generate(sequence, len(prompt), tuple(got), 10))
+            engine.submit(Generate(sequence.number, len(prompt), tuple(got), 10))
     other = engine_with(folder)
     whole = start(other, prompt)
     expected = run(other)[whole.number]
@@ -157,7 +159,7 @@ def test_new_work_voids_the_old(folder: str) -> None:
     prompt = prompts(1, 12)[0]
     sequence = start(engine, prompt)
     tokens = [result.token for _ in range(6) for result in engine.step() if isinstance(result, Generated)]
-    engine.submit(Verify(sequence, len(prompt), tuple(tokens[:2]), Draft.chain(tokens[2:5]), 7))
+    engine.submit(Verify(sequence.number, len(prompt), tuple(tokens[:2]), Draft.chain(tokens[2:5]), 7))
     results = []
     while engine.has_work:
         results += engine.step()
@@ -170,7 +172,7 @@ def test_a_sequence_that_can_never_fit_is_refused(folder: str) -> None:
     engine = engine_with(folder, blocks=4)
     sequence = engine.open(20, 0, GREEDY)
     with pytest.raises(CacheTooSmallError, match="44 tokens"):
-        engine.submit(Generate(sequence, 0, prompts(1, 20)[0], COUNT))
+        engine.submit(Generate(sequence.number, 0, prompts(1, 20)[0], COUNT))
 
 
 DEPTH = 4
@@ -181,9 +183,10 @@ def drafted(engine: Engine, asked: list[tuple[int, ...]]) -> dict[Sequence, Draf
     """Sequences with their Drafts, in which nothing is prepared yet."""
     drafts: dict[Sequence, Draft] = {}
     for prompt in asked:
-        engine.submit(Propose(engine.open(len(prompt), 0, GREEDY), 0, prompt, DEPTH, 0))
+        engine.submit(Propose(engine.open(len(prompt), 0, GREEDY).number, 0, prompt, DEPTH, 0))
     while len(drafts) < len(asked):
-        drafts |= {result.sequence: result.draft for result in engine.step() if isinstance(result, Proposed)}
+        results = [result for result in engine.step() if isinstance(result, Proposed)]
+        drafts |= {engine.sequence(result.sequence): result.draft for result in results}
     return drafts
 
 
@@ -210,7 +213,7 @@ def test_idle_work_leaves_a_share_of_the_cache_free(folder: str) -> None:
 def test_there_is_no_idle_step_that_would_leave_less(folder: str) -> None:
     engine = engine_with(folder, blocks=20, branches=BRANCHES)
     long = prompts(1, 100)[0]
-    engine.submit(Verify(engine.open(len(long), 0, GREEDY), 0, long, Draft(), 1))
+    engine.submit(Verify(engine.open(len(long), 0, GREEDY).number, 0, long, Draft(), 1))
     engine.step()
     drafts = drafted(engine, prompts(2, 21))  # which fill their blocks
     before = engine.last_step, engine.load().free_blocks
@@ -230,10 +233,10 @@ def test_what_is_only_prepared_gives_way_before_anybody_is_preempted(folder: str
     assert len(waiting.blocks) > 20 - 2 * 6  # too many for two more sequences of 44 tokens
     others = [start(engine, prompt) for prompt in others_asked]
     for _ in range(COUNT):
-        assert [result.sequence for result in engine.step()] == others
+        assert [result.sequence for result in engine.step()] == [one.number for one in others]
     assert not engine.has_work
     assert (waiting.cached, len(waiting.blocks)) == (20, 3)
-    engine.submit(Propose(waiting, 20, (*draft.tokens, 5), DEPTH, 1))
+    engine.submit(Propose(waiting.number, 20, (*draft.tokens, 5), DEPTH, 1))
     engine.step()
     assert engine.last_step is not None
     assert engine.last_step.tokens == DEPTH + 1  # none of the prompt
@@ -251,7 +254,7 @@ def test_a_verdict_whose_branches_lost_their_cache_was_not_foreseen(folder: str)
         start(engine, prompt)
     run(engine)
     assert len(waiting.pending) == 0
-    engine.submit(Propose(waiting, 20, (*draft.tokens[:1], draft.tokens[1] ^ 1), DEPTH, 1))
+    engine.submit(Propose(waiting.number, 20, (*draft.tokens[:1], draft.tokens[1] ^ 1), DEPTH, 1))
     (proposed,) = [result for result in idle(engine) if isinstance(result, Proposed)]
     if proposed.ahead is not None:
         assert proposed.ahead.tokens == 0

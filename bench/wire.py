@@ -1,0 +1,168 @@
+"""What messages cost, where every sequence has a stream of its own and where all share one.
+
+`python -m bench.wire` has a gateway and a target in processes of their own, with nothing behind the messages.
+In each step every sequence verifies a Draft of four tokens, and all wait for the last one, as for a step of
+the engine. It tells how long a step takes, and the processor time of each side.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import grpc
+import psutil  # type: ignore[import-untyped]
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from bench.report import save, table
+from protos import rounds_pb2
+
+WARM_UP = 20  # steps
+DRAFT = rounds_pb2.Draft(tokens=[11, 12, 13, 14], parents=[-1, 0, 1, 2])
+
+
+def _of_a_step(name: str, one: str) -> Any:
+    """A message that holds those of all sequences."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"bench/{name}.proto", package="bench", syntax="proto3", dependency=["protos/rounds.proto"]
+    )
+    field = file.message_type.add(name=name).field.add(name="all", number=1, label=3, type=11)
+    field.type_name = f".outrider.rounds.v1.{one}"
+    pool = descriptor_pool.Default()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"bench.{name}"))
+
+
+Requests, Replies = _of_a_step("Requests", "TargetRequest"), _of_a_step("Replies", "TargetReply")
+
+
+def request(sequence: int, round_number: int) -> rounds_pb2.TargetRequest:
+    turn = rounds_pb2.Turn(round=round_number, base=100 + 4 * round_number, tokens=[5, 6, 7, 8])
+    verify = rounds_pb2.Verify(turn=turn, draft=DRAFT)
+    return rounds_pb2.TargetRequest(sequence=sequence, epoch=1, verify=verify)
+
+
+def reply(asked: rounds_pb2.TargetRequest) -> rounds_pb2.TargetReply:
+    step = rounds_pb2.Step(number=1, ns=10**7, sequences=128, tokens=640)
+    return rounds_pb2.TargetReply(
+        sequence=asked.sequence,
+        epoch=asked.epoch,
+        round=asked.verify.turn.round,
+        accepted=[0, 1, 2],
+        tokens=[11, 12, 13, 9],
+        timings=rounds_pb2.Timings(queue_ns=5000, step_ns=10**7, total_ns=10**7, last_step=step),
+        load=rounds_pb2.Load(decoding=128, running=128, free_blocks=1000, total_blocks=2000),
+    )
+
+
+def serve(ready: Connection, sequences: int) -> None:
+    asyncio.run(_serve(ready, sequences))
+
+
+async def _serve(ready: Connection, sequences: int) -> None:
+    waiting: list[tuple[Any, rounds_pb2.TargetReply]] = []
+
+    async def stream_each(requests: AsyncIterator[rounds_pb2.TargetRequest], context: Any) -> None:
+        async for asked in requests:
+            waiting.append((context, reply(asked)))
+            if len(waiting) == sequences:
+                answers, waiting[:] = list(waiting), []
+                await asyncio.gather(*(stream.write(answer) for stream, answer in answers))
+
+    async def stream_of_all(requests: AsyncIterator[Any], context: Any) -> None:
+        async for asked in requests:
+            await context.write(Replies(all=[reply(one) for one in asked.all]))
+
+    target = rounds_pb2.TargetRequest, rounds_pb2.TargetReply
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(stream, taken.FromString, given.SerializeToString)
+        for name, stream, (taken, given) in (
+            ("Each", stream_each, target),
+            ("All", stream_of_all, (Requests, Replies)),
+        )
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Wire", handlers),))
+    ready.send(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    await server.wait_for_termination()
+
+
+async def a_stream_each(channel: grpc.aio.Channel, sequences: int) -> Callable[[int], Any]:
+    method: Any = channel.stream_stream(
+        "/bench.Wire/Each", rounds_pb2.TargetRequest.SerializeToString, rounds_pb2.TargetReply.FromString
+    )
+    calls: list[Any] = [method() for _ in range(sequences)]
+
+    async def one(number: int, round_number: int) -> None:
+        await calls[number].write(request(number, round_number))
+        assert (await calls[number].read()).round == round_number
+
+    async def step(round_number: int) -> None:
+        await asyncio.gather(*(one(number, round_number) for number in range(sequences)))
+
+    return step
+
+
+async def one_stream(channel: grpc.aio.Channel, sequences: int) -> Callable[[int], Any]:
+    method: Any = channel.stream_stream("/bench.Wire/All", Requests.SerializeToString, Replies.FromString)
+    call: Any = method()
+
+    async def step(round_number: int) -> None:
+        await call.write(Requests(all=[request(number, round_number) for number in range(sequences)]))
+        assert all(answer.round == round_number for answer in (await call.read()).all)
+
+    return step
+
+
+async def measure(
+    port: int, server: psutil.Process, way: Any, sequences: int, steps: int
+) -> dict[str, float]:
+    def spent() -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), sum(server.cpu_times()[:2])
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        step = await way(channel, sequences)
+        for round_number in range(WARM_UP):
+            await step(round_number)
+        before = spent()
+        for round_number in range(WARM_UP, WARM_UP + steps):
+            await step(round_number)
+        took, gateway, target = (after - start for after, start in zip(spent(), before, strict=True))
+    return {"step ms": took, "gateway ms": gateway, "target ms": target}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.wire", description="What messages cost per step.")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repetitions", type=int, default=3)
+    arguments = parser.parse_args()
+    rows = []
+    spawn = multiprocessing.get_context("spawn")
+    for sequences in arguments.sequences:
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(theirs, sequences), daemon=True)
+        process.start()
+        port, server = ours.recv(), psutil.Process(process.pid)
+        for name, way in (("a stream each", a_stream_each), ("one stream", one_stream)):
+            taken = [
+                asyncio.run(measure(port, server, way, sequences, arguments.steps))
+                for _ in range(arguments.repetitions)
+            ]
+            medians = {
+                key: statistics.median(one[key] for one in taken) / arguments.steps * 1e3 for key in taken[0]
+            }
+            rows.append({"sequences": sequences, "messages": name, **medians})
+        process.kill()
+        process.join()
+    print(table(rows))
+    print(save("wire", rows))
+
+
+if __name__ == "__main__":
+    main()
