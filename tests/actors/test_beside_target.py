@@ -1,6 +1,7 @@
 """A drafter beside the target: its Drafts come with verdicts, over real gRPC, from a real engine."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from opentelemetry.trace import get_tracer
@@ -28,7 +29,7 @@ def registered() -> Iterator[None]:
     registry.unregister([ROW.name])
 
 
-def beside(mode: str) -> Speculation:
+def beside(mode: Literal["auto", "fixed"]) -> Speculation:
     return Speculation(mode=mode, depth=4, drafter=ROW.name)
 
 

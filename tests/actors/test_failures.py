@@ -62,8 +62,8 @@ def in_a_step(engine: Engine) -> None:
 def in_submitting(engine: Engine) -> None:
     submit = engine._start
 
-    def harmed(sequence: Any, *args: Any) -> None:
-        return harm() if sequence.tokens == HARMFUL else submit(sequence, *args)
+    def harmed(sequence: Any, *args: Any, **kwargs: Any) -> Any:
+        return harm() if sequence.tokens == HARMFUL else submit(sequence, *args, **kwargs)
 
     engine._start = harmed  # type: ignore[method-assign]
 
@@ -122,7 +122,7 @@ async def test_draining_ends_every_stream_at_once_and_says_so(
 
 async def test_bytes_that_are_no_message_are_refused(worker: tuple[EngineLoop, grpc.aio.Channel]) -> None:
     _, channel = worker
-    raw = channel.stream_stream("/outrider.rounds.v1.TargetWorker/Stream")
+    raw: Any = channel.stream_stream("/outrider.rounds.v1.TargetWorker/Stream", None, None)
     good = await target_stream(channel, opening())
     for begin in ([], [opening()]):
         call = raw(metadata=TRUST.metadata)

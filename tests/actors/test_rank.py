@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
 from ray.exceptions import RayActorError
@@ -50,7 +50,7 @@ class Replica:
                 os.kill(pids[stopped], signal.SIGSTOP)
                 return group or super().join()
 
-        actors.rank.OtherRanks = Stopping
+        actors.rank.OtherRanks = Stopping  # type: ignore[misc]
         actors.worker.TargetWorker(settings, TRUST, lambda: lambda: None)
 
 

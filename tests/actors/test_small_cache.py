@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from tokenizers import Tokenizer
@@ -13,6 +13,7 @@ from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Role
 from outrider.demo.prompts import DEMO
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
@@ -29,7 +30,7 @@ async def served(**caches: int) -> AsyncIterator[httpx.AsyncClient]:
     """The demo pair behind HTTP, with so much cache by role."""
     async with AsyncExitStack() as stack:
         workers = [
-            await stack.enter_async_context(worker_of(role, 0.0, cache_memory=cache))
+            await stack.enter_async_context(worker_of(cast(Role, role), 0.0, cache_memory=cache))
             for role, cache in caches.items()
         ]
         fleet = Fleet(lambda: workers, TRUST)

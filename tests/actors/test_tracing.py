@@ -1,5 +1,7 @@
 """The spans of a worker: below the gateway's that wait for its answers, and none where nobody records."""
 
+from typing import Any
+
 import pytest
 
 from actors.messages import Answer
@@ -14,6 +16,7 @@ from tests.support.patience import eventually
 from tests.support.trust import TRUST
 
 PARTS = ["queue", "forward", "sample"]
+UNREAD: Any = None  # the sequence of an answer, which traces do not look at
 
 
 def turn(round: int, base: int, tokens: list[int], traceparent: str = TRACEPARENT) -> rounds_pb2.Turn:
@@ -92,7 +95,7 @@ def answer(result, round=1, finished_ns=10**18) -> Answer:
 
 
 def generated(position: int) -> Answer:
-    result = Generated(None, position, 7, (), None, timings())
+    result = Generated(UNREAD, position, 7, (), None, timings())
     return answer(result, finished_ns=10**18 + 10**7 * position)
 
 
@@ -101,7 +104,7 @@ def at_once(record, *arguments) -> None:
 
 
 def verified(round: int = 1, preemptions: int = 0) -> Answer:
-    return answer(Verified(None, round, Verdict((), (7,)), (), None, timings(preemptions)), round)
+    return answer(Verified(UNREAD, round, Verdict((), (7,)), (), None, timings(preemptions)), round)
 
 
 def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):

@@ -4,6 +4,7 @@ import contextlib
 import queue
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -37,13 +38,15 @@ class Loop(SimpleNamespace):
 
 
 def test_a_step_that_does_not_end_ends_the_process(reasons: queue.Queue[str]) -> None:
-    actors.watchdog.watch(Loop(step=lambda _: 7), 0.3)
+    loop: Any = Loop(step=lambda _: 7)
+    actors.watchdog.watch(loop, 0.3)
     assert "step_timeout_s=0.3" in reasons.get(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("step", [lambda look: look // 3, lambda _: None], ids=["busy", "idle"])
 def test_steps_that_end_and_none_at_all_do_not(reasons: queue.Queue[str], step) -> None:
-    loop, enough = Loop(), threading.Event()
+    loop: Any = Loop()
+    enough = threading.Event()
 
     def seen(look: int) -> int | None:
         if look == 12:

@@ -20,7 +20,7 @@ PROMPT = tuple(range(3, 35))
 
 
 class Unserved(TargetWorker):
-    def __del__(self) -> None:
+    def __del__(self) -> None:  # type: ignore[override]
         """Serve awaits the destructor; here nobody does."""
 
 
@@ -56,7 +56,8 @@ async def test_a_worker_whose_engine_cannot_be_built_leaves_as_any_other(tmp_pat
     has_ended: list[bool] = []
     worker = Unserved.__new__(Unserved)
     (tmp_path / "config.json").write_text("{}")
+    settings = EngineSettings(model=str(tmp_path))
     with pytest.raises(UnsupportedModelError):
-        worker.__init__(EngineSettings(model=str(tmp_path)), TRUST, lambda: lambda: has_ended.append(True))
+        Unserved.__init__(worker, settings, TRUST, lambda: lambda: has_ended.append(True))
     await Worker.__del__(worker)
     assert has_ended == [True]

@@ -1,6 +1,7 @@
 """An inflated checkpoint costs more and computes the same function."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from bench.inflate import InflationError, inflate
 
 OLD = {"hidden": 32, "layers": 3, "intermediate": 48, "heads": 4, "kv_heads": 2}
-LARGER = {"hidden": 96, "layers": 7, "intermediate": 80, "heads": 8, "kv_heads": 4}
+LARGER: dict[str, Any] = {"hidden": 96, "layers": 7, "intermediate": 80, "heads": 8, "kv_heads": 4}
 
 
 def llama_config(**changes: object) -> LlamaConfig:
@@ -64,7 +65,7 @@ def assert_same_function(source: Path, inflated: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_every_logit_stays(tmp_path: Path, sizes: dict[str, int], tied: bool) -> None:
+def test_every_logit_stays(tmp_path: Path, sizes: dict[str, Any], tied: bool) -> None:
     source = random_llama(tmp_path / "source", tie_word_embeddings=tied)
     inflate(source, tmp_path / "inflated", **sizes)
     assert_same_function(source, tmp_path / "inflated")
@@ -125,7 +126,7 @@ def test_the_type_on_disk_is_the_one_asked_for(tmp_path: Path, dtype: torch.dtyp
     ],
 )
 def test_a_size_that_cannot_be_is_refused_by_name(
-    tmp_path: Path, sizes: dict[str, int], message: str
+    tmp_path: Path, sizes: dict[str, Any], message: str
 ) -> None:
     source = random_llama(tmp_path / "source")
     with pytest.raises(InflationError, match=message):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ from protos import generation_pb2
 STEPS = [(6.0, 1), (10.0, 64), (6.0, 1)]
 
 
-def answered(sent: float, *arrivals: tuple[float, int], **stats: int) -> Answer:
+def answered(sent: float, *arrivals: tuple[float, int], **stats: Any) -> Answer:
     """A finished one if anything is said of its record; a chunk of several tokens is a round."""
     speculation = generation_pb2.Speculation(**stats) if stats else None
     return Answer(sent, [Arrival(time, n, int(n > 1), 1) for time, n in arrivals], speculation)

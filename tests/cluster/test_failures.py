@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import httpx
 import openai
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from outrider.client.client import Client
@@ -216,7 +216,7 @@ def gateways(machines: Machines) -> list[psutil.Process]:
 
 def test_a_gateway_killed_under_a_stream_of_our_client(machines: Machines) -> None:
     with Client(machines.grpc, patience_s=START_S) as client:
-        settings = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.8, "seed": 8}
+        settings: dict[str, Any] = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.8, "seed": 8}
         expected = "".join(piece.text for piece in client.generate("def add(", **settings))
         answer = client.generate("def add(", **settings)
         pieces = []
@@ -261,7 +261,7 @@ def test_a_gateway_killed_under_the_example_of_the_docs(machines: Machines) -> N
     until_a_gateway_knows_its_workers(machines)
 
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "off": {"mode": "off"},
     "auto": {"mode": "auto"},
     "fixed": {"mode": "fixed", "depth": 4},
@@ -325,6 +325,7 @@ for line in sys.stdin:
     environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout is not None
         said = iter(process.stdout)
         assert "connected\n" in said
 

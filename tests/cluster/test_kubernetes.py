@@ -75,7 +75,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 
 def test_both_doors_answer_to_the_key(deployed: Deployed) -> None:
-    body = {"prompt": '{"name": "', "max_tokens": 24, "temperature": 0.7, "seed": 7}
+    body: dict[str, Any] = {"prompt": '{"name": "', "max_tokens": 24, "temperature": 0.7, "seed": 7}
     url = f"{deployed.http}/v1/completions"
     assert httpx.post(url, json=body, timeout=LIMIT_S).status_code == 401
     answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=LIMIT_S).json()

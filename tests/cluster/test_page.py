@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Request, Route, expect, sync_playwright
 
 from tests.support.patience import LIMIT_S
 from tests.support.running import Service
@@ -38,7 +38,12 @@ def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> 
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda asked: asked.url.startswith((service.http, "data:")) or wrong.append(asked.url))
+
+    def stays_here(asked: Request) -> None:
+        if not asked.url.startswith((service.http, "data:")):
+            wrong.append(asked.url)
+
+    page.on("request", stays_here)
     page.goto(service.http)
     yield page
     context.close()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) 
     # A mount, network and process namespace of its own: nothing of it outlives this command.
     command = ["unshare", "-mnpf", "--kill-child", "--mount-proc", "bash", "-c", POD]
     pod = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * START_S)
-    told: dict[str, object] = {}
+    told: dict[str, Any] = {}
     for line in pod.stdout.splitlines():
         told |= json.loads(line)
     assert told.keys() >= {"raylet", "proxy", "grpc", "choices", "metrics"}, pod.stderr

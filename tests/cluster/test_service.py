@@ -176,7 +176,7 @@ def test_grpc_names_the_bad_field(service: Service) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         generate(service, request)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "top_p" in caught.value.details()
+    assert "top_p" in (caught.value.details() or "")
 
 
 def stub_of(channel: grpc.Channel) -> generation_pb2_grpc.GenerationStub:
@@ -227,7 +227,7 @@ def test_a_trace_context_is_accepted(service: Service) -> None:
 def test_the_official_client_chats(service: Service) -> None:
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
         question = {"role": "user", "content": "What is the capital of France?"}
-        fields = {"model": "outrider-demo", "messages": [question], "max_tokens": 24, "temperature": 0}
+        fields: Any = {"model": "outrider-demo", "messages": [question], "max_tokens": 24, "temperature": 0}
         whole = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2, n=2)
         stream = client.chat.completions.create(**fields, stream=True)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from outrider.demo.prompts import KINDS, prompts

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from outrider.demo.prompts import prompts

@@ -19,7 +19,11 @@ from tests.support.patience import LIMIT_S, START_S
 
 @pytest.fixture
 def set_(monkeypatch: pytest.MonkeyPatch):
-    return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
+    def set_all(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
 
 
 def test_without_an_exporter_nothing_is_traced(set_):

@@ -113,10 +113,10 @@ def test_draft_noise_shared_with_acceptance_and_residual(keyed_by) -> None:  # t
 
 
 def test_draft_noise_shared_with_the_residual_alone(keyed_by) -> None:  # type: ignore[no-untyped-def]
-    shared = {Purpose.RESIDUAL: Purpose.DRAFT}
-    keyed_by(
-        lambda key, position, round, purpose: uniform(key, position, round, shared.get(purpose, purpose))
-    )
+    def shared(key, position, round, purpose):  # type: ignore[no-untyped-def]
+        return uniform(key, position, round, Purpose.DRAFT if purpose == Purpose.RESIDUAL else purpose)
+
+    keyed_by(shared)
     assert p_value_of(verify_rejection) < DETECTED
 
 
@@ -233,6 +233,6 @@ def test_settings_honoured_on_the_last_position_only(sampling: Sampling) -> None
 
 def test_one_noise_for_every_prompt_under_one_seed() -> None:
     # The noise of a key alone, the same key for all: a thousand prompts with one distribution say one thing.
-    probs = {(0,): 0.5, (1,): 0.5}
+    probs: dict[Text, float] = {(0,): 0.5, (1,): 0.5}
     same = (torch.zeros(1000, 2) + gumbel([1234], [0], 2)).argmax(dim=1)
     assert p_value([(int(token),) for token in same], probs) < DETECTED

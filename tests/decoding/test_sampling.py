@@ -91,12 +91,13 @@ def test_a_mask_bans_what_it_does_not_name() -> None:
 def test_settings_agree_with_transformers(peer: str) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(3)) * 2
     tokens = torch.tensor([[3, 7, 7, 12]] * 3)
-    theirs, ours = {
+    peers: dict[str, tuple[Any, dict[str, Any]]] = {
         "repetition": (RepetitionPenaltyLogitsProcessor(1.4), {"repetition_penalty": 1.4}),
         "top_k": (TopKLogitsWarper(7), {"top_k": 7}),
         "top_p": (TopPLogitsWarper(0.8), {"top_p": 0.8}),
         "min_p": (MinPLogitsWarper(0.1), {"min_p": 0.1}),
-    }[peer]
+    }
+    theirs, ours = peers[peer]
     rows = [Row(Sampling(**ours), 0, 4, [3, 7], [7], (12,)) for _ in range(3)]
     assert torch.equal(process(logits, rows), theirs(tokens, logits.clone()))
 
@@ -268,7 +269,7 @@ def test_logprobs_are_of_the_logits_that_were_asked_for(source: str) -> None:
 
 
 def test_each_setting_is_one_entry() -> None:
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"logit_bias": {1: 1.0}},
         {"repetition_penalty": 1.1},
         {"frequency_penalty": 0.1},

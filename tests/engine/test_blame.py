@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.blame import NO_MEMORY
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheLostError
-from outrider.engine.forward.batch import pack
-from outrider.engine.forward.graphs import Graphs
+from outrider.engine.forward.batch import Batch, pack
+from outrider.engine.forward.graphs import Computed, Graphs
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
 from outrider.engine.work import Failed, Generate, Propose, Proposed, Verified, Verify
@@ -274,11 +274,11 @@ def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Pat
 
 
 def test_a_graph_that_cannot_be_captured_is_gone_without(caplog: pytest.LogCaptureFixture) -> None:
-    def capture(forward: Callable[[], torch.Tensor]) -> Any:
+    def capture(forward: Callable[[], Computed]) -> NoReturn:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    def forward(batch: Any) -> torch.Tensor:
-        return torch.zeros(batch.num_tokens, 4)
+    def forward(batch: Batch) -> Computed:
+        return torch.zeros(batch.num_tokens, 4), None
 
     graphs = Graphs(forward, capture, BLOCK, spare_block=4)
     feed = Feed([3], 1, 0, np.zeros(1, np.int64), None)

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     target, draft = engine_of(folders[kind]), engine_of(folders[kind])
     text = tokens_of(plain(target, SEEDED))
     verified, drafting = target.open(len(PROMPT), 1, SEEDED), draft.open(len(PROMPT), 1, SEEDED)
-    base, tokens, emitted = 0, PROMPT, ()
+    emitted: tuple[int, ...] = ()
+    base, tokens = 0, PROMPT
     while len(emitted) < COUNT:
         draft.submit(Propose(drafting.number, base, tokens, 5, 0, leaves))
         (proposed,) = run(draft)
@@ -309,7 +311,12 @@ def test_what_a_vocabulary_holds_is_never_counted_out() -> None:
 def test_token_lists_are_read_once_per_sequence(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for every row of every step: all others in it would wait."""
     read, of = [], TokenLists.of
-    monkeypatch.setattr(TokenLists, "of", lambda *given: read.append(given) or of(*given))
+
+    def counted(*given: Any) -> TokenLists:
+        read.append(given)
+        return of(*given)
+
+    monkeypatch.setattr(TokenLists, "of", counted)
     sampling = GREEDY.model_copy(update={"allowed_token_ids": tuple(range(3, VOCAB_SIZE))})
     assert plain(engine, sampling)
     assert len(read) == 1

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from outrider.engine.speculate import Output, Request, generate
 
 NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
 TOKENS = 32
-SETTINGS = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.7},
     {"temperature": 1.0, "top_p": 0.9},

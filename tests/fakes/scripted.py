@@ -36,7 +36,8 @@ class Script:
     async def turns(self, requests: Any, context: Any) -> AsyncIterator[tuple[Any, int]]:
         """Each request but Open and Close, with the number of generated tokens that it says are committed."""
         told: list[int] = []
-        opening, opened = None, (0, 0)
+        opening: Any = None
+        opened = (0, 0)
         async for request in requests:
             self.requests.append(request)
             kind = request.WhichOneof("request")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -44,7 +45,8 @@ class Spans:
         return [span for span in self if span.parent and span.parent.span_id == parent.context.span_id]
 
     def total(self, attribute: str) -> float:
-        return sum(span.attributes.get(f"outrider.{attribute}", 0) for span in self)
+        told: list[Any] = [(span.attributes or {}).get(f"outrider.{attribute}", 0) for span in self]
+        return sum(told)
 
     def clear(self) -> None:
         self._exporter.clear()

@@ -65,8 +65,8 @@ class HttpCall:
         if status < 400:
             _read(content)
             return ANSWERED
-        error = _json(content)["error"]
-        assert error["message"], content
+        refusal = _json(content)["error"]
+        assert refusal["message"], content
         return str(status)
 
 

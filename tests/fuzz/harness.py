@@ -152,9 +152,11 @@ class Harness:
 def _tasks() -> set[asyncio.Task[Any]]:
     """All but this one and those of gRPC itself: it waits for calls, and for the end of cancelled ones."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    return {
-        task for task in others if not task.get_coro().__qualname__.startswith(("AioServer.", "_AioCall."))
-    }
+    return {task for task in others if not _name(task.get_coro()).startswith(("AioServer.", "_AioCall."))}
+
+
+def _name(coroutine: Any) -> str:
+    return coroutine.__qualname__
 
 
 async def _said(call: HttpCall, service: Service) -> dict[int, str]:

@@ -14,7 +14,7 @@ from gateway.workers.streams import Worker
 from protos import rounds_pb2
 from tests.fuzz.calls import HttpCall
 from tests.fuzz.harness import COMPLETIONS
-from tests.fuzz.messages import message_of
+from tests.fuzz.messages import descriptor_of, message_of
 from tests.fuzz.sessions import sampled_chains, trees
 from tests.fuzz.values import graded
 from tests.support.service import TRUST, Service
@@ -74,8 +74,8 @@ def _replied(draft: dict[str, Any]) -> Reply:
 @st.composite
 def misled(draw: DrawFn) -> Misled:
     reply = st.one_of(
-        graded(message_of(rounds_pb2.DraftReply.DESCRIPTOR)),
-        graded(message_of(rounds_pb2.Draft.DESCRIPTOR)).map(_replied),
+        graded(message_of(descriptor_of(rounds_pb2.DraftReply))),
+        graded(message_of(descriptor_of(rounds_pb2.Draft))).map(_replied),
         (trees() | sampled_chains()).map(_replied),
         (trees() | sampled_chains()).map(lambda draft: {"prepared": {"draft": draft}}),
         st.binary(max_size=12),

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -57,6 +58,11 @@ HINTS: dict[str, Levels] = {
 }
 UNSAID = Levels(st.none(), st.none(), st.none())
 PUBLIC_HINTS = HINTS | {"outrider.v1.Sampling.verification": UNSAID}  # not a caller's
+
+
+def descriptor_of(message: type[Message]) -> Descriptor:
+    """The same in Python and in C, which the types of protobuf tell apart."""
+    return cast(Descriptor, message.DESCRIPTOR)
 
 
 def message_of(descriptor: Descriptor, hints: Hints = HINTS, required: Collection[str] = ()) -> Levels:

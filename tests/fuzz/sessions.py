@@ -16,7 +16,7 @@ from gateway.workers.streams import Role
 from protos import generation_pb2, rounds_pb2
 from protos.trust import TOKEN
 from tests.fuzz.bodies import TOKEN_IDS
-from tests.fuzz.messages import field_of, leaves, message_of
+from tests.fuzz.messages import descriptor_of, field_of, leaves, message_of
 from tests.fuzz.values import graded
 from tests.support.service import TRUST, Service
 
@@ -53,7 +53,7 @@ class Session:
     async def run(self, service: Service) -> str:
         """Raises AssertionError where the worker answers with anything but replies and a clear refusal."""
         async with TRUST.connect(service.of(self.role)[0].address, ()) as channel:
-            stub = channel.stream_stream(METHODS[self.role], None, REPLIES[self.role].FromString)
+            stub: Any = channel.stream_stream(METHODS[self.role], None, REPLIES[self.role].FromString)
             call = stub(metadata=((TOKEN, self.token),))
             replies: asyncio.Queue[Any] = asyncio.Queue()
             reading = asyncio.create_task(_read(call, replies))
@@ -118,7 +118,7 @@ def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
     """What a gateway might send."""
     prompt = draw(st.lists(TOKEN_IDS, min_size=1, max_size=20))
     sampling = draw(
-        graded(message_of(generation_pb2.Sampling.DESCRIPTOR), ordinary=8, extreme=1, malformed=1)
+        graded(message_of(descriptor_of(generation_pb2.Sampling)), ordinary=8, extreme=1, malformed=1)
     )
     names = {"sequence": draw(st.integers(1, 3)), "epoch": draw(st.integers(1, 3))}
     opening = {"prompt_length": len(prompt), "noise_key": draw(st.integers(0, 2**64 - 1))}
@@ -177,7 +177,7 @@ def sampled_chains(draw: DrawFn) -> Fields:
 @st.composite
 def _odd_field(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list[Fields | bytes]:
     """One field of one message holds anything that its type can hold."""
-    descriptor = REQUESTS[role].DESCRIPTOR
+    descriptor = descriptor_of(REQUESTS[role])
     kind = draw(st.sampled_from([field.name for field in descriptor.fields]))
     path = draw(st.sampled_from([path for path in leaves(descriptor) if path[0] == kind]))
     whole = deepcopy(messages)
@@ -192,10 +192,12 @@ def _odd_field(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list
 
 
 def _fields(descriptor: Descriptor, path: Sequence[str]) -> list[FieldDescriptor]:
-    found = []
+    found: list[FieldDescriptor] = []
+    inside: Descriptor | None = descriptor
     for name in path:
-        found.append(descriptor.fields_by_name[name])
-        descriptor = found[-1].message_type
+        assert inside is not None
+        found.append(inside.fields_by_name[name])
+        inside = found[-1].message_type
     return found
 
 
@@ -232,7 +234,7 @@ def _odd_order(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list
 @st.composite
 def _odd_message(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list[Fields | bytes]:
     """A message that nobody would send at this place, or bytes that are none."""
-    message = message_of(REQUESTS[role].DESCRIPTOR)
-    odd = draw(st.binary(max_size=12) | message.ordinary | message.extreme | st.just({}))
+    message = message_of(descriptor_of(REQUESTS[role]))
+    odd: Fields | bytes = draw(st.binary(max_size=12) | message.ordinary | message.extreme | st.just({}))
     place = draw(st.integers(0, len(messages)))
     return [*messages[:place], odd, *messages[place:]]

@@ -13,7 +13,7 @@ from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
 from protos import generation_pb2, rounds_pb2
 from tests.fuzz.bodies import body_of
-from tests.fuzz.messages import message_of
+from tests.fuzz.messages import descriptor_of, message_of
 from tests.fuzz.sessions import sessions
 from tests.fuzz.values import graded
 
@@ -91,7 +91,7 @@ def test_a_field_that_is_added_is_said() -> None:
 
 
 def test_messages_have_every_field_of_the_request() -> None:
-    descriptor = generation_pb2.GenerateRequest.DESCRIPTOR
+    descriptor = descriptor_of(generation_pb2.GenerateRequest)
     assert fields_in(descriptor) - said_by(graded(message_of(descriptor))) == set()
 
 
@@ -99,7 +99,7 @@ def test_streams_to_workers_have_every_field_of_their_messages() -> None:
     expected = {
         (role, *path)
         for role, request in (("target", rounds_pb2.TargetRequest), ("draft", rounds_pb2.DraftRequest))
-        for path in fields_in(request.DESCRIPTOR)
+        for path in fields_in(descriptor_of(request))
     }
     said = said_by(
         sessions(),

@@ -18,7 +18,7 @@ TRUST = Trust(token="the token of a test")
 
 def test_a_gateway_that_cannot_be_built_leaves_as_any_other():
     """Serve calls both by name: an error of the destructor would hide that of the constructor."""
-    ended: list[bool] = []
+    ended = []
     gateway = Gateway.__new__(Gateway)
     settings = GatewaySettings(model="m", tokenizer="no such tokenizer")
     with pytest.raises(Exception, match="no such tokenizer"):

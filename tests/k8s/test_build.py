@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import jsonpatch
 import pytest
@@ -24,7 +25,7 @@ def kubectl(folder: Path) -> str:
     ).stdout
 
 
-def without_hashes(node: object) -> object:
+def without_hashes(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: without_hashes(value) for key, value in node.items()}
     if isinstance(node, list):

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
+import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from tests.k8s.kustomize import Manifest, find

@@ -138,7 +138,7 @@ def test_a_slip_is_told(
     place: str, old: str, new: str, error: type[Exception], told: str, deploy: Any
 ) -> None:
     kind, name, *path = place.split("/")
-    text = find(built("gke"), kind, name)
+    text: Any = find(built("gke"), kind, name)
     for key in path:
         text = text[key]
     assert old in text

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 import yaml
 from ray.cluster_utils import Cluster
@@ -93,7 +93,7 @@ class Machines:
         busy = {load.address for load in self.loads().workers if load.streams}
         return [worker["pid"] for worker in self.workers(role) if worker["address"] in busy]
 
-    def tokens(self, task: str) -> int:
+    def tokens(self, task: str) -> float:
         """That requests of this task have had so far."""
         return sum(totals.tokens for totals in self.loads().tasks if totals.task == task)
 

@@ -24,8 +24,10 @@ def chain(*tokens: int) -> rounds_pb2.Draft:
     return rounds_pb2.Draft(tokens=tokens, parents=range(-1, len(tokens) - 1))
 
 
-def verify(turn: rounds_pb2.Turn, *draft: int, **named: int) -> rounds_pb2.TargetRequest:
-    return rounds_pb2.TargetRequest(verify=rounds_pb2.Verify(turn=turn, draft=chain(*draft)), **named)
+def verify(turn: rounds_pb2.Turn, *draft: int, sequence: int = 0, epoch: int = 0) -> rounds_pb2.TargetRequest:
+    return rounds_pb2.TargetRequest(
+        sequence=sequence, epoch=epoch, verify=rounds_pb2.Verify(turn=turn, draft=chain(*draft))
+    )
 
 
 def extend(turn: rounds_pb2.Turn, *draft: int) -> rounds_pb2.TargetRequest:

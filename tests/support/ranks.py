@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outrider.engine.parallel.rank_group import RankGroup
 from tests.support.patience import START_S

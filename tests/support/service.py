@@ -102,7 +102,8 @@ async def service_of(
     async with AsyncExitStack() as ending:
         settings: dict[Role, dict[str, Any]] = {"target": dict(target or {}), "draft": dict(draft or {})}
         settings["draft"].setdefault("draft_ahead", 8)
-        roles: list[Role] = [*["target"] * targets, *["draft"] * drafts]
+        counts: dict[Role, int] = {"target": targets, "draft": drafts}
+        roles = [role for role, count in counts.items() for _ in range(count)]
         workers = [await ending.enter_async_context(_worker(role, settings[role])) for role in roles]
         others: list[Worker] = []
         fleet = Fleet(lambda: [*(worker.published for worker in workers), *others], TRUST)

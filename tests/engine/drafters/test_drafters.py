@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
-from outrider.decoding.settings import Sampling
+from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.asked import Asked
@@ -87,7 +87,7 @@ def test_under_the_ratio_rules_a_draft_carries_what_it_was_drawn_from(name: str,
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block"])
-def test_the_ratio_rules_finish_requests_and_accept(verification: str) -> None:
+def test_the_ratio_rules_finish_requests_and_accept(verification: Verification) -> None:
     asked = []
     for index in range(4):
         prompt = prompt_of("question_answer", index)

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytes
     passes, queries, lengths = set(), set(), set()
     attend = functional.scaled_dot_product_attention
 
-    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: object) -> torch.Tensor:
+    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         queries.add((query.shape, query.stride()))
         lengths.add(key.shape[2])
         return attend(query, key, value, **options)

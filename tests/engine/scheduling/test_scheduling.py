@@ -49,12 +49,19 @@ def start(engine: Engine, prompt: tuple[int, ...]) -> Sequence:
     return sequence
 
 
+def step(engine: Engine) -> list[Generated]:
+    """One in which tokens are generated, and nothing else."""
+    results = engine.step()
+    generated = [result for result in results if isinstance(result, Generated)]
+    assert generated == results
+    return generated
+
+
 def run(engine: Engine) -> dict[int, list[int]]:
     """Every token by the number of its sequence."""
     tokens: dict[int, list[int]] = {}
     while engine.has_work:
-        for result in engine.step():
-            assert isinstance(result, Generated)
+        for result in step(engine):
             tokens.setdefault(result.sequence, []).append(result.token)
     return tokens
 
@@ -72,8 +79,7 @@ def test_a_short_cache_preempts_and_computes_again_without_changing_a_token(fold
     held, most_waiting = 0, 0
     answers: dict[int, list[int]] = {sequence.number: [] for sequence in sequences}
     while tight.has_work:
-        for result in tight.step():
-            assert isinstance(result, Generated)
+        for result in step(tight):
             answers[result.sequence].append(result.token)
             if result.finish is not None:
                 tight.close(by_number[result.sequence])
@@ -90,7 +96,7 @@ def test_the_oldest_sequence_is_never_preempted(folder: str) -> None:
     steps = 0
     while True:
         steps += 1
-        if any(result.sequence == oldest.number and result.finish is not None for result in engine.step()):
+        if any(result.sequence == oldest.number and result.finish is not None for result in step(engine)):
             break
     assert steps == COUNT  # its prompt fits into one chunk, and it took part in every step
 
@@ -109,9 +115,9 @@ def test_each_preemption_is_told_once_to_whom_it_befell(folder: str, monkeypatch
     by_number = {sequence.number: sequence for sequence in sequences}
     told = dict.fromkeys(sequences, 0)
     while engine.has_work:
-        for result in engine.step():
+        for result in step(engine):
             told[by_number[result.sequence]] += result.timings.preemptions
-            if isinstance(result, Generated) and result.finish is not None:
+            if result.finish is not None:
                 engine.close(by_number[result.sequence])
     assert told == {sequence: lost_cache.count(sequence) for sequence in sequences}
     assert told[sequences[0]] == 0
@@ -160,12 +166,10 @@ def test_new_work_voids_the_old(folder: str) -> None:
     sequence = start(engine, prompt)
     tokens = [result.token for _ in range(6) for result in engine.step() if isinstance(result, Generated)]
     engine.submit(Verify(sequence.number, len(prompt), tuple(tokens[:2]), Draft.chain(tokens[2:5]), 7))
-    results = []
-    while engine.has_work:
-        results += engine.step()
-    assert [type(result) for result in results] == [Verified]
-    assert results[0].round == 7
-    assert results[0].verdict.accepted == (0, 1, 2)
+    (result,) = idle(engine)
+    assert isinstance(result, Verified)
+    assert result.round == 7
+    assert result.verdict.accepted == (0, 1, 2)
 
 
 def test_a_sequence_that_can_never_fit_is_refused(folder: str) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -34,7 +35,7 @@ TEMPLATE = ChatTemplate(
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('begin with a user') }}{% endif %}",
     {},
 )
-CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": len(ANSWER)}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": len(ANSWER)}
 
 
 @asynccontextmanager

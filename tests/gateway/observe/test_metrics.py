@@ -10,7 +10,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.observe.metrics import publish
 from gateway.observe.totals import MAX_TASKS, OTHER, Totals
-from gateway.rounds.drafting import LOST
+from gateway.rounds.reasons import LOST
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.telemetry.metrics import OF_GATEWAYS, REASONS

@@ -10,7 +10,8 @@ from gateway.errors import DeadlineError, SequenceFailedError
 from gateway.observe.stats import Stats
 from gateway.rounds import rounds
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import OF_ENGINE, OF_LOSSES, Rounds, RoundsFactory
+from gateway.rounds.reasons import OF_ENGINE, OF_LOSSES
+from gateway.rounds.rounds import Rounds, RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
