@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from setuptools import find_packages  # type: ignore[import-untyped]
 
 from tests.k8s.kustomize import find
 from tests.k8s.overlays import K8S, built
@@ -32,9 +33,22 @@ def versions(dockerfile: str) -> list[str]:
 def packages(dockerfile: str) -> list[str]:
     """Everything that pip installs is copied, and nothing of it kept back."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed = {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    found = find_packages(ROOT, include=project["tool"]["setuptools"]["packages"]["find"]["include"])
+    needed = {name.partition(".")[0] for name in found}
     kept_back = needed & set((ROOT / ".dockerignore").read_text().splitlines())
     return sorted(kept_back if "COPY --chown=ray:users . .\n" in dockerfile else needed)
+
+
+def test_what_is_installed_takes_five_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = find_packages(ROOT, include=project["tool"]["setuptools"]["packages"]["find"]["include"])
+    assert {name.partition(".")[0] for name in found} == {
+        "outrider",
+        "actors",
+        "cluster",
+        "gateway",
+        "protos",
+    }
 
 
 def torch(dockerfile: str) -> list[str]:
