@@ -30,6 +30,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "ahead_distance": (None, service.ahead_distance),
     "ahead_crowd": (None, service.ahead_crowd),
     "service": ("service", service.service),
+    "wire": ("wire", service.wire),
     "identity": ("identity", in_process.identity),
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),
     "quantized_steps": ("quantized", in_process.quantized_steps),

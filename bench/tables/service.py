@@ -262,3 +262,17 @@ def metrics() -> str:
         ["of each", "what", "microseconds"],
         ([row["of"], row["what"], number(row["microseconds"], 0)] for row in results("metrics")["rows"]),
     )
+
+
+def wire() -> str:
+    rows = results("wire")["rows"]
+    columns = ("step ms", "gateway ms", "target ms")
+    lines = []
+    for sequences in distinct(rows, "sequences"):
+        each, one = (
+            found(rows, sequences=sequences, messages=way) for way in ("a stream each", "one stream")
+        )
+        pairs = (f"{number(each[column], 1)} / {number(one[column], 1)}" for column in columns)
+        lines.append([str(sequences), *pairs, number(each["step ms"] / one["step ms"], 1)])
+    header = ["a step, ms", "gateway's processor time, ms", "target's processor time, ms"]
+    return table(["sequences", *header, "times faster"], lines)
