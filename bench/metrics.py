@@ -81,7 +81,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 class SequenceStandIn:
-    why, depth = "measured", 4
+    reason, depth = "measured", 4
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats

@@ -73,10 +73,6 @@ class SimulatedStream:
     def address(self) -> str:
         return self.engine.address
 
-    @property
-    def lag(self) -> int:
-        return len(self.sequence) - self.known
-
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
         base, self.known = self.known, len(self.sequence)
         return rounds_pb2.Turn(round=round_number, base=base, tokens=self.sequence.since(base))

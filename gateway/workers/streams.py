@@ -93,11 +93,6 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     def address(self) -> str:
         return self._link.worker.address
 
-    @property
-    def lag(self) -> int:
-        """Committed tokens that the worker was not told yet."""
-        return len(self._sequence) - self._known
-
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
         """The newest turn: what the worker was told before, and the tokens since then.
 

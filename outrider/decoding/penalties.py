@@ -61,12 +61,6 @@ def ban_ends(logits: Tensor, rows: Sequence[Row]) -> None:
     logits[at] = BANNED
 
 
-def ban_masked(logits: Tensor, rows: Sequence[Row]) -> None:
-    """Bans the tokens at which the row's mask is false."""
-    masks = torch.stack([row.mask for row in rows if row.mask is not None]).to(logits.device)
-    logits.masked_fill_(~masks, BANNED)
-
-
 def leave_an_end(logits: Tensor, rows: Sequence[Row]) -> None:
     """Where every token is banned, lets the generation end: by its lowest end token, or 0 without one."""
     stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)

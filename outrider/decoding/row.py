@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outrider.decoding.settings import Sampling
 
@@ -51,7 +50,6 @@ class Row:
     generated: Sequence[int]
     path: tuple[int, ...] = ()
     end_token_ids: frozenset[int] = frozenset()  # they end the generation, hence are banned before min_tokens
-    mask: Tensor | None = None  # bool [vocab_size], true where a token may be chosen
     given_lists: TokenLists | None = None  # those of its Sequence; None: the row makes its own
 
     @cached_property
@@ -63,7 +61,7 @@ class Row:
     def may_be_stuck(self) -> bool:
         """Whether its settings might together ban every token."""
         sampling, length = self.sampling, len(self.generated) + len(self.path)
-        bans = sampling.allowed_token_ids is not None or sampling.bad_token_ids or self.mask is not None
+        bans = sampling.allowed_token_ids is not None or sampling.bad_token_ids
         return bool(bans) or length < sampling.min_tokens
 
     @property

@@ -42,7 +42,6 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: row.sampling.allowed_token_ids is not None, adjustments.ban_all_but_allowed),
     Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
     Setting(lambda row: len(row.generated) + len(row.path) < row.sampling.min_tokens, adjustments.ban_ends),
-    Setting(lambda row: row.mask is not None, adjustments.ban_masked),
     Setting(lambda row: row.may_be_stuck, adjustments.leave_an_end),
     Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
     Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
@@ -91,12 +90,6 @@ def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
     Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.
     """
     return gumbel_max(processed, rows, count)[0]
-
-
-def margins(processed: Tensor, rows: Sequence[Row]) -> Tensor:
-    """float32 [num_rows]: the largest perturbed logit minus the next; inf if there is no next."""
-    first, second = gumbel_max(processed, rows, 2)[1].unbind(1)
-    return first - second
 
 
 def probabilities(processed: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ A drafter is a file and a row. Where it runs says what its file holds:
 - draft worker, target worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
@@ -29,7 +28,6 @@ class DrafterInfo:
     meaning: str
     place: Place
     implementation: str  # module:class
-    makes_trees: bool = False
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
@@ -51,12 +49,6 @@ def register(*rows: DrafterInfo) -> None:
         _ROWS[row.name] = row
 
 
-def unregister(names: Iterable[str]) -> None:
-    """Takes drafters out again."""
-    for name in names:
-        del _ROWS[name]
-
-
 def drafters() -> tuple[DrafterInfo, ...]:
     """All rows, in the order in which they were added."""
     return tuple(_ROWS.values())
@@ -75,7 +67,6 @@ register(
         "a smaller model with the target's vocabulary, in a worker of its own",
         Place.DRAFT_WORKER,
         "outrider.engine.drafters.draft_model:DraftModel",
-        makes_trees=True,
         steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
         steps_per_token=1.0,
     ),

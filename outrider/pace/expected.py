@@ -1,4 +1,4 @@
-"""What drafting should gain: expected tokens per round and predicted speed-up. Torch-free.
+"""What drafting should gain: expected tokens per round. Torch-free.
 
 Acceptance rates are per position, given that the position was reached. The formulas take positions as
 independent. Measured rounds are not quite, so these are predictions, not bounds.
@@ -32,21 +32,3 @@ def expected_tokens_by_position(acceptance_rates: Sequence[float]) -> float:
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"acceptance rate {rate} must be within [0, 1]")
     return 1.0 + sum(prod(acceptance_rates[:reached]) for reached in range(1, len(acceptance_rates) + 1))
-
-
-def predicted_speedup(
-    acceptance_rate: float,
-    depth: int,
-    draft_cost: float,  # one draft step, in units of a plain target step
-    verify_cost: float = 1.0,  # a target step over depth + 1 tokens, in the same units
-) -> float:
-    """Tokens per second relative to plain decoding, when drafting and verifying take turns.
-
-    Source: Leviathan et al., 2023, theorem 3.8, of which verify_cost = 1 is the case.
-
-    Raises:
-        ValueError: the rate is not within [0, 1], the depth is negative, or a cost is.
-    """
-    if draft_cost < 0.0 or verify_cost <= 0.0:
-        raise ValueError(f"draft_cost={draft_cost} must be at least 0, verify_cost={verify_cost} above 0")
-    return expected_tokens(acceptance_rate, depth) / (depth * draft_cost + verify_cost)

@@ -40,12 +40,6 @@ class Metric:
     labels: tuple[str, ...] = ()  # beside those of Ray and Serve
     buckets: tuple[float, ...] = ()  # of a histogram: upper bounds
 
-    @property
-    def exported(self) -> tuple[str, ...]:
-        """Names of its series as Ray's exporter writes them."""
-        endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-        return tuple(f"ray_{self.name}{ending}" for ending in endings[self.kind])
-
 
 def _counter(name: str, unit: str, meaning: str, labels: Iterable[str] = ()) -> Metric:
     return Metric(name, "counter", unit, meaning, tuple(labels))

@@ -1,6 +1,5 @@
 """A drafter beside the target: its Drafts come with verdicts, over real gRPC, from a real engine."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -22,11 +21,10 @@ KINDS = ("json", "code")
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
     registry.register(ROW)
     Beside.asked = Beside.agreed = 0
-    yield
-    registry.unregister([ROW.name])
 
 
 def beside(mode: Literal["auto", "fixed"]) -> Speculation:

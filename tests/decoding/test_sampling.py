@@ -19,7 +19,7 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise import gumbel
 from outrider.decoding.penalties import leave_an_end
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import SETTINGS, choose, logprobs, margins, probabilities, process, runners_up
+from outrider.decoding.sampling import SETTINGS, choose, logprobs, probabilities, process, runners_up
 from outrider.decoding.settings import Sampling
 
 BANNED = -math.inf
@@ -32,9 +32,9 @@ END = frozenset({4})
 ASKED_FOR = [setting for setting in SETTINGS if setting.apply is not leave_an_end]
 
 
-def row(path: tuple[int, ...] = (), mask: Tensor | None = None, **chosen: Any) -> Row:
+def row(path: tuple[int, ...] = (), **chosen: Any) -> Row:
     position = len(PROMPT) + len(GENERATED) + len(path)
-    return Row(Sampling(**{"max_tokens": 100, **chosen}), 77, position, PROMPT, GENERATED, path, END, mask)
+    return Row(Sampling(**{"max_tokens": 100, **chosen}), 77, position, PROMPT, GENERATED, path, END)
 
 
 def processed(one: Row, logits: Tensor = LOGITS) -> list[float]:
@@ -80,11 +80,6 @@ def processed(one: Row, logits: Tensor = LOGITS) -> list[float]:
 )
 def test_a_setting_on_one_row(chosen: dict[str, Any], path: tuple[int, ...], expected: list[float]) -> None:
     assert processed(row(path, **chosen)) == pytest.approx(expected)
-
-
-def test_a_mask_bans_what_it_does_not_name() -> None:
-    mask = torch.tensor([True, False, False, True, True])
-    assert processed(row(mask=mask)) == [0.5, BANNED, BANNED, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("peer", ["repetition", "top_k", "top_p", "min_p"])
@@ -138,7 +133,6 @@ MIXED = [
     row(min_p=0.2, repetition_penalty=1.3, logit_bias={1: 1.0}),
     row(temperature=0.0, bad_token_ids=(2,), presence_penalty=1.0),
     row(min_tokens=9, allowed_token_ids=(0, 2, 4)),
-    row(mask=torch.tensor([True, False] * 2 + [True])),
 ]
 
 
@@ -203,7 +197,6 @@ def test_the_search_by_bounds_finds_what_all_the_noise_finds(spread: float, voca
     assert torch.equal(token_ids, expected.indices)
     assert torch.equal(values, expected.values)
     assert torch.equal(choose(logits, rows), expected.indices[:, 0])
-    assert torch.equal(margins(logits, rows), expected.values[:, 0] - expected.values[:, 1])
 
 
 def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
@@ -237,9 +230,10 @@ def test_a_row_without_a_token_left_ends_the_generation(end_token_ids: frozenset
     assert choose(values, [stuck, fine])[0] == token
 
 
-def test_margins_are_the_distance_to_the_runner_up() -> None:
+def test_the_value_of_a_banned_runner_up_is_that_of_no_token() -> None:
     rows = [row(temperature=0.0), row(temperature=0.0, allowed_token_ids=(3,))]
-    assert margins(process(LOGITS.expand(2, -1), rows), rows).tolist() == [1.0, math.inf]
+    _, values = gumbel_max(process(LOGITS.expand(2, -1), rows), rows, 2)
+    assert values.tolist() == [[2.0, 1.0], [1.0, BANNED]]
 
 
 def test_probabilities_are_those_the_choice_has() -> None:

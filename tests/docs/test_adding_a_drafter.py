@@ -13,7 +13,7 @@ from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
-from outrider.drafters.registry import drafters, unregister
+from outrider.drafters import registry
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import ScriptedTarget, fleet_of
 
@@ -23,13 +23,12 @@ ANSWER = [*range(20, 80, 3)]
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = {row.name for row in drafters()}
+    monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
     drafter, row = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "counting.py").write_text(drafter)
     monkeypatch.syspath_prepend(str(tmp_path))
     exec(row, {})
     yield
-    unregister({row.name for row in drafters()} - before)
     sys.modules.pop("counting", None)
 
 

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import margins, process
 from outrider.decoding.settings import Sampling
 from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO, KINDS, prompts
@@ -22,6 +21,7 @@ from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
+from tests.support.near_ties import margin
 
 NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
 TOKENS = 32
@@ -101,7 +101,7 @@ def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
     position = len(request.prompt) + place
     ends = engine("target").eos_token_ids
     row = Row(request.sampling, request.noise_key, position, request.prompt, generated, (), ends)
-    return float(margins(process(logits, [row]), [row])[0])
+    return margin(logits, row)
 
 
 @cache

@@ -1,10 +1,10 @@
-"""Expected tokens per round and predicted speed-up."""
+"""Expected tokens per round."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.pace.expected import expected_tokens, expected_tokens_by_position, predicted_speedup
+from outrider.pace.expected import expected_tokens, expected_tokens_by_position
 
 
 @given(st.floats(0.0, 0.999), st.integers(0, 12))
@@ -25,23 +25,12 @@ def test_a_position_counts_only_if_those_before_it_were_accepted() -> None:
     assert expected_tokens_by_position([0.0, 1.0, 1.0]) == 1.0
 
 
-def test_speedup_weighs_tokens_against_what_a_round_costs() -> None:
-    assert predicted_speedup(0.8, 4, draft_cost=0.1) == pytest.approx(3.3616 / 1.4)
-    assert predicted_speedup(0.8, 4, draft_cost=0.1, verify_cost=1.2) == pytest.approx(3.3616 / 1.6)
-    assert predicted_speedup(0.8, 0, draft_cost=0.1) == 1.0
-    assert predicted_speedup(0.0, 4, draft_cost=0.1) < 1.0
-
-
 @pytest.mark.parametrize("acceptance_rate", [-0.1, 1.1, float("nan")])
 def test_a_rate_is_within_0_and_1(acceptance_rate: float) -> None:
     with pytest.raises(ValueError, match="acceptance rate"):
         expected_tokens(acceptance_rate, 3)
 
 
-def test_depths_and_costs_are_not_negative() -> None:
+def test_a_depth_is_not_negative() -> None:
     with pytest.raises(ValueError, match="depth=-1"):
         expected_tokens(0.5, -1)
-    with pytest.raises(ValueError, match=r"draft_cost=-0\.1"):
-        predicted_speedup(0.5, 3, draft_cost=-0.1)
-    with pytest.raises(ValueError, match=r"verify_cost=0\.0"):
-        predicted_speedup(0.5, 3, draft_cost=0.1, verify_cost=0.0)

@@ -10,9 +10,10 @@ import yaml
 
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 from tests.support.queries import MONITORING, QUERIES, queries_of_the_dashboard
+from tests.support.series import series_of
 
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
-SERIES = {name for metric in METRICS for name in metric.exported}
+SERIES = {name for metric in METRICS for name in series_of(metric)}
 LABELS = {label for metric in METRICS for label in metric.labels} | {"le", "replica"}
 
 

@@ -7,6 +7,7 @@ import pytest
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, REASONS
 from outrider.telemetry.table import PAGE, reasons, rewritten, table
+from tests.support.series import series_of
 
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
 
@@ -44,7 +45,7 @@ def test_every_metric_has_a_row_with_its_unit_and_meaning(metric):
 
 
 def test_no_name_is_taken_twice():
-    names = [name for metric in METRICS for name in metric.exported]
+    names = [name for metric in METRICS for name in series_of(metric)]
     assert len(names) == len({*names})
 
 

@@ -67,7 +67,7 @@ class PagedCache:
             for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
                 stored = _zeros((len(layers), slots, heads, dim), dtype, device)
                 self._stored.append(stored)
-                of_layer |= zip(layers, stored, strict=True)
+                of_layer.update(zip(layers, stored, strict=True))
 
     @property
     def capacity(self) -> int:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import margins, process
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters.draft_model import DraftModel
@@ -32,6 +31,7 @@ from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.step_input import Feed, StepInput
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
+from tests.support.near_ties import margin
 from tests.support.ranks import Ranks
 
 TOKENS = 24
@@ -121,7 +121,7 @@ def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: in
         logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
     position = len(request.prompt) + place
     row = Row(request.sampling, request.noise_key, position, request.prompt, generated, (), frozenset())
-    return float(margins(process(logits, [row]), [row])[0])
+    return margin(logits, row)
 
 
 def check(ranks: Ranks, folder: Path, other: Path, count: int) -> None:
