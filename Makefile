@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := outrider protos actors gateway cluster bench tests
 
-.PHONY: install serve test test-all test-services test-others lint style types protos bench
+.PHONY: install serve test test-all test-services test-others lint style types dead protos bench
 
 install: .venv/installed
 
@@ -15,7 +15,7 @@ install: .venv/installed
 serve: install
 	$(BIN)/serve run cluster.app
 
-lint: style types
+lint: style types dead
 
 style: install
 	$(BIN)/ruff format --check $(SOURCES)
@@ -24,12 +24,15 @@ style: install
 types: install
 	$(BIN)/mypy
 
+dead: install
+	$(BIN)/vulture
+
 # For two cores. Tests that start a service wait a good part of their time, and only one service runs at once, so
 # they share one process; the others have two.
-test: style
+test: style dead
 	$(MAKE) -j2 test-services test-others types SELECT="-m 'not slow'"
 
-test-all: style
+test-all: style dead
 	$(MAKE) -j2 test-services test-others types
 
 test-services: install
