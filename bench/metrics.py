@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,9 +52,10 @@ def measure() -> list[dict[str, Any]]:
         Stats(drafted=1, accepted_lengths=Counter({8: 1}), transitions=Counter({("on", "measured"): 1}))
         for _ in range(SEQUENCES)
     ]
+    under_way = ExitStack()  # without it they would be over at once
     for number, stats in enumerate(all_stats):
         rounds: Any = SequenceStandIn(stats)
-        totals.counting(rounds, f"task {number % TASKS}", SPECULATION).__enter__()
+        under_way.enter_context(totals.counting(rounds, f"task {number % TASKS}", SPECULATION))
 
     def second(requests: int) -> None:
         for stats in all_stats:  # every counter has something new to tell
@@ -66,6 +68,7 @@ def measure() -> list[dict[str, Any]]:
                 timing.add(8)
         publish(generation, of_gateway)
 
+    assert sum(one.sequences for one in totals.in_force().values()) == SEQUENCES
     quiet = _microseconds(lambda: second(0), REPETITIONS // 10)
     busy = _microseconds(lambda: second(10), REPETITIONS // 10)
     return [
