@@ -8,6 +8,7 @@ the engine reports. Where an answer took several steps, their parts are laid end
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
@@ -82,9 +83,11 @@ def _position(answer: Answer) -> int:
 
 def _record(name: str, parent: str, answers: list[Answer], wasted: int = 0) -> None:
     """A span from the arrival of the work to its last answer, and below it the parts."""
-    first, last = answers[0], answers[-1]
+    last = answers[-1]
     timings = [answer.result.timings for answer in answers]
-    begun_ns = first.finished_ns - _ns(timings[0].total)
+    # From each answer follows when the work came, less how late it was told: the earliest is nearest.
+    totals = accumulate(one.total for one in timings)
+    begun_ns = min(answer.finished_ns - _ns(total) for answer, total in zip(answers, totals, strict=True))
     step = timings[-1].last_step
     span = TRACER.start_span(
         name,

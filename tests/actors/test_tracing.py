@@ -118,6 +118,18 @@ def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
     assert (span.attributes["outrider.steps"], span.attributes["outrider.wasted"]) == (2, 2)
 
 
+def test_the_parts_of_a_stretch_lie_in_it_also_where_its_first_token_was_told_late(spans):
+    trace = StreamTrace(at_once)
+    trace.asked(turn(1, 0, [1, 2, 3]))
+    for number, late_ns in enumerate((4 * 10**6, 0)):
+        result = Generated(UNREAD, 3 + number, 7, (), None, timings())
+        trace.answered(answer(result, finished_ns=10**18 + 5 * 10**6 * (number + 1) + late_ns))
+    trace.ended()
+    span = spans.one("generate")
+    assert (span.start_time, span.end_time) == (10**18, 10**18 + 10**7)
+    assert nest(spans, span)
+
+
 def test_verdicts_of_one_round_belong_to_the_spans_that_were_told_one_after_the_other(spans):
     trace = StreamTrace(at_once)
     parents = [TRACEPARENT.replace("b7ad", first) for first in ("aaaa", "bbbb")]
