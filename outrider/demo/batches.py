@@ -10,7 +10,17 @@ from outrider.demo.prompts import KINDS
 from outrider.demo.tokenizer import END_OF_TEXT
 
 # share of the training windows by kind: what is hard to predict gets most of them
-WEIGHTS = {"code": 36, "prose": 24, "json": 13, "question_answer": 13, "stories": 7, "arithmetic": 7}
+WEIGHTS = {
+    "code": 36,
+    "prose": 24,
+    "json": 11,
+    "question_answer": 9,
+    "stories": 7,
+    "arithmetic": 7,
+    "conversations": 9,
+    "tool_calls": 16,
+    "schema_answers": 16,
+}
 
 
 @dataclass(frozen=True)

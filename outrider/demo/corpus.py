@@ -5,7 +5,8 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from outrider.demo.generated import GENERATORS, Document
+from outrider.demo.document import Document
+from outrider.demo.generated import GENERATORS
 from outrider.demo.library import code_documents, prose_documents, source_files
 from outrider.demo.prompts import KINDS
 

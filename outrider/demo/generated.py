@@ -1,4 +1,4 @@
-"""Documents of the kinds that are written by a program: JSON, question/answer, stories, arithmetic.
+"""Documents of the kinds that are written by a program.
 
 Each generator returns a prompt and the continuation that belongs to it.
 """
@@ -6,28 +6,16 @@ Each generator returns a prompt and the continuation that belongs to it.
 import json
 from collections.abc import Callable
 from random import Random
-from typing import NamedTuple
 
-from outrider.demo.facts import (
-    ANIMALS,
-    BUILTINS,
-    COLOURS,
-    COUNTRIES,
-    NAMES,
-    NUMBER_WORDS,
-    OPPOSITES,
-    PRODUCTS,
-    THINGS,
-)
+from outrider.demo.chat import assistant, chat_document, user
+from outrider.demo.conversations import conversation_document
+from outrider.demo.document import Document
+from outrider.demo.facts import ANIMALS, COLOURS, NAMES, PRODUCTS
 from outrider.demo.picking import pick, pick_number
+from outrider.demo.questions import QUESTIONS
 from outrider.demo.records import RECORDS
-
-
-class Document(NamedTuple):
-    """A text in two parts; held-out prompts are told from training text by their first part."""
-
-    prompt: str
-    continuation: str
+from outrider.demo.schema_answers import schema_answer_document
+from outrider.demo.tool_calls import tool_call_document
 
 
 def json_document(random: Random) -> Document:
@@ -38,78 +26,11 @@ def json_document(random: Random) -> Document:
     return Document("\n".join(lines[:cut]), "\n" + "\n".join(lines[cut:]))
 
 
-def country_question(random: Random) -> tuple[str, str]:
-    country, capital, continent, language = pick(random, COUNTRIES)
-    facts = {
-        f"What is the capital of {country}?": f"The capital of {country} is {capital}.",
-        f"Where is {country}?": f"{country} is a country in {continent}.",
-        f"Which language do people speak in {country}?": f"Most people in {country} speak {language}.",
-        f"Tell me about {country}.": f"{country} is a country in {continent}. Its capital is {capital}.",
-        f"Which city is the capital of {country}?": f"The capital of {country} is {capital}.",
-    }
-    question, answer = pick(random, list(facts.items()))
-    rest = f" {country} lies in {continent}, its capital is {capital}, and its main language is {language}."
-    return question, answer + rest
-
-
-def animal_question(random: Random) -> tuple[str, str]:
-    animal, legs, home, food = pick(random, ANIMALS)
-    facts = {
-        f"How many legs does a {animal} have?": f"A {animal} has {legs} legs.",
-        f"Where does a {animal} live?": f"A {animal} lives in {home}.",
-        f"What does a {animal} eat?": f"A {animal} eats {food}.",
-        f"Tell me about the {animal}.": f"A {animal} is an animal with {legs} legs.",
-    }
-    question, answer = pick(random, list(facts.items()))
-    return question, f"{answer} It lives in {home} and likes to eat {food}."
-
-
-def word_question(random: Random) -> tuple[str, str]:
-    word, opposite = pick(random, OPPOSITES)
-    if random.random() < 0.5:
-        word, opposite = opposite, word
-    question = pick(random, [f"What is the opposite of {word}?", f"Which word means the opposite of {word}?"])
-    return (
-        question,
-        f"The opposite of {word} is {opposite}. If something is not {word}, it may be {opposite}.",
-    )
-
-
-def colour_question(random: Random) -> tuple[str, str]:
-    thing, colour, place = pick(random, THINGS)
-    question = pick(random, [f"What colour is {thing}?", f"Can you tell me the colour of {thing}?"])
-    return question, f"{thing.capitalize()} is {colour}. You can find it {place}."
-
-
-def python_question(random: Random) -> tuple[str, str]:
-    name, purpose, example = pick(random, BUILTINS)
-    question = pick(random, [f"What does {name} do in Python?", f"How do I use {name} in Python?"])
-    return question, f"In Python, the function {name} {purpose}. For example, you can write {example}."
-
-
-def sum_question(random: Random) -> tuple[str, str]:
-    first, second = pick_number(random, 1, 10), pick_number(random, 1, 10)
-    left, right, total = NUMBER_WORDS[first], NUMBER_WORDS[second], NUMBER_WORDS[first + second]
-    question = pick(random, [f"What is {left} plus {right}?", f"Can you add {left} and {right}?"])
-    return question, f"The answer is {total}, because {left} plus {right} makes {total}."
-
-
-QUESTIONS = [
-    country_question,
-    animal_question,
-    python_question,
-    word_question,
-    colour_question,
-    sum_question,
-]
-
-
 def question_answer_document(random: Random) -> Document:
-    """A chat of one to three turns in the pair's chat format; the prompt ends where the answer starts."""
+    """A chat of one to three unrelated questions; the prompt ends where the first answer starts."""
     turns = [pick(random, QUESTIONS)(random) for _ in range(pick_number(random, 1, 3))]
-    (question, answer), *others = turns
-    rest = "".join(f"<|user|>{question}<|end|><|assistant|>{answer}<|end|>" for question, answer in others)
-    return Document(f"<|user|>{question}<|end|><|assistant|>", f"{answer}<|end|>{rest}")
+    messages = [message for question, answer in turns for message in (user(question), assistant(answer))]
+    return chat_document(messages, answer=1, tools=[])
 
 
 def story_document(random: Random) -> Document:
@@ -159,4 +80,7 @@ GENERATORS: dict[str, Callable[[Random], Document]] = {
     "question_answer": question_answer_document,
     "stories": story_document,
     "arithmetic": arithmetic_document,
+    "conversations": conversation_document,
+    "tool_calls": tool_call_document,
+    "schema_answers": schema_answer_document,
 }

@@ -4,7 +4,17 @@ import json
 from functools import cache
 from pathlib import Path
 
-KINDS = ("code", "prose", "json", "question_answer", "stories", "arithmetic")
+KINDS = (
+    "code",
+    "prose",
+    "json",
+    "question_answer",
+    "stories",
+    "arithmetic",
+    "conversations",
+    "tool_calls",
+    "schema_answers",
+)
 DEMO = Path(__file__).parent / "pair"
 
 

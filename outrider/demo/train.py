@@ -40,8 +40,8 @@ class Schedule:
     """How much is trained. The learning rate is constant in the first joint phase, then decays."""
 
     characters: int = 9_000_000  # of training text per kind
-    joint: tuple[Phase, ...] = (Phase(1000, 16, 256), Phase(400, 8, 512), Phase(80, 2, 2048))
-    distillation: Phase = Phase(1000, 10, 384)
+    joint: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
+    distillation: Phase = Phase(1200, 10, 384)
     written_rows: int = 64  # per kind and writing temperature
     writing_temperatures: tuple[float, ...] = (1.0, 1.0, 0.7, 0.0)
 
