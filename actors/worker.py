@@ -114,7 +114,7 @@ class Worker:
         """The engine, in the thread that will drive it."""
         from outrider.engine.engine import Engine
 
-        return Engine(settings)
+        return Engine.from_settings(settings)
 
     def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
         raise NotImplementedError
@@ -185,7 +185,7 @@ class TargetWorker(Worker):
 
         others = OtherRanks(settings)
         self.ranks = others.pids
-        return Engine(settings, others.join())
+        return Engine.from_settings(settings, others.join())
 
     def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
         from actors.servicers import TargetServicer

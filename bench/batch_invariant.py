@@ -40,7 +40,8 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
     """One row per shape of a step: milliseconds of both, and their ratio."""
     fields = {"model": model, "dtype": dtype, "threads": threads, "cache_memory": 2**29}
     usual, apart = (
-        Engine(EngineSettings.model_validate({**fields, "batch_invariant": value})) for value in (False, True)
+        Engine.from_settings(EngineSettings.model_validate({**fields, "batch_invariant": value}))
+        for value in (False, True)
     )
     pairs: dict[str, list[tuple[float, float]]] = {}
     for sequences, tokens in SHAPES:

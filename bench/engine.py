@@ -152,7 +152,7 @@ def in_groups(target: Engine, draft: Engine, requests: list[Request], batch: int
 
 
 def engine_of(path: str, arguments: argparse.Namespace) -> Engine:
-    return Engine(
+    return Engine.from_settings(
         EngineSettings(model=path, dtype=arguments.dtype, threads=arguments.threads, cache_memory=CACHE_BYTES)
     )
 

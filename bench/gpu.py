@@ -44,7 +44,7 @@ REPETITIONS = 20
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
     fields = {"model": str(model), "dtype": "bfloat16", "device": device, **settings}
-    return Engine(EngineSettings.model_validate(fields))
+    return Engine.from_settings(EngineSettings.model_validate(fields))
 
 
 def read_bandwidth(device: str) -> float:

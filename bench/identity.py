@@ -53,7 +53,7 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
 
     def engine(role: str, **settings: Any) -> Engine:
         fields = {"model": str(DEMO / role), "dtype": dtype, "threads": threads, "cache_memory": 2**28}
-        return Engine(EngineSettings.model_validate({**fields, **settings}))
+        return Engine.from_settings(EngineSettings.model_validate({**fields, **settings}))
 
     target, draft = engine("target", batch_invariant=batch_invariant), engine("draft")
     asked = requests(count, tokens)

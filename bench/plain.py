@@ -57,7 +57,9 @@ def generate_seconds(model: Any, prompts: list[list[int]], count: int) -> float:
 def measure(threads: int, count: int, repetitions: int) -> list[dict[str, Any]]:
     """One row per batch size: tokens per second of both, and their ratio."""
     path = random_llama()
-    engine = Engine(EngineSettings(model=str(path), dtype="float32", threads=threads, prefill_chunk=4096))
+    engine = Engine.from_settings(
+        EngineSettings(model=str(path), dtype="float32", threads=threads, prefill_chunk=4096)
+    )
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(0)
     rows = []

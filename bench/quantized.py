@@ -31,7 +31,7 @@ AIM = 0.6  # of the step of one token in bfloat16
 
 def engine(model: str, threads: int, quantization: Quantization | None, dtype: str = "bfloat16") -> Engine:
     fields = {"model": model, "threads": threads, "dtype": dtype, "quantization": quantization}
-    return Engine(EngineSettings.model_validate({**fields, "cache_memory": 2**28}))
+    return Engine.from_settings(EngineSettings.model_validate({**fields, "cache_memory": 2**28}))
 
 
 def step_costs(threads: int, repetitions: int) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ USUAL_ROUND_S = 0.05  # of the 190 M target on two cores
 
 def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> None:
     """A worker's process, until it is ended."""
-    asyncio.run(_serve(role, EngineLoop(lambda: Engine(settings)), ready))
+    asyncio.run(_serve(role, EngineLoop(lambda: Engine.from_settings(settings)), ready))
 
 
 async def _serve(role: Role, engine_loop: EngineLoop, ready: Connection) -> None:

@@ -18,7 +18,9 @@ from bench.report import save, table
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
+from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.linear import PackedLinear
+from outrider.engine.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Verify
 
@@ -79,9 +81,9 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
     settings = EngineSettings(
         model=str(inflated_target("190M")), dtype="float32", threads=threads, cache_memory=2**29
     )
-    engine = Engine(settings)
-    model = engine._model
-    num_bytes = weight_bytes(model)
+    runner = ModelRunner(ForwardPass(settings), group=None)
+    engine = Engine(runner)
+    num_bytes = weight_bytes(runner.model)
     buffer = torch.ones(num_bytes // 4)
     shapes = [(1, tokens) for tokens in TOKENS] + [(batch, 1) for batch in BATCHES]
     steps = {shape: Steps(engine, *shape) for shape in shapes}
@@ -107,7 +109,7 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
                 "to one token": seconds / one,
             }
         )
-    profile = profile_of(engine, steps[1, 1], repetitions)
+    profile = profile_of(runner, steps[1, 1], repetitions)
     for step in steps.values():
         step.close()
     facts = {"weights MB": num_bytes / 1e6, "bandwidth GB/s": num_bytes / read / 1e9, "read ms": read * 1e3}
@@ -123,10 +125,10 @@ def weight_bytes(model: nn.Module) -> int:
     )
 
 
-def profile_of(engine: Engine, steps: Steps, repetitions: int) -> dict[str, float]:
+def profile_of(runner: ModelRunner, steps: Steps, repetitions: int) -> dict[str, float]:
     """Milliseconds of a step of one token inside matrix products, inside attention, and outside of both."""
     products, attention = Stopwatch(), Stopwatch()
-    for module in engine._model.modules():
+    for module in runner.model.modules():
         if isinstance(module, PackedLinear | nn.Linear):
             module.forward = products.wrap(module.forward)  # type: ignore[method-assign]
     original = nn.functional.scaled_dot_product_attention
@@ -135,7 +137,7 @@ def profile_of(engine: Engine, steps: Steps, repetitions: int) -> dict[str, floa
         wall = sum(steps.take() for _ in range(repetitions)) / repetitions * 1e3
     finally:
         nn.functional.scaled_dot_product_attention = original
-    last = engine.last_step
+    last = runner.last_step
     assert last is not None
     inside = products.seconds / repetitions * 1e3, attention.seconds / repetitions * 1e3
     return {

@@ -89,7 +89,7 @@ def run_rank(rank: int, port: int, settings: EngineSettings, repetitions: int, a
         follow(ForwardPass(settings, group), group)
         exchanges_alone(*group_sizes(settings), rank)
         return
-    engine = Engine(settings, group)
+    engine = Engine.from_settings(settings, group)
     rows = step_rows(engine, repetitions)
     engine.shut_down()
     answer.put((rows, exchanges_alone(*group_sizes(settings), rank)))
@@ -122,7 +122,7 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
     """Rows by shape of the step, and the exchanges alone, in milliseconds."""
     model = inflated_target("190M")
     two, alone = shared(model, threads, repetitions)
-    one = step_rows(Engine(settings_of(model, threads, 1)), repetitions)
+    one = step_rows(Engine.from_settings(settings_of(model, threads, 1)), repetitions)
     rows = []
     for (sequences, tokens), single, double in zip(SHAPES, one, two, strict=True):
         exchanged = sum(double[name] for name in EXCHANGES)

@@ -2,20 +2,24 @@
 
 import logging
 import time
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
+from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.loading.weights import context_length, end_of_sequence
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.planning.memory import empty_cache
+from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.sampler import Choices, choose_tokens
-from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import Sequence
+from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import StepInput
 from outrider.engine.tasks.task import Task
-from outrider.engine.tasks.verify import VerifyTask
 from outrider.pace.cost_model import Step, StepSize
 
 logger = logging.getLogger(__name__)
@@ -39,26 +43,64 @@ class Outcome:
 
     chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
     blamed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # they cannot go on
+    passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
 
     def add(self, other: "Outcome") -> None:
         self.chosen += other.chosen
         self.blamed += other.blamed
+        self.passes += other.passes
 
 
-class Runner:
+class Runner(Protocol):
+    """A model over its cache, as the engine uses it."""
+
+    settings: EngineSettings  # those in force
+    cache: PagedCache
+    load_timings: LoadTimings
+    last_step: StepTimings | None
+    vocab_size: int
+    context_length: int  # tokens
+    end_token_ids: frozenset[int]
+
+    def run(self, selected: Selected) -> Outcome:
+        """Feeds the items and chooses tokens.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has taken."""
+
+    def shut_down(self) -> None:
+        """After the last step: lets the other ranks of its group go."""
+
+
+class ModelRunner:
     """Passes over the model, one a step; several where a sequence has to be found that is to blame."""
 
-    def __init__(self, forward: ForwardPass, group: RankGroup | None, batch_delay: BatchDelay) -> None:
-        """
-        Args:
-            group: this process is its rank 0; None where there is but one.
-            batch_delay: is told of each step that verifies.
-        """
+    def __init__(self, forward: ForwardPass, group: RankGroup | None) -> None:
+        """group: this process is its rank 0; None where there is but one."""
         self._forward = forward
         self._group = group
-        self._batch_delay = batch_delay
         self._steps = 0
+        self.model = forward.model
+        self.settings = forward.settings
+        self.cache = forward.cache
+        self.load_timings = forward.load_timings
         self.last_step: StepTimings | None = None
+        self.vocab_size: int = self.model.config.get_text_config().vocab_size
+        self.context_length = context_length(self.model)
+        self.end_token_ids = end_of_sequence(self.model)
+
+    def free_memory(self) -> int:
+        """As of its device, bytes."""
+        return free_memory(self.model.device)
+
+    def shut_down(self) -> None:
+        """Dismisses the other ranks."""
+        if self._group is not None:
+            self._group.dismiss()
 
     def run(self, selected: Selected) -> Outcome:
         """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
@@ -67,12 +109,12 @@ class Runner:
             Exception: the device or the process is broken; see engine.blame.
         """
         try:
-            choices, are_finite = self._pass(selected)
+            step, choices, are_finite = self._pass(selected)
         except Exception as error:
             outcome, parts = Outcome(), _parts(selected)
             if is_out_of_memory(error) and parts:
                 logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
-                empty_cache(self._forward.model.device)
+                empty_cache(self.model.device)
             elif says_broken(error):
                 raise
             elif len(selected) == 1:
@@ -80,7 +122,9 @@ class Runner:
             for part in parts:
                 outcome.add(self.run(part))
             return outcome
-        return self._without_doubtful(selected, choices, are_finite)
+        outcome = Outcome(passes=[(step, [task for task, _ in selected])])
+        outcome.add(self._without_doubtful(selected, choices, are_finite))
+        return outcome
 
     def _without_doubtful(
         self, selected: Selected, choices: list[Choices], are_finite: list[bool]
@@ -103,11 +147,11 @@ class Runner:
                 outcome.blamed.append((item.sequence, NotFiniteError()))
         return outcome
 
-    def _pass(self, selected: Selected) -> tuple[list[Choices], list[bool]]:
+    def _pass(self, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
         """What it chose for each; and per token that was fed, whether its keys and values are finite."""
         begun = time.perf_counter()
         feeds = [item.feed() for _, item in selected]
-        fed = StepInput(*self._forward.cache.take_changes(), feeds)
+        fed = StepInput(*self.cache.take_changes(), feeds)
         if self._group is not None:
             self._group.send(fed)
         batch = self._forward.prepare(fed)
@@ -121,35 +165,35 @@ class Runner:
             min(max(task.ranks for task, _ in selected), logits.shape[1]),
             output.hidden,
         )
-        shortest = self._forward.settings.shortest_step_s
+        shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(begun + shortest - time.perf_counter(), 0.0))
         sampled = time.perf_counter()
         self._steps += 1
-        step = Step(self._steps, self._size_of([item for _, item in selected]), sampled - begun)
-        if any(isinstance(task, VerifyTask) for task, _ in selected):
-            self._batch_delay.stepped(step)
+        size = size_of([item for _, item in selected], self.settings.block_size)
+        step = Step(self._steps, size, sampled - begun)
         for task, _ in selected:
             task.took_part(begun, passed - built, sampled - passed, step)
         self.last_step = StepTimings(
             built - begun, passed - built, sampled - passed, sampled - begun, len(selected), batch.num_tokens
         )
-        return choices, output.are_finite.tolist()
+        return step, choices, output.are_finite.tolist()
 
     def _committed_part(self, task: Task, item: Item) -> Item:
         sequence, count = item.sequence, item.num_committed
-        self._forward.cache.clear(sequence, sequence.cached + count)
+        self.cache.clear(sequence, sequence.cached + count)
         return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
 
-    def _size_of(self, items: list[Item]) -> StepSize:
-        block_size = self._forward.settings.block_size
-        prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
-        return StepSize(
-            sequences=len(items),
-            tokens=sum(len(item.tokens) for item in items) - prompts,
-            prompt_tokens=prompts,
-            context_tokens=sum(len(item.sequence.tokens) for item in items),
-        )
+
+def size_of(items: Items[Item], block_size: int) -> StepSize:
+    """How much a step does that feeds these; more than a block of committed tokens is a part of a prompt."""
+    prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
+    return StepSize(
+        sequences=len(items),
+        tokens=sum(len(item.tokens) for item in items) - prompts,
+        prompt_tokens=prompts,
+        context_tokens=sum(len(item.sequence.tokens) for item in items),
+    )
 
 
 def _parts(selected: Selected) -> list[Selected]:

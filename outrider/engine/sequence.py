@@ -1,5 +1,7 @@
 """One generation as the engine sees it: tokens, and how much of them the cache holds."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +28,7 @@ class Sequence:
     sampling: Sampling
     end_token_ids: frozenset[int]
     limit: int  # tokens at which the generation ends, prompt included
+    clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
     lists: TokenLists = field(init=False)  # what the sampling settings name
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed

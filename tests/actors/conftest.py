@@ -19,7 +19,7 @@ from tests.support.trust import TRUST
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = write_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
-    return Engine(EngineSettings(model=str(folder), block_size=8, cache_memory=2**22))
+    return Engine.from_settings(EngineSettings(model=str(folder), block_size=8, cache_memory=2**22))
 
 
 @pytest.fixture

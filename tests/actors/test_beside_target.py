@@ -101,7 +101,7 @@ async def test_a_drafter_that_fails_costs_its_drafts_alone(monkeypatch):
 def test_a_drafter_of_another_place_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path, "llama")
     with pytest.raises(ValueError, match="drafter='ngram' runs in the gateway"):
-        Engine(EngineSettings(model=str(folder), cache_memory=2**22, drafter="ngram"))
+        Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, drafter="ngram"))
 
 
 def test_a_tree_is_cut_to_a_depth():

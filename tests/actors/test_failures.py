@@ -19,6 +19,7 @@ from protos import rounds_pb2_grpc
 from protos.stream_status import FAILED, LEAVING
 from tests.support.checkpoints import write_checkpoint
 from tests.support.messages import PROMPT, end, opening, plain, plain_text, target_stream, turn
+from tests.support.model import model_of
 from tests.support.patience import eventually
 from tests.support.trust import TRUST
 
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def worker(folder: Path) -> AsyncIterator[tuple[EngineLoop, grpc.aio.Channel]]:
     settings = EngineSettings(model=str(folder), block_size=8, cache_memory=2**22)
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(settings))
+    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(settings))
     engine_loop.attach(asyncio.get_running_loop())
 
     def add(server: grpc.aio.Server) -> None:
@@ -51,21 +52,21 @@ def harm(*args: Any, **kwargs: Any) -> Any:
 
 
 def in_a_step(engine: Engine) -> None:
-    forward = engine._model.forward
+    forward = model_of(engine).forward
 
     def harmed(*args: Any, **kwargs: Any) -> Any:
         return harm() if (kwargs["input_ids"] == 7).any() else forward(*args, **kwargs)
 
-    engine._model.forward = harmed
+    model_of(engine).forward = harmed
 
 
 def in_submitting(engine: Engine) -> None:
-    submit = engine._start
+    submit = engine._queue.submit
 
-    def harmed(sequence: Any, *args: Any, **kwargs: Any) -> Any:
-        return harm() if sequence.tokens == HARMFUL else submit(sequence, *args, **kwargs)
+    def harmed(sequence: Any, work: Any, arrived: float) -> Any:
+        return harm() if list(work.tokens) == HARMFUL else submit(sequence, work, arrived)
 
-    engine._start = harmed  # type: ignore[method-assign]
+    engine._queue.submit = harmed  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("where", [in_a_step, in_submitting])

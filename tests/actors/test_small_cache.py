@@ -51,9 +51,11 @@ async def asked(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 
 def test_an_engine_tells_what_fits_into_its_cache() -> None:
-    engine = Engine(EngineSettings(model=str(DEMO / "target"), threads=1, cache_memory=TARGET_CACHE))
+    engine = Engine.from_settings(
+        EngineSettings(model=str(DEMO / "target"), threads=1, cache_memory=TARGET_CACHE)
+    )
     assert engine.max_length == engine._cache.capacity < 2048
-    whole = Engine(EngineSettings(model=str(DEMO / "draft"), threads=1, cache_memory=2**26))
+    whole = Engine.from_settings(EngineSettings(model=str(DEMO / "draft"), threads=1, cache_memory=2**26))
     assert whole.max_length == 2048 < whole._cache.capacity
 
 

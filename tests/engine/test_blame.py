@@ -19,6 +19,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
 from outrider.engine.work import Failed, Generate, Propose, Proposed, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
+from tests.support.model import model_of
 from tests.support.poison import (
     BLOCK,
     COUNT,
@@ -40,25 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Engine:
-    return Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**20))
+    return Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**20))
 
 
 def raising(error: Callable[[], BaseException], engine: Engine) -> None:
     """Has every forward pass raise that feeds the poison."""
-    forward = engine._model.forward
+    forward = model_of(engine).forward
 
     def harmed(*args: Any, **kwargs: Any) -> Any:
         if (kwargs["input_ids"] == POISON).any():
             raise error()
         return forward(*args, **kwargs)
 
-    engine._model.forward = harmed
+    model_of(engine).forward = harmed
 
 
 def not_finite(engine: Engine, value: float = torch.nan) -> None:
     """Has the poison's embedding be no finite number."""
     with torch.no_grad():
-        engine._model.get_input_embeddings().weight[POISON] = value
+        model_of(engine).get_input_embeddings().weight[POISON] = value
 
 
 def stored(engine: Engine) -> list[torch.Tensor]:
@@ -157,7 +158,7 @@ def test_under_a_ratio_rule_too(engine: Engine, rule: str) -> None:
 def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
     """Half of the sequences at a time, and half of a prompt."""
     expected = [text_alone(engine, prompt) for prompt in PROMPTS]
-    forward, sizes = engine._model.forward, []
+    forward, sizes = model_of(engine).forward, []
 
     def small(*args: Any, **kwargs: Any) -> Any:
         sizes.append(kwargs["input_ids"].shape[1])
@@ -165,7 +166,7 @@ def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
             raise RuntimeError(f"DefaultCPUAllocator: {NO_MEMORY[0]}")
         return forward(*args, **kwargs)
 
-    engine._model.forward = small
+    model_of(engine).forward = small
     sequences = [start(engine, prompt) for prompt in PROMPTS]
     assert texts(run(engine), sequences) == expected
     assert max(sizes) > 8
@@ -173,7 +174,7 @@ def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
     engine.submit(Generate(long.number, 0, PROMPTS[0] * 10, COUNT))
     while long.cached < 100:
         assert engine.step() == []
-    engine._model.forward = lambda *args, **kwargs: small(input_ids=torch.zeros(1, 99))
+    model_of(engine).forward = lambda *args, **kwargs: small(input_ids=torch.zeros(1, 99))
     with pytest.raises(RuntimeError, match=NO_MEMORY[0]):
         run(engine)
 
@@ -200,7 +201,7 @@ def test_what_raises_for_one_piece_of_work_fails_its_sequence(
         def harm(*args: Any) -> Any:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(engine._tasks[harming.number], part, harm)
+        monkeypatch.setattr(engine._queue.tasks[harming.number], part, harm)
         results = run(engine)
         assert [one.sequence for one in results if isinstance(one, Failed)] == [harming.number], part
         assert texts(results, [fine]) == [expected]
@@ -208,7 +209,7 @@ def test_what_raises_for_one_piece_of_work_fails_its_sequence(
 
 
 def test_a_prompt_beyond_the_draft_s_cache_or_context_gets_empty_drafts(folder: Path) -> None:
-    small = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
+    small = Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
     held = small._cache.pool.num_blocks * BLOCK
     for length in (held + 1, 513):  # the context is 512
         sequence = small.open(length, 1, SAMPLING)
@@ -222,7 +223,7 @@ def test_a_prompt_beyond_the_draft_s_cache_or_context_gets_empty_drafts(folder: 
 
 def test_a_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
     """max_tokens of a chat is all that the context leaves."""
-    small = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
+    small = Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
     sequence = small.open(20, 1, Sampling(max_tokens=400))
     assert sequence.limit > small._cache.pool.num_blocks * BLOCK
     small.submit(Propose(sequence.number, 0, PROMPTS[0], 4, round=1))
@@ -234,7 +235,7 @@ def test_a_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
 def test_branches_that_fill_the_cache_give_way(folder: Path) -> None:
     """Near the end of a sequence that fills the draft's whole cache, rounds go on."""
     settings = EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16, draft_ahead=12)
-    small = Engine(settings)
+    small = Engine.from_settings(settings)
     held = small._cache.pool.num_blocks * BLOCK
     length = held - 40
     sequence = small.open(length, 1, Sampling(max_tokens=40, ignore_eos=True))
@@ -251,7 +252,7 @@ def test_branches_that_fill_the_cache_give_way(folder: Path) -> None:
 
 def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Path) -> None:
     """It is computed once, by the oldest; the others go on from there."""
-    engine = Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22))
+    engine = Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22))
     prompt = tuple(3 + place * 37 % 200 for place in range(201))
     sequences = [start(engine, prompt, key) for key in range(8)]
     computed = 0
@@ -263,7 +264,7 @@ def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Pat
     assert computed <= len(prompt) + len(sequences) * own
     assert len({block for one in sequences for block in one.blocks}) <= 200 // BLOCK + 2 * len(sequences)
     assert not any(isinstance(one, Failed) for one in run(engine))
-    fresh = Engine(engine.settings)
+    fresh = Engine.from_settings(engine.settings)
     for key, one in enumerate(sequences):
         text = tuple(one.tokens)
         engine.close(one)

@@ -38,7 +38,9 @@ def engine(folders: dict[str, Path]) -> Engine:
 
 
 def engine_of(folder: Path) -> Engine:
-    return Engine(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22, prefill_chunk=16))
+    return Engine.from_settings(
+        EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22, prefill_chunk=16)
+    )
 
 
 def run(engine: Engine) -> list[Result]:
@@ -70,7 +72,7 @@ def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...
 def test_settings_that_were_left_open_are_those_found(folders: dict[str, Path]) -> None:
     settings = EngineSettings(model=str(folders["llama"]), cache_memory=2**22)
     found = {"dtype": "float32", "device": "cpu", "threads": torch.get_num_threads()}
-    assert Engine(settings).settings == settings.model_copy(update=found)
+    assert Engine.from_settings(settings).settings == settings.model_copy(update=found)
 
 
 @pytest.mark.parametrize("leaves", [0, 6])

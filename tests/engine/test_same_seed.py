@@ -40,7 +40,7 @@ def engine(role: str, branches: int = 0) -> Engine:
     settings = EngineSettings(
         model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**28, draft_ahead=branches
     )
-    return Engine(settings)
+    return Engine.from_settings(settings)
 
 
 def requests(count: int) -> list[Request]:
@@ -99,7 +99,7 @@ def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
     position = len(request.prompt) + place
-    ends = engine("target").eos_token_ids
+    ends = engine("target").runner.end_token_ids
     row = Row(request.sampling, request.noise_key, position, request.prompt, generated, (), ends)
     return margin(logits, row)
 

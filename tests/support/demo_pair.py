@@ -16,7 +16,9 @@ CACHE = 2**27
 
 @cache
 def engine(role: str) -> Engine:
-    return Engine(EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=CACHE))
+    return Engine.from_settings(
+        EngineSettings(model=str(DEMO / role), dtype="float32", threads=1, cache_memory=CACHE)
+    )
 
 
 def prompt_of(kind: str, index: int = 0) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ ADDERS = {
 async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Worker]:
     usual = {"model": str(DEMO / role), "dtype": "float32", "threads": 1, "cache_memory": 2**26}
     made = EngineSettings.model_validate({**usual, **settings})
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(made))
+    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(made))
     engine_loop.attach(asyncio.get_running_loop())
     servicer, add = ADDERS[role]
 

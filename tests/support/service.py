@@ -132,7 +132,7 @@ def engine_settings(role: Role, **settings: Any) -> EngineSettings:
 @asynccontextmanager
 async def _worker(role: Role, settings: Mapping[str, Any]) -> AsyncIterator[LocalWorker]:
     complete = engine_settings(role, **settings)
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(complete))
+    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(complete))
     engine_loop.attach(asyncio.get_running_loop())
     servicer, add_to = _SERVICERS[role]
     server, address = await start_server(

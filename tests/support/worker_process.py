@@ -14,6 +14,7 @@ from actors.servicers import TargetServicer
 from actors.worker import start_server
 from outrider.engine.engine import Engine
 from protos import rounds_pb2_grpc
+from tests.support.model import model_of
 from tests.support.service import TRUST, engine_settings
 
 KILLED = 9  # exit status
@@ -21,18 +22,18 @@ KILLED = 9  # exit status
 
 def killed_by(engine: Engine, token: int) -> None:
     """Has the process end in the middle of a step, as a defect in a library's kernel would end it."""
-    forward = engine._model.forward
+    forward = model_of(engine).forward
 
     def harmed(*args: Any, **kwargs: Any) -> Any:
         if (kwargs["input_ids"] == token).any():
             os._exit(KILLED)
         return forward(*args, **kwargs)
 
-    engine._model.forward = harmed
+    model_of(engine).forward = harmed
 
 
 async def main(token: int) -> None:
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine(engine_settings("target")))
+    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(engine_settings("target")))
     engine_loop.attach(asyncio.get_running_loop())
     killed_by(engine_loop.engine, token)
 

@@ -1,6 +1,5 @@
 """Draft-ahead: what follows the likely verdicts on a Draft, drafted before one comes."""
 
-import time
 from collections.abc import Sequence as Items
 
 from outrider.decoding.draft import ROOT, Draft, agreed
@@ -38,7 +37,7 @@ class PrepareTask(Task):
             leaves: what these Drafts hold beside their chains.
             ranks: as for the Draft.
         """
-        super().__init__(sequence, time.perf_counter())
+        super().__init__(sequence, sequence.clock())
         self.ranks = ranks
         self._round = round
         self._draft = draft

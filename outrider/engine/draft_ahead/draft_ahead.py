@@ -36,7 +36,7 @@ class DraftAhead:
 
         Args:
             room: tokens that the sequence may still grow by.
-            arrived: when it was asked for, by time.perf_counter.
+            arrived: when it was asked for, by the engine's clock.
         """
         if sequence.sampling.verification != "coupled":
             return SampledProposeTask(sequence, work, room, arrived)

@@ -1,6 +1,5 @@
 """A piece of work under way: what it feeds with the next step, and what it makes of the logits."""
 
-import time
 from abc import ABC, abstractmethod
 
 from outrider.decoding.draft import Draft
@@ -20,7 +19,7 @@ class Task(ABC):
     ranks = 1  # best tokens that it wants to know after each of its nodes
 
     def __init__(self, sequence: Sequence, arrived: float) -> None:
-        """arrived: when the work was asked for, by time.perf_counter."""
+        """arrived: when the work was asked for, by the engine's clock."""
         self.sequence = sequence
         self.done = False
         self._since = arrived
@@ -79,7 +78,7 @@ class Task(ABC):
         """A step that fed its sequence is over.
 
         Args:
-            begun: when, by time.perf_counter.
+            begun: when, by the engine's clock.
             forward, sample: seconds of its forward pass, and of choosing tokens.
         """
         if self._started is None:
@@ -92,7 +91,7 @@ class Task(ABC):
 
     def timings(self) -> Timings:
         """Since submission, or since the last result of the same work."""
-        now = time.perf_counter()
+        now = self.sequence.clock()
         started = now if self._started is None else self._started
         timings = Timings(
             queue=started - self._since,

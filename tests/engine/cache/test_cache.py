@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def engine(folder: str) -> Engine:
-    return Engine(EngineSettings(model=folder, block_size=BLOCK, cache_memory=2**22))
+    return Engine.from_settings(EngineSettings(model=folder, block_size=BLOCK, cache_memory=2**22))
 
 
 def plain(engine: Engine, prompt: tuple[int, ...], count: int) -> list[int]:
@@ -87,7 +87,7 @@ def test_refused_drafted_tokens_never_enter_the_prefix_cache(engine: Engine) -> 
 
 def test_accepted_tokens_enter_it_once_they_fill_a_block(engine: Engine) -> None:
     text = plain(engine, PROMPT, 12)
-    fresh = Engine(engine.settings)
+    fresh = Engine.from_settings(engine.settings)
     sequence = fresh.open(len(PROMPT), 0, GREEDY)
     fresh.submit(Verify(sequence.number, 0, PROMPT, Draft.chain(text[:8]), 1))
     assert len(verified(fresh).verdict.accepted) == 8

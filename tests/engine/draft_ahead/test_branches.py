@@ -23,7 +23,7 @@ def engine(role: str, branches: int) -> Engine:
     settings = EngineSettings(
         model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**26, draft_ahead=branches
     )
-    return Engine(settings)
+    return Engine.from_settings(settings)
 
 
 def run(engine: Engine) -> list:

@@ -30,6 +30,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
+from tests.support.model import model_of
 from tests.support.ranks import Ranks
 
 COUNT = 12
@@ -80,7 +81,7 @@ def encoded(count: int) -> list[tuple[int, ...]]:
 @cache
 def demo(role: str, **settings: object) -> Engine:
     fields = {"model": str(DEMO / role), "dtype": "bfloat16", "threads": 1, "cache_memory": 2**27, **settings}
-    return Engine(EngineSettings.model_validate(fields))
+    return Engine.from_settings(EngineSettings.model_validate(fields))
 
 
 def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
@@ -181,7 +182,7 @@ def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytes
         passes.add((fields["input_ids"].shape, len(fields["logits_to_keep"])))
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spied)
-    hook = target._model.register_forward_pre_hook(seen, with_kwargs=True)
+    hook = model_of(target).register_forward_pre_hook(seen, with_kwargs=True)
     every_way(target, [], encoded(4), FEW)
     hook.remove()
     assert passes <= {((1, ROWS), ROWS), ((1, ROWS), 0)}  # with logits and without
@@ -206,7 +207,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
     folder = write_checkpoint(tmp_path, kind)
     settings = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "batch_invariant": True}
     engines = [
-        Engine(EngineSettings.model_validate({**settings, **sizes}))
+        Engine.from_settings(EngineSettings.model_validate({**settings, **sizes}))
         for sizes in ({"block_size": 16}, {"block_size": 3, "prefill_chunk": 5})
     ]
     every_way(engines[0], engines[1:], MADE_UP, extent)
@@ -217,7 +218,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
 def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
-    target = Engine(
+    target = Engine.from_settings(
         EngineSettings.model_validate({**fields, "quantization": "int8", "batch_invariant": True})
     )
     every_way(target, [], MADE_UP, FEW)
@@ -283,7 +284,7 @@ def test_500_seeded_texts_are_the_same_in_bfloat16() -> None:
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "qwen3_moe")
     with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*expert"):
-        Engine(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
+        Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
 
 
 @pytest.fixture(scope="module")
@@ -295,8 +296,8 @@ def ranks() -> Iterator[Ranks]:
 
 def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple[int, ...]]]:
     """The same requests alone, together, and with drafts by the model itself."""
-    target = Engine(shared, group)
-    drafter = DraftModel(Engine(shared.model_copy(update={"tensor_parallel": 1})))
+    target = Engine.from_settings(shared, group)
+    drafter = DraftModel(Engine.from_settings(shared.model_copy(update={"tensor_parallel": 1})))
     asked = [
         Request(tuple(range(5, 20 + number)), Sampling(temperature=1, max_tokens=COUNT), number)
         for number in range(10)

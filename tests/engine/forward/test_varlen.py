@@ -104,7 +104,7 @@ def checkpoint(request, tmp_path_factory):
 
 
 def engine_of(folder, **settings) -> Engine:
-    return Engine(
+    return Engine.from_settings(
         EngineSettings(model=str(folder), block_size=8, cache_memory=2**22, prefill_chunk=16, **settings)
     )
 

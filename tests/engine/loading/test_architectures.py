@@ -32,7 +32,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path) -> Engine:
-    return Engine(EngineSettings(model=str(checkpoint), block_size=8, cache_memory=2**24, prefill_chunk=16))
+    return Engine.from_settings(
+        EngineSettings(model=str(checkpoint), block_size=8, cache_memory=2**24, prefill_chunk=16)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def engine(role: str, quantization: Quantization | None = None) -> Engine:
     settings = EngineSettings(
         model=str(DEMO / role), dtype="float32", threads=1, cache_memory=2**27, quantization=quantization
     )
-    return Engine(settings)
+    return Engine.from_settings(settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -100,7 +100,7 @@ def test_a_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path
     text = config.read_text().replace("{", '{"quantization_config": {"quant_method": "bitsandbytes"},', 1)
     config.write_text(text)
     with pytest.raises(UnsupportedModelError, match=r"quantization='int8'.*quantized already"):
-        Engine(EngineSettings(model=str(folder), quantization="int8", cache_memory=2**22))
+        Engine.from_settings(EngineSettings(model=str(folder), quantization="int8", cache_memory=2**22))
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -113,7 +113,7 @@ def test_without_the_kernel_quantization_is_refused(
     monkeypatch.setattr(LAYERS[kind], "__init__", missing)
     folder = write_checkpoint(tmp_path, "llama")
     with pytest.raises(UnsupportedModelError, match=f"quantization='{kind}'"):
-        Engine(EngineSettings(model=str(folder), quantization=kind, cache_memory=2**22))
+        Engine.from_settings(EngineSettings(model=str(folder), quantization=kind, cache_memory=2**22))
 
 
 def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ IGNORE_OUR_ATTENTION = {
 def test_a_model_that_ignores_our_attention_is_refused(kind: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, kind, **IGNORE_OUR_ATTENTION[kind])
     with pytest.raises(UnsupportedModelError, match=f"{tmp_path}.*(AttentionInterface|keep no keys)"):
-        Engine(EngineSettings(model=str(folder), cache_memory=2**22))
+        Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with pytest.raises((UnsupportedModelError, OSError)):
-        Engine(EngineSettings(model=str(tmp_path), cache_memory=2**22))
+        Engine.from_settings(EngineSettings(model=str(tmp_path), cache_memory=2**22))
 
 
 @pytest.mark.parametrize(

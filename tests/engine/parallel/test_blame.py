@@ -15,6 +15,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed
 from tests.support.checkpoints import write_checkpoint
+from tests.support.model import model_of
 from tests.support.poison import BLOCK, POISON, POISONED, PROMPTS, run, start, text_alone, texts
 from tests.support.ranks import Ranks
 
@@ -48,8 +49,8 @@ def harm(model: nn.Module, how: str, rank: int) -> None:
 
 
 def lead(group: RankGroup, settings: EngineSettings, how: str) -> Any:
-    engine = Engine(settings, group)
-    harm(engine._model, how, 0)
+    engine = Engine.from_settings(settings, group)
+    harm(model_of(engine), how, 0)
     expected = [text_alone(engine, prompt) for prompt in PROMPTS]
     sequences = [start(engine, prompt) for prompt in [*PROMPTS[:2], POISONED, *PROMPTS[2:]]]
     results = run(engine)

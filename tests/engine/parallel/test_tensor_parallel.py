@@ -101,8 +101,8 @@ def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[
 
 
 def lead(group: RankGroup, shared: EngineSettings, others: dict[str, EngineSettings], count: int) -> Any:
-    engine = Engine(shared, group)
-    drafts = {name: Engine(settings) for name, settings in others.items()}
+    engine = Engine.from_settings(shared, group)
+    drafts = {name: Engine.from_settings(settings) for name, settings in others.items()}
     shapes = {tuple(keys.shape[1:]) for keys in engine._cache.keys.values()}
     outputs = answers(engine, drafts, count)
     engine.shut_down()
@@ -130,7 +130,7 @@ def check(ranks: Ranks, folder: Path, other: Path, count: int) -> None:
     shared = alone.model_copy(update={"tensor_parallel": 2})
     drafts = {"target": alone, "other": settings_of(other)}
     [(shared_outputs, shapes), _] = ranks.run(lead, follow_to_the_end, shared, drafts, count)
-    target = Engine(alone)
+    target = Engine.from_settings(alone)
     assert shapes == {(1, 16)}  # of two key/value heads each rank has one
     asked = requests(count)
     near_ties = accepted = refused = 0
@@ -184,7 +184,7 @@ def test_a_model_that_cannot_be_shared_is_refused_by_name(
     config = AutoConfig.for_model(kind, **{**COMMON, **ARCHITECTURES[kind], **fields})
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=f"tensor_parallel={size}.*{named}"):
-        Engine(settings_of(tmp_path, tensor_parallel=size))
+        Engine.from_settings(settings_of(tmp_path, tensor_parallel=size))
 
 
 def refuse_to_load(group: RankGroup, settings: EngineSettings, wrong_rank: int) -> str:

@@ -19,6 +19,7 @@ from outrider.engine.work import Verify
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from tests.support.model import model_of
 
 MEMORY = 2**30
 RUNNING = 4
@@ -54,7 +55,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def engine(settings: EngineSettings) -> Engine:
-    return Engine(settings.model_copy(update={"cache_memory": int(0.02 * MEMORY)}))
+    return Engine.from_settings(settings.model_copy(update={"cache_memory": int(0.02 * MEMORY)}))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def plan(settings: EngineSettings) -> MemoryPlan:
 def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
     assert plan.cache == allocated_cache(engine._cache)
     assert plan.num_blocks == engine._cache.pool.num_blocks
-    assert plan.weights == pytest.approx(allocated_weights(engine._forward.model), rel=0.01)
+    assert plan.weights == pytest.approx(allocated_weights(model_of(engine)), rel=0.01)
     assert (plan.vocab_size, plan.context_length) == (engine.vocab_size, engine.max_length)
 
 
@@ -76,7 +77,7 @@ def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSetting
     blocks = RUNNING * -(-(length + 1 + MAX_DEPTH) // settings.block_size)
     cache = blocks * block_bytes(settings, model.layers, model.dtype)
     settings = settings.model_copy(update={"cache_memory": cache})
-    engine = Engine(settings)
+    engine = Engine.from_settings(settings)
     for number in range(RUNNING):
         sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
         draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
@@ -202,7 +203,7 @@ def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share
 
 def test_an_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
     settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_sequences=2, threads=1)
-    engine = Engine(settings)
+    engine = Engine.from_settings(settings)
     assert settings.cache_memory is None
     assert engine.settings.cache_memory == default_cache(skeleton(settings), settings, 10**12)
     assert engine._cache.capacity == 2 * engine.max_length

@@ -35,7 +35,7 @@ def engine_with(folder: str, blocks: int = 200, chunk: int = 512, branches: int 
         prefill_chunk=chunk,
         draft_ahead=branches,
     )
-    return Engine(settings)
+    return Engine.from_settings(settings)
 
 
 def prompts(count: int, length: int) -> list[tuple[int, ...]]:
