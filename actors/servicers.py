@@ -46,15 +46,17 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
     def __init__(self, engine_loop: EngineLoop) -> None:
         self._engine_loop = engine_loop
 
+    @staticmethod
     @abstractmethod
-    def work(self, sequence: int, request: RequestT) -> tuple[rounds_pb2.Turn, Work]:
+    def work(sequence: int, request: RequestT) -> tuple[rounds_pb2.Turn, Work]:
         """The turn of a request, and the work that it asks for. Raises ValueError if it is malformed.
 
         sequence: its number at the engine.
         """
 
+    @staticmethod
     @abstractmethod
-    def reply(self, answer: Answer) -> ReplyT:
+    def reply(answer: Answer) -> ReplyT:
         """The message for a result of that work; it does not name its sequence yet."""
 
     def _named(self, reply: ReplyT, opening: RequestT) -> ReplyT:
@@ -123,7 +125,8 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
 
 
 class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
-    def work(self, sequence: int, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Work]:
+    @staticmethod
+    def work(sequence: int, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Work]:
         if request.WhichOneof("request") != "propose":
             raise ValueError("after Open a draft worker takes Propose and Close")
         propose, turn = request.propose, request.propose.turn
@@ -136,7 +139,8 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
             round=turn.round,
         )
 
-    def reply(self, answer: Answer) -> rounds_pb2.DraftReply:
+    @staticmethod
+    def reply(answer: Answer) -> rounds_pb2.DraftReply:
         result = answer.result
         assert isinstance(result, Proposed | Prepared)
         reply = rounds_pb2.DraftReply(
@@ -152,7 +156,8 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
 
 
 class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
-    def work(self, sequence: int, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Work]:
+    @staticmethod
+    def work(sequence: int, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Work]:
         match request.WhichOneof("request"):
             case "verify":
                 return request.verify.turn, _verify(sequence, request.verify)
@@ -164,7 +169,8 @@ class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply])
                 return request.top_up.turn, _until(TopUp, sequence, request.top_up)
         raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp and Close")
 
-    def reply(self, answer: Answer) -> rounds_pb2.TargetReply:
+    @staticmethod
+    def reply(answer: Answer) -> rounds_pb2.TargetReply:
         result, draft = answer.result, None
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens

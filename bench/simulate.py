@@ -3,8 +3,8 @@
 A target and a draft whose steps take as long as a cost table says (bench/simulated.py) answer the real
 gateway code, round by round, in virtual time. Closed loop: so many streams, each asks for one answer after
 the other, tasks mixed. What is compared is plain decoding, fixed depths and the pace, in tokens per second
-of all streams together; in a second table the best fixed depth with draft-ahead and without. The share of
-verdicts that are foreseen is given (``--foreseen-rate``), however many streams share the branches.
+of all streams together; in a second table the best fixed depth with draft-ahead and without. How often the
+draft's second guess is right where its first is wrong is given (``--runner-up-rate``).
 
 The tables below are rooflines from data sheets, memory at 80 % and arithmetic at 50 % of the peak: an H100
 SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s. ``--table`` takes others, and
@@ -25,8 +25,8 @@ from typing import Any
 
 from bench import virtual
 from bench.report import save, table
-from bench.simulated import Ahead, SimulatedFleet, is_right_at, simulated_fleet
-from bench.simulated_engine import Hardware
+from bench.simulated import Ahead, SimulatedFleet, rank_at, runner_up_rate_for, simulated_fleet
+from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import RoundsFactory
@@ -116,17 +116,20 @@ class Counter:
 class Streams:
     """Clients of one gateway, each of which asks for one answer after the other."""
 
-    def __init__(self, speculation: Speculation, load: Load, acceptance: Mapping[str, float]) -> None:
+    def __init__(
+        self, speculation: Speculation, load: Load, acceptance: Mapping[str, float], runner_up_rate: float
+    ) -> None:
         self._acceptance = acceptance
+        self._runner_up_rate = runner_up_rate
         self.counter = Counter()
         self._paces = Paces(PaceSettings())
         self._speculation = speculation.resolved("model", self._paces.settings)
         self._load = load
         self._task_of: dict[int, str] = {}  # by noise key
 
-    def is_right(self, sequence: Sequence, position: int) -> bool:
-        """Whether the draft guesses that token."""
-        return is_right_at(self._acceptance[self._task_of[sequence.noise_key]], sequence, position)
+    def rank_of(self, noise_key: int, position: int) -> int | None:
+        """Of the target's token among the draft's guesses."""
+        return rank_at(self._acceptance[self._task_of[noise_key]], self._runner_up_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
         """For as long as the load says."""
@@ -143,7 +146,7 @@ class Streams:
         loop = asyncio.get_running_loop()
         while True:
             task = drawn.choice(sorted(self._acceptance))
-            prompt = (0,) * self._about(self._load.prompt_tokens, drawn)
+            prompt = tuple(drawn.randbytes(self._about(self._load.prompt_tokens, drawn)))
             sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
             sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
             self._task_of[sequence.noise_key] = task
@@ -166,9 +169,9 @@ async def closed_loop(
     load: Load,
     ahead: Ahead = NO_AHEAD,
 ) -> Counter:
-    streams = Streams(speculation, load, acceptance)
+    streams = Streams(speculation, load, acceptance, ahead.runner_up_rate)
     target, draft = pair
-    async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.is_right, ahead) as fleet:
+    async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.rank_of, ahead) as fleet:
         await streams.run(fleet)
     return streams.counter
 
@@ -194,12 +197,13 @@ def predicted(
         ahead: whether there is draft-ahead.
         tokens: of the answer; more of them leave less to chance.
     """
+    runner_up_rate = runner_up_rate_for(foreseen_rate, acceptance, depth)
     fleet = simulated_fleet(
         lambda size: target_step_s(size.tokens + size.prompt_tokens),
         lambda size: draft_step_s,
         hop_s,
-        partial(is_right_at, acceptance),
-        Ahead(BRANCHES, foreseen_rate) if ahead else NO_AHEAD,
+        partial(rank_at, acceptance, runner_up_rate),
+        Ahead(BRANCHES, runner_up_rate) if ahead else NO_AHEAD,
     )
     return virtual.run(_rate_of_one(Sequence((0,), Sampling(max_tokens=tokens), 0), fleet, fixed(depth)))
 
@@ -277,7 +281,7 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
     parser.add_argument("--warm-s", type=float, default=8.0, help="virtual seconds before tokens count")
     parser.add_argument("--counted-s", type=float, default=15.0, help="virtual seconds")
-    parser.add_argument("--foreseen-rate", type=float, default=0.7, help="share of verdicts, draft-ahead")
+    parser.add_argument("--runner-up-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
     parser.add_argument("--table", type=Path, help="JSON with other costs")
     options = parser.parse_args()
     pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
@@ -288,7 +292,7 @@ def main() -> None:
         for streams in options.streams:
             rows.append({"draft": name, **measure(pair, acceptance, replace(load, streams=streams))})
             print(table(rows[-1:]), flush=True)
-    ahead = Ahead(BRANCHES, options.foreseen_rate)
+    ahead = Ahead(BRANCHES, options.runner_up_rate)
     inputs = {**asdict(ahead), "hop_s": HOP_S, "acceptance": acceptance}
     print("draft-ahead:", inputs)
     ahead_rows = []

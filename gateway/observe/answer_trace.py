@@ -70,7 +70,7 @@ class AnswerTrace(NoTrace):
         self._counted = Stats()  # since the newest span ended
         self._span: Span = INVALID_SPAN
         self._next: Span = INVALID_SPAN  # of the next round; dropped unless the target continues with it
-        self._begun = 0.0
+        self._begun_ns = 0
         self._waits = self._continued = False
         self._stretch: _Stretch | None = None  # None: a round is under way
 
@@ -78,14 +78,14 @@ class AnswerTrace(NoTrace):
         self._counted.on(event)
         match event:
             case RoundBegan():
-                self._enter(self._next if event.continued else self._started(ROUND), event.reason)
+                self._enter(ROUND, self._next if event.continued else None, event.reason)
                 self._span.set_attribute("outrider.waited", event.waits)
                 self._waits, self._continued, self._stretch = event.waits, event.continued, None
             case StretchBegan():
-                self._enter(self._started(PLAIN), event.reason)
+                self._enter(PLAIN, None, event.reason)
                 self._stretch = _Stretch()
             case SendingAhead():
-                self._next = self._started(ROUND)
+                self._next = self._started(ROUND, time.time_ns())
                 self._next.set_attribute("outrider.tree_size", len(event.proposal.draft))
                 self.ahead = traceparent_of(self._next)
             case Forgone():
@@ -105,14 +105,16 @@ class AnswerTrace(NoTrace):
             case TargetLost():
                 self._tell("reopening", event.detail)
 
-    def _enter(self, span: Span, reason: str) -> None:
-        self._span, self._next = span, INVALID_SPAN
-        span.set_attribute("outrider.reason", reason)
-        self._begun = time.perf_counter()
-        self.current = traceparent_of(span)
+    def _enter(self, name: str, begun: Span | None, reason: str) -> None:
+        """begun: the span, if there is one already."""
+        self._begun_ns = time.time_ns()  # read once: the parts of a span are to sum up to its length
+        self._span = self._started(name, self._begun_ns) if begun is None else begun
+        self._next = INVALID_SPAN
+        self._span.set_attribute("outrider.reason", reason)
+        self.current = traceparent_of(self._span)
 
     def _verdict(self, fell: VerdictFell) -> None:
-        proposal = fell.proposal
+        ended_ns, proposal = time.time_ns(), fell.proposal
         if proposal.draft:
             self._span.set_attribute("outrider.depth", proposal.draft.chain_length)
             if not self._continued:
@@ -123,34 +125,35 @@ class AnswerTrace(NoTrace):
                 self._span.set_attribute("outrider.ahead_hit_rank", proposal.ahead.rank)
         else:
             self._span.update_name(PLAIN)  # a stretch of one token
-        self._finish(len(fell.reply.tokens), self._round_times(fell), fell.reply)
+        times = self._round_times(fell, self._lasted_ms(ended_ns))
+        self._finish(len(fell.reply.tokens), times, fell.reply, ended_ns)
 
     def _end(self, reason: str) -> None:
         """Of a stretch, or of a round that for this reason has no Verdict."""
         if not self._span.is_recording():
             return
-        if self._stretch is None:
+        ended_ns, stretch = time.time_ns(), self._stretch
+        lasted = self._lasted_ms(ended_ns)
+        if stretch is None:
             _abandon(self._span, reason)
-            self._finish(0, Times(wait=self._lasted_ms()), None)
+            self._finish(0, Times(wait=lasted), None, ended_ns)
         else:
-            stretch = self._stretch
-            wire = max(self._lasted_ms() - stretch.total, 0.0)
+            wire = max(lasted - stretch.total, 0.0)
             times = Times(target=stretch.steps, wait=stretch.total - stretch.steps, wire=wire)
-            self._finish(stretch.tokens, times, stretch.newest)
+            self._finish(stretch.tokens, times, stretch.newest, ended_ns)
 
     def _tell(self, name: str, reason: str) -> None:
         self._generation.add_event(name, {"outrider.reason": reason})
 
-    def _started(self, name: str) -> Span:
-        return TRACER.start_span(name, self._context, attributes=self._shared)
+    def _started(self, name: str, begun_ns: int) -> Span:
+        return TRACER.start_span(name, self._context, attributes=self._shared, start_time=begun_ns)
 
-    def _lasted_ms(self) -> float:
-        return 1e3 * (time.perf_counter() - self._begun)
+    def _lasted_ms(self, ended_ns: int) -> float:
+        return (ended_ns - self._begun_ns) / 1e6
 
-    def _round_times(self, fell: VerdictFell) -> "Times":
-        """They sum up to the time since the round, or the Verdict before it, was begun with."""
+    def _round_times(self, fell: VerdictFell, lasted: float) -> "Times":
+        """They sum up to the milliseconds since the round, or the Verdict before it, was begun with."""
         proposal, reply = fell.proposal, fell.reply
-        lasted = self._lasted_ms()
         step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
         if self._continued:
             target = min(step, lasted)
@@ -166,7 +169,9 @@ class AnswerTrace(NoTrace):
         times.gateway = max(lasted - times.target - times.wait - times.wire - times.draft, 0.0)
         return times
 
-    def _finish(self, emitted: int, times: "Times", reply: rounds_pb2.TargetReply | None) -> None:
+    def _finish(
+        self, emitted: int, times: "Times", reply: rounds_pb2.TargetReply | None, ended_ns: int
+    ) -> None:
         attributes: dict[str, AttributeValue] = {"outrider.tokens": emitted}
         for part, milliseconds in vars(times).items():
             attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
@@ -178,7 +183,7 @@ class AnswerTrace(NoTrace):
             attributes["outrider.batch_tokens"] = reply.timings.last_step.tokens
             attributes["outrider.free_blocks"] = reply.load.free_blocks
         self._span.set_attributes(attributes)
-        self._span.end()
+        self._span.end(ended_ns)
         self._span, self.current = INVALID_SPAN, ""
 
 

@@ -22,8 +22,8 @@ from bench.simulate import (
     measure_ahead,
     predicted,
 )
-from bench.simulated import RIGHT, Ahead, is_right_at, simulated_fleet
-from bench.simulated_engine import Hardware
+from bench.simulated import RIGHT, Ahead, rank_at, runner_up_rate_for, simulated_fleet
+from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import RoundsFactory
@@ -34,6 +34,7 @@ from outrider.pace.settings import PaceSettings
 from tests.support.patience import LIMIT_S
 
 TARGET_S = 15e-3
+ACCEPTANCE_RATE = 0.7
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]
 LOAD = Load(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
 
@@ -49,8 +50,8 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
         stats, paces = Stats(), Paces(PaceSettings())
         speculation = MODES[mode].resolved("model", paces.settings)
         target, draft = FAST_DRAFT
-        is_right = partial(is_right_at, 0.7)
-        async with simulated_fleet(target.seconds, draft.seconds, HOP_S, is_right, ahead) as fleet:
+        rank_of = partial(rank_at, ACCEPTANCE_RATE, ahead.runner_up_rate)
+        async with simulated_fleet(target.seconds, draft.seconds, HOP_S, rank_of, ahead) as fleet:
 
             async def answer(number: int, length: int) -> None:
                 sequence = Sequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
@@ -85,15 +86,16 @@ def test_plain_decoding_takes_a_step_a_token():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("foreseen_rate", [0.0, 0.5, 1.0])
-def test_answers_are_complete(mode: str, foreseen_rate: float):
-    for ahead in (Ahead(), Ahead(12, foreseen_rate)):
+@pytest.mark.parametrize("runner_up_rate", [0.0, 0.5, 1.0])
+def test_answers_are_complete(mode: str, runner_up_rate: float):
+    for ahead in (Ahead(), Ahead(12, runner_up_rate)):
         answered(mode, [300], ahead)
         answered(mode, [1, 2, 3, 5, 40, 41, 42, 150], ahead)
 
 
 def test_verdicts_are_foreseen_as_often_as_is_said():
-    stats = answered("fixed 2", [3000], Ahead(12, 0.7))
+    rate = runner_up_rate_for(foreseen_rate=0.7, acceptance_rate=ACCEPTANCE_RATE, depth=2)
+    stats = answered("fixed 2", [2000], Ahead(12, rate))
     assert stats.prepared_for > 0.99 * stats.rounds - 1
     assert stats.ahead_hits.total() / stats.prepared_for == pytest.approx(0.7, abs=0.03)
     assert stats.continued > 0.6 * stats.rounds
@@ -109,7 +111,7 @@ def predicted_rate(**others: Any) -> float:
         "foreseen_rate": 1.0,
         "depth": 4,
         "ahead": True,
-        "tokens": 800,
+        "tokens": 400,
     }
     return predicted(**{**usual, **others})
 
@@ -138,9 +140,9 @@ def test_preparing_in_vain_takes_half_a_step_of_the_draft():
     """What is left of the one under way when the Verdict comes, in the mean over targets."""
     draft_s, delays = 4e-3, []
     for number in range(8):
-        settings = {"target_step_s": lambda tokens, n=number: 9e-3 + n * draft_s / 8, "draft_step_s": draft_s}
-        rate = partial(predicted_rate, foreseen_rate=0.0, **settings)
-        delays.append(5 / rate() - 5 / rate(ahead=False))
+        settings = {"target_step_s": lambda tokens, n=number: 7e-3 + n * draft_s / 8, "draft_step_s": draft_s}
+        rate = partial(predicted_rate, acceptance=0.0, foreseen_rate=0.0, tokens=100, **settings)
+        delays.append(1 / rate() - 1 / rate(ahead=False))
     assert max(delays) < 1.01 * draft_s
     assert statistics.mean(delays) == pytest.approx(draft_s / 2, rel=0.2)
 

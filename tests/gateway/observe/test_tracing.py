@@ -116,7 +116,7 @@ async def test_a_round_says_what_it_did_and_why(tokenizer, spans):
     parts = ("gateway", "wire", "draft", "wait", "target")
     lasted_ms = (second.end_time - second.start_time) / 1e6
     assert sum(second.attributes[f"outrider.{part}_ms"] for part in parts) == pytest.approx(
-        lasted_ms, abs=0.5
+        lasted_ms, abs=0.01
     )
     assert "outrider.batch_size" in second.attributes
 

@@ -1,0 +1,112 @@
+"""A model that is not there: its passes take as long as a cost table says, its choices are given."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from outrider.decoding.row import Row
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.runner import Outcome, StepTimings, size_of
+from outrider.engine.sampler import Choices
+from outrider.engine.scheduling.scheduler import Selected
+from outrider.engine.settings import EngineSettings
+from outrider.pace.cost_model import Step, StepSize
+
+MAX_LENGTH = 1 << 20  # tokens of a sequence
+NUM_BLOCKS = 1 << 14
+VOCAB_SIZE = 1 << 16
+NOTHING = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a forward pass takes: the roofline of one model on its devices.
+
+    The longer of reading weights and cache and of computing, and a constant for launches and collectives.
+    """
+
+    weight_bytes: float
+    bytes_per_s: float  # all devices together, as far as it can be reached
+    flops_per_token: float
+    flops_per_s: float  # all devices together, as far as it can be reached
+    cache_bytes_per_token: float  # of context
+    constant_s: float
+
+    def seconds(self, size: StepSize) -> float:
+        tokens = size.tokens + size.prompt_tokens
+        read = (self.weight_bytes + self.cache_bytes_per_token * size.context_tokens) / self.bytes_per_s
+        return self.constant_s + max(read, tokens * self.flops_per_token / self.flops_per_s)
+
+
+Cost = Callable[[StepSize], float]  # seconds
+
+
+class StepClock:
+    """The time of an event loop, ahead of it while a step is simulated that has only begun there."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return self._now() + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        """A step takes so long."""
+        self._ahead_s += seconds
+
+    def fall_back(self) -> float:
+        """Goes back to the event loop's time; returns the seconds that were ahead of it."""
+        seconds, self._ahead_s = self._ahead_s, 0.0
+        return seconds
+
+
+class SimulatedRunner:
+    """For an engine of the real kind, over a cache that only keeps the books."""
+
+    load_timings = LoadTimings()
+    vocab_size = VOCAB_SIZE
+    context_length = MAX_LENGTH
+    end_token_ids = frozenset[int]()
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        cost: Cost,
+        rank: Callable[[Row], tuple[int, ...]],
+        clock: StepClock,
+    ) -> None:
+        """rank: the model's best tokens at a position, best first."""
+        self.settings = settings
+        self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
+        self.last_step: StepTimings | None = None
+        self._cost = cost
+        self._rank = rank
+        self._clock = clock
+        self._steps = 0
+
+    def run(self, selected: Selected) -> Outcome:
+        """Moves the clock on."""
+        self.cache.take_changes()  # of numbers that are not there
+        size = size_of([item for _, item in selected], self.settings.block_size)
+        begun, seconds = self._clock(), self._cost(size)
+        self._clock.advance(seconds)
+        self._steps += 1
+        step = Step(self._steps, size, seconds)
+        outcome = Outcome(passes=[(step, [task for task, _ in selected])])
+        for task, item in selected:
+            rows = task.rows() if item.num_logits else []
+            ranked = [self._rank(row) for row in rows]
+            outcome.chosen.append((task, item, Choices(rows, NOTHING, NOTHING, ranked, [True] * len(rows))))
+            task.took_part(begun, seconds, 0.0, step)
+        return outcome
+
+    def free_memory(self) -> int:
+        """All that one can think of."""
+        return int(math.ldexp(1, 60))
+
+    def shut_down(self) -> None:
+        """There is nothing to be ended."""
