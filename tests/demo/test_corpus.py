@@ -1,4 +1,4 @@
-"""The corpus: six kinds, and prompts that no training document starts with."""
+"""The corpus: every kind, and prompts that no training document starts with."""
 
 from functools import cache
 
