@@ -177,7 +177,7 @@ class Drafting:
                 await _never()
             if self.is_beside_target:
                 # Its Draft comes with the verdict on an empty one; only a round can tell how good it is.
-                self._paced.trial_turns = max(self._paced.trial_turns, int(depth == 0))
+                self._paced.try_round()
                 return self._resumed(NO_PROPOSAL)
             proposal = await self._propose(depth or min(PROBE_DEPTH, room))
             if proposal is None or not proposal.draft:
@@ -241,7 +241,7 @@ class Drafting:
         await self._longer(proposal.base + len(proposal.draft) + 1)
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
-            self._paced.trial_turns = 1
+            self._paced.try_round()
             return
         guessed = proposal.draft.tokens
         self._events.emit(Compared(agreed(guessed, self._sequence.since(proposal.base)), len(guessed)))

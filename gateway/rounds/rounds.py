@@ -286,7 +286,7 @@ class Rounds:
                 extending.cancel()
         target_s = asyncio.get_running_loop().time() - begun
         fell = VerdictFell(proposal, reply, self.reason, continued, draft_s, target_s)
-        tokens = self._commit(reply, Origin.TARGET if proposal.draft else Origin.PLAIN)
+        tokens = await self._commit(target, reply, Origin.TARGET if proposal.draft else Origin.PLAIN)
         self._events.emit(fell)
         return Step(tokens, self._sequence.finish_reason, fell if proposal.draft else None)
 
@@ -309,7 +309,7 @@ class Rounds:
                 begun = asyncio.get_running_loop().time()
                 reply = await self._reply(target)
                 target_s = asyncio.get_running_loop().time() - begun
-                tokens = self._commit(reply, Origin.PLAIN)
+                tokens = await self._commit(target, reply, Origin.PLAIN)
                 self._events.emit(TokenDecoded(reply, target_s))
                 yield Step(tokens, self._sequence.finish_reason)
             if self._sequence.finish_reason is None:
@@ -332,11 +332,18 @@ class Rounds:
             raise DeadlineError("the answer was not finished before the request's deadline")
         return reply
 
-    def _commit(self, reply: rounds_pb2.TargetReply, own: Origin) -> tuple[Token, ...]:
+    async def _commit(
+        self, target: TargetStream, reply: rounds_pb2.TargetReply, own: Origin
+    ) -> tuple[Token, ...]:
+        """Nothing of a reply whose Draft is malformed: its target counts as lost."""
+        try:
+            draft = draft_from_message(reply.draft) if reply.HasField("draft") else None
+        except ValueError as error:
+            raise await target.lost(ValueError(f"its Draft is malformed: {error}")) from error
         origins = [Origin.ACCEPTED] * len(reply.accepted) + [own]
         logprobs = reply.logprobs or [None] * len(reply.tokens)
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None
-        self._sequence.draft = draft_from_message(reply.draft) if reply.HasField("draft") else None
+        self._sequence.draft = draft
         self._drafting.grew()
         return tuple(map(Token, reply.tokens, origins, logprobs))

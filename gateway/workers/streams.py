@@ -127,10 +127,10 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         await asyncio.wait({writing}, timeout=timeout)
         if not writing.done():
             self._call.cancel()  # nobody is to wait for what follows from half a message
-            raise await self._lost(TimeoutError(f"no message was taken in {timeout:g} s"))
+            raise await self.lost(TimeoutError(f"no message was taken in {timeout:g} s"))
         error = _error_of(writing)
         if error is not None:
-            raise await self._lost(error) from error
+            raise await self.lost(error) from error
 
     async def _write(self, request: RequestT) -> None:
         async with self._writing:
@@ -176,13 +176,16 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         try:
             reply = read.result()
         except (*_BROKEN, asyncio.CancelledError) as error:
-            raise await self._lost(error) from error
+            raise await self.lost(error) from error
         if not isinstance(reply, Message):  # grpc.aio.EOF
-            raise await self._lost(None)
+            raise await self.lost(None)
         return reply
 
-    async def _lost(self, error: BaseException | None) -> GatewayError:
-        """What to raise, and a note that this worker is not to be trusted for a while."""
+    async def lost(self, error: BaseException | None) -> GatewayError:
+        """What to raise, and a note that this worker is not to be trusted for a while.
+
+        error: why: the call broke, or a reply makes no sense; None: the worker ended the stream.
+        """
         code = await self._call.code() if self._call.done() else None
         if code in _REFUSED:
             return InvalidRequestError(_REFUSED[code], await self._call.details())

@@ -44,6 +44,11 @@ class PacedSequence:
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
 
+    def try_round(self) -> None:
+        """Has a round come next though plain decoding is faster: only that tells how good its Drafts are."""
+        if self.depth == 0:
+            self.trial_turns = max(self.trial_turns, 1)
+
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether as much is known of both, as long as one of them is new."""
         mine, theirs = self.acceptance.task, other.acceptance.task

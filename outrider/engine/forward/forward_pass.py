@@ -13,7 +13,8 @@ from outrider.engine.forward.batch_invariant import check_rows_are_apart, passes
 from outrider.engine.forward.graphs import Computed, Graphs, capture_cuda
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.forward.varlen import Kernel, find_kernel
-from outrider.engine.loading.self_check import blocks_needed, check_model
+from outrider.engine.loading.self_check.check import check_model
+from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, context_length, load_model

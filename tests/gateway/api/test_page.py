@@ -2,16 +2,10 @@
 
 import re
 
-import httpx
 import pytest
 
-from gateway.api import http_api
-from gateway.api.access import Authentication, digest
-from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.page import FILES
-from gateway.generation.generation import Generation
-from gateway.settings import GatewaySettings
-from tests.fakes.scripted import fleet_of
+from tests.support.http_calls import client_of
 
 SOURCES = sorted(path for path in FILES.iterdir() if path.suffix in (".html", ".js", ".css"))
 
@@ -19,13 +13,8 @@ SOURCES = sorted(path for path in FILES.iterdir() if path.suffix in (".html", ".
 @pytest.fixture
 async def stranger(tokenizer):
     """Someone without a key, where keys are needed."""
-    settings = GatewaySettings(model="m", tokenizer="unused")
-    authentication = Authentication((digest("secret"),), anonymous=False)
-    async with fleet_of() as fleet:
-        app = http_api.build(Generation(settings, tokenizer, fleet), ChatTemplate("", {}), authentication)
-        transport = httpx.ASGITransport(app, client=("10.0.0.9", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
+    async with client_of(tokenizer, keys=["secret"], host="10.0.0.9") as client:
+        yield client
 
 
 async def test_the_page_and_all_that_it_names_are_served_without_a_key(stranger):

@@ -3,32 +3,21 @@
 import asyncio
 import json
 from contextlib import aclosing
-from dataclasses import replace
 
-import httpx
 import pytest
 from opentelemetry.context import attach, detach
-from opentelemetry.trace import SpanKind, StatusCode, get_tracer
+from opentelemetry.trace import StatusCode
 
-from gateway.api import http_api
-from gateway.api.access import Authentication
-from gateway.api.openai.chat_template import ChatTemplate
-from gateway.drafters.proposal import Proposal
 from gateway.errors import DeadlineError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.observe.answer_trace import AnswerTrace
 from gateway.rounds import drafting
-from gateway.rounds.events import Forgone, RoundBegan, SendingAhead, StretchBegan, VerdictFell
 from gateway.settings import GatewaySettings, Speculation
-from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from protos import generation_pb2, rounds_pb2
 from protos.stream_status import LEAVING
 from protos.trace_context import context_of
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.fakes.spans import CLIENT_SPAN_ID, NOT_SAMPLED, TRACE_ID, TRACEPARENT
-from tests.support.grpc_calls import Context, servicer_of
 
 TEXT = "A text that is written down beforehand, of 64 tokens all in all."
 ANSWER = list(TEXT.encode())
@@ -248,106 +237,3 @@ async def test_what_goes_wrong_is_the_status(tokenizer, spans):
     generation = spans.one("text_completion m")
     assert generation.status.status_code is StatusCode.ERROR
     assert generation.attributes["error.type"] == "DeadlineError"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_http(tokenizer, spans, stream):
-    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
-        authentication = Authentication((), anonymous=False)
-        app = http_api.build(Generation(SETTINGS, tokenizer, fleet), ChatTemplate("x", {}), authentication)
-        transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
-        headers = {"traceparent": TRACEPARENT}
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
-            await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
-            await client.post("/v1/completions", json={"prompt": "x", "temperature": -1})
-            await client.get("/health")
-    served, refused = spans.named("POST /v1/completions")
-    assert (served.kind, served.parent.span_id) == (SpanKind.SERVER, CLIENT_SPAN_ID)
-    assert [span.attributes["http.response.status_code"] for span in (served, refused)] == [200, 400]
-    (generation,) = spans.below(served)
-    assert generation.name == "text_completion m"
-    assert served.start_time <= generation.start_time <= generation.end_time <= served.end_time
-
-
-@pytest.mark.parametrize("method", ["Generate", "Complete"])
-async def test_grpc(tokenizer, spans, method):
-    request = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(max_tokens=8))
-    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
-        replies = getattr(servicer_of(fleet, tokenizer), method)(request, Context(traceparent=TRACEPARENT))
-        if method == "Generate":
-            assert [reply async for reply in replies]
-        else:
-            await replies
-        await servicer_of(fleet, tokenizer).GetModel(
-            generation_pb2.GetModelRequest(), Context(traceparent=TRACEPARENT)
-        )
-    (served,) = [span for span in spans if span.parent.span_id == CLIENT_SPAN_ID]
-    assert (served.name, served.kind) == (f"outrider.v1.Generation/{method}", SpanKind.SERVER)
-    (generation,) = spans.below(served)
-    assert generation.attributes["gen_ai.usage.output_tokens"] == 8
-
-
-def recording(name):
-    return get_tracer("test").start_span(name, context_of(TRACEPARENT))
-
-
-def reply(*tokens, step_ms=4.0, total_ms=5.0):
-    timings = rounds_pb2.Timings(step_ns=int(step_ms * 1e6), total_ns=int(total_ms * 1e6))
-    return rounds_pb2.TargetReply(tokens=tokens, accepted=range(len(tokens) - 1), timings=timings)
-
-
-DRAFT = Proposal(Draft.chain([1, 2]))
-
-
-def fell(proposal, reply, continued=False, target_s=0.005):
-    return VerdictFell(proposal, reply, "fixed", continued, proposal.seconds, target_s)
-
-
-def traced():
-    """The trace of an answer that is in a round, whose target has the next Draft already."""
-    trace = AnswerTrace(recording("a generation"), 0, FIXED)
-    trace.on(RoundBegan("fixed", waits=True))
-    trace.on(SendingAhead(Proposal(Draft((1, 2, 3, 4), (-1, 0, 1, 1)))))
-    trace.on(fell(DRAFT, reply(1, 2, 3)))
-    return trace
-
-
-async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of(spans):
-    trace = traced()
-    trace.on(RoundBegan("fixed", continued=True))
-    assert trace.current == trace.ahead
-    trace.on(fell(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), continued=True))
-    first, second = spans.named("round")
-    assert first.start_time < second.start_time < first.end_time < second.end_time
-    assert second.attributes["outrider.tree_size"] == 4
-    assert second.attributes["outrider.depth"] == 2
-    assert second.attributes["outrider.draft_ms"] == 0.0
-
-
-async def test_a_round_that_never_began_leaves_no_span(spans):
-    trace = traced()
-    trace.on(RoundBegan("fixed", waits=True))
-    trace.on(fell(DRAFT, reply(5)))
-    assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
-
-
-async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
-    """The worker has spans below it."""
-    trace = traced()
-    trace.on(Forgone("measured"))
-    trace.on(StretchBegan("measured"))
-    abandoned = spans.one("abandoned round")
-    assert abandoned.attributes["outrider.abandoned"] == "measured"
-    assert trace.ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"
-
-
-@pytest.mark.parametrize(("waits", "expected"), [(True, [6, 3 + 2, 1 + 4, 4]), (False, [0, 3, 1, 4])])
-async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
-    """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
-    proposal = replace(DRAFT, seconds=0.012, worker_s=0.010, step_s=0.006)
-    trace = AnswerTrace(recording("a generation"), 0, FIXED)
-    trace.on(RoundBegan("fixed", waits=waits))
-    trace.on(fell(proposal, reply(1, 2, 3), target_s=0.008))
-    said = spans.one("round").attributes
-    parts = [said[f"outrider.{part}_ms"] for part in ("draft", "wire", "wait", "target")]
-    assert parts == pytest.approx(expected)

@@ -10,7 +10,7 @@ from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
-from outrider.pace.controller import Pace
+from outrider.pace.controller import PROBE_DEPTH, Pace
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.patience import later
@@ -178,3 +178,17 @@ async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         stats = await answer(fleet, Paces(ON), verification="rejection")
     assert stats.rounds > 3
+
+
+async def test_a_ratio_rule_goes_on_in_rounds_that_turn_out_to_pay_while_a_guess_waits():
+    """The round that was to be tried after it is not needed any more."""
+    paces, draft = Paces(OFF), ScriptedDraft(ANSWER)
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
+        sequence, rounds = rounds_of(fleet, paces, verification="rejection")
+        async for _ in rounds.steps():
+            guesses = draft.requests and draft.requests[-1].propose.depth == PROBE_DEPTH
+            if paces.settings is OFF and guesses and len(sequence.generated) > 50:
+                paces.use(ON)
+                plain = len(sequence.generated)
+    assert sequence.generated == ANSWER
+    assert rounds.stats.accepted > (len(ANSWER) - plain) / 2

@@ -56,6 +56,30 @@ async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, 
     assert str(raised.value) in caplog.text
 
 
+@pytest.mark.parametrize(("speculation", "request_number"), [(OFF, 2), (FIXED, 2), (FIXED, 4)], ids=str)
+async def test_a_target_whose_draft_is_no_tree_is_lost(speculation, request_number):
+    """Nothing of such a reply is committed. Another target goes on."""
+    target, other = ScriptedTarget(ANSWER, malformed_at=(request_number,)), ScriptedTarget(ANSWER)
+    async with fleet_of(target, other, ScriptedDraft(ANSWER)) as fleet:
+        generated = rounds_of(fleet, speculation)
+        assert await text(generated) == ANSWER
+        suspects = [link.worker.role for link in fleet.links() if link.suspect_until > 0.0]
+    assert [worker.kinds().count("open") for worker in (target, other)] == [1, 1]
+    assert generated.stats.lost_targets == 1
+    assert suspects == ["target"]
+    assert not generated.stats.failures
+
+
+async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
+    target = ScriptedTarget(ANSWER, malformed_at=range(100))
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(fleet, max_losses=2)
+        with pytest.raises(SequenceFailedError, match="its Draft is malformed: parents"):
+            await text(generated)
+    assert target.kinds().count("open") == 2
+    assert generated.stats.failures == {OF_LOSSES: 1}
+
+
 async def test_a_token_in_between_begins_the_count_anew():
     """Each opening takes two requests, and plain decoding goes on after the second."""
     target = ScriptedTarget(ANSWER, lost_at=(2, 4, 7, 9, 12, 14), step_s=1e-4)

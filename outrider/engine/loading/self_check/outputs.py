@@ -1,0 +1,66 @@
+"""How far ours and transformers' may differ: as much as rounding explains."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.loading.self_check.script import Row
+
+FACTOR = 4.0  # ours may differ so many times as much as transformers' own two runs
+ROUNDINGS = 2.0  # and by so many units of the type's precision at the size of the logits, in any case
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between ours and transformers', in rows of one kind."""
+
+    kind: str
+    found: float  # the middle row's largest
+    allowed: float
+
+    def __str__(self) -> str:
+        return f"{self.kind} (by {self.found:.2g}, where rounding explains {self.allowed:.2g})"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Of one layer, or the logits; all [num_rows, size]."""
+
+    ours: Tensor
+    whole: Tensor  # transformers', in one piece
+    again: Tensor  # transformers', the other way
+    precision: float  # of the type they were computed in
+
+
+def differences(rows: list[Row], outputs: Outputs) -> list[Difference]:
+    """The kinds of rows in which ours differs from ``whole`` by more than rounding explains."""
+    found = _largest(outputs.ours, outputs.whole)
+    rounding = _largest(outputs.again, outputs.whole)
+    of_kind = {row.kind: torch.tensor([other.kind == row.kind for other in rows]) for row in rows}
+    middle = max(float(rounding[which].median()) for which in of_kind.values())
+    allowed = FACTOR * middle + ROUNDINGS * outputs.precision * _size(outputs.whole)
+    every = [Difference(kind, float(found[which].median()), allowed) for kind, which in of_kind.items()]
+    return [difference for difference in every if not difference.found <= allowed]
+
+
+def is_rounding(whole: Tensor, again: Tensor, precision: float) -> bool:
+    """Whether it could be all that differs between transformers' own logits."""
+    return bool(_largest(again, whole).median() <= precision**0.5 * _size(whole))
+
+
+def is_finite(logits: Tensor) -> bool:
+    """Whether they are numbers; a model may exclude tokens by minus infinity."""
+    return not bool((logits.isnan() | (logits == torch.inf)).any())
+
+
+def _size(outputs: Tensor) -> float:
+    """How far the largest stands out; whatever a model gives to tokens that it never says."""
+    outputs = outputs.float()
+    return float((outputs.amax(-1) - outputs.median(-1).values).median())
+
+
+def _largest(one: Tensor, other: Tensor) -> Tensor:
+    """Of each row's differences; infinities may be equal."""
+    one, other = one.float(), other.float()
+    return (one - other).abs().masked_fill(one == other, 0.0).amax(-1).cpu()

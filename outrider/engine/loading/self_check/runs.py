@@ -1,0 +1,163 @@
+"""The same script over our cache and under transformers' own attention and cache."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import eager_mask
+
+from outrider.engine.forward.attention import ATTENTION
+from outrider.engine.loading.self_check.outputs import Outputs, is_rounding
+from outrider.engine.loading.self_check.script import SINGLES, Script
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.step_input import Feed, StepInput
+
+Run = Callable[[StepInput], Tensor]  # a step over our cache: [num_logits, vocab_size]
+WINDOW = 8  # positions that a sliding window is shortened to
+HEAD = -1  # the logits, in the place of a layer
+WIDE = "outrider_wide_eager"
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+
+
+class SelfCheck:
+    """Of one loaded model, whose attention goes through ours (weights.attach)."""
+
+    def __init__(
+        self, model: Any, layers: Mapping[int, nn.Module], run: Run, group: RankGroup | None
+    ) -> None:
+        """
+        Args:
+            layers: the modules that call our attention.
+            run: steps over a cache of ``blocks_needed`` blocks; all their logits.
+            group: whose ranks all do the same.
+        """
+        self._model = model
+        self._layers = layers
+        self._run = run
+        self._group = group
+        self._precision = torch.finfo(model.dtype).eps
+        self._heard: dict[int, list[Tensor]] = {}
+
+    def holds(self, claim: bool) -> bool:
+        """At every rank: all have to act alike."""
+        return claim if self._group is None else bool(self._group.least(claim))
+
+    @torch.inference_mode()
+    def compute(self, script: Script, *, by_layer: bool = False) -> dict[int, Outputs]:
+        """The logits, under ``HEAD``; by layer, what its attention puts out, where that can be told."""
+        with self._listening(self._layers if by_layer else {}):
+            ours = [self._step(step) for step in script.steps]
+            try:
+                whole, again = self._theirs(script)
+            finally:
+                self._model.set_attn_implementation(ATTENTION)
+        rows = [row.path for row in script.rows], [row.position for row in script.rows]
+        return {
+            layer: Outputs(
+                torch.cat([step[layer] for step in ours], 1)[0],
+                whole[layer][rows],
+                again[layer][rows],
+                self._precision,
+            )
+            for layer in sorted(set(whole).intersection(again, *ours))
+        }
+
+    def _step(self, feeds: list[Feed]) -> dict[int, Tensor]:
+        self._hear(HEAD, self._run(StepInput([], np.zeros(0, np.int64), feeds))[None])
+        count = sum(len(feed.tokens) for feed in feeds)  # beyond, batch-invariant numerics pad
+        return {layer: output[:, :count] for layer, output in self._take().items()}
+
+    def _theirs(self, script: Script) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """[num_paths, length, size] each."""
+        ids = torch.tensor(script.paths, device=self._model.device)
+        self._model.set_attn_implementation("eager")
+        self._hear(HEAD, self._model(input_ids=ids, use_cache=False).logits)
+        whole = self._take()
+        last = ids[:, -SINGLES:].tensor_split(SINGLES, 1)  # few rows round otherwise than many
+        again = self._again([ids[:, : script.cut], ids[:, script.cut : -SINGLES], *last])
+        late = slice(None), slice(script.cut, None)
+        suits = is_rounding(whole[HEAD][late], again[HEAD][late], self._precision)
+        if not self.holds(suits):  # not their cache, at least
+            again = self._again([ids])
+        return whole, again
+
+    def _again(self, pieces: Items[Tensor]) -> dict[int, Tensor]:
+        """The same by another attention; several pieces go over transformers' cache."""
+        for name in ("sdpa", WIDE):
+            try:
+                self._model.set_attn_implementation(name)
+                cache = DynamicCache(config=self._model.config) if len(pieces) > 1 else None
+                for piece in pieces:
+                    output = self._model(input_ids=piece, past_key_values=cache, use_cache=cache is not None)
+                    self._hear(HEAD, output.logits)
+                break
+            except ValueError:  # there is no such, or none that caps scores
+                self._take()
+        return self._take()
+
+    @contextmanager
+    def _listening(self, layers: Mapping[int, nn.Module]) -> Iterator[None]:
+        def hook(layer: int) -> Callable[..., None]:
+            def hear(module: nn.Module, arguments: Any, output: Any) -> None:
+                first = output[0] if isinstance(output, tuple) else output
+                if isinstance(first, Tensor) and first.ndim == 3:  # [texts, tokens, size], as of most
+                    self._hear(layer, first)
+
+            return hear
+
+        handles = [module.register_forward_hook(hook(layer)) for layer, module in layers.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hear(self, layer: int, output: Tensor) -> None:
+        self._heard.setdefault(layer, []).append(output)
+
+    def _take(self) -> dict[int, Tensor]:
+        """What was heard since, along the texts."""
+        heard, self._heard = self._heard, {}
+        return {layer: torch.cat(parts, 1) for layer, parts in heard.items()}
+
+
+def _wide_eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The model's own eager attention, of numbers in a wider type."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    wider = WIDER[query.dtype]
+    output, _ = eager(module, query.to(wider), key.to(wider), value.to(wider), mask, **kwargs)
+    return output.to(query.dtype), None
+
+
+AttentionInterface.register(WIDE, _wide_eager)
+AttentionMaskInterface.register(WIDE, eager_mask)
+
+
+@contextmanager
+def short_windows(model: Any, context_length: int) -> Iterator[int | None]:
+    """Meanwhile no sliding window is longer than ``WINDOW``; yields the one in force, None: there is none."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if window is None or window >= context_length:
+        yield None
+        return
+    owners = [
+        config,
+        *(module for module in model.modules() if getattr(module, "sliding_window", None) == window),
+    ]
+    short = min(window, WINDOW)
+    for owner in owners:
+        owner.sliding_window = short
+    try:
+        yield short
+    finally:
+        for owner in owners:
+            owner.sliding_window = window

@@ -1,0 +1,89 @@
+"""What a self-check computes: two texts, what is drafted after the first, and how they are cut into steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.step_input import Feed, Numbers
+
+LENGTH, SHORTEST = 26, 14  # tokens of a path: as many as the context allows, and no check below
+PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # of the tree's nodes, level by level
+LEVELS, LEAVES = 4, (8, 9, 10)
+SINGLES = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A token that we compute, and where transformers does."""
+
+    kind: str
+    path: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is computed."""
+
+    paths: list[list[int]]  # texts of one length
+    steps: list[list[Feed]]
+    rows: list[Row]  # of every token that the steps feed
+    cut: int  # where transformers' own pieces meet
+
+
+def write_script(length: int, tokens: Iterator[int], block_size: int, window: int | None) -> Script:
+    """Paths of ``length`` tokens. window: that every position from there on lies beyond, if there is one."""
+    first, second, nodes = ([next(tokens) for _ in range(n)] for n in (length, length, len(PARENTS)))
+    tree = Draft(tuple(nodes), PARENTS)
+    root, chunk = length - LEVELS, length // 3
+    prompt = root - 1  # the last committed token is fed with the drafted ones
+    blocks = np.arange(blocks_needed(block_size))
+    one, other = blocks[1::2][::-1], blocks[::2]  # never neighbours in order
+    near = prompt if window is None else min(window, prompt)
+    rows = _rows("packed prompts", 0, 0, near) + _rows("beyond the sliding window", 0, near, prompt)
+    rows += _rows("packed prompts", 1, 0, chunk)
+    rows += _rows("a second chunk", 1, chunk, length - 1)
+    singles = range(length - SINGLES, length)
+    rows += _rows("a drafted chain", 0, prompt, length) + _rows("single tokens", 1, length - SINGLES, length)
+    rows += _rows("a drafted chain", 0, prompt, root)
+    for node, depth in enumerate(tree.depths):
+        leaf = next(place for place, leaf in enumerate(LEAVES) if node in tree.path(leaf))
+        rows.append(Row("a drafted tree", 2 + leaf, root + depth))
+    return Script(
+        [first, second, *(first[:root] + [nodes[node] for node in tree.path(leaf)] for leaf in LEAVES)],
+        [
+            [_feed(first[:prompt], 0, one), _feed(second[:chunk], 0, other)],
+            [_feed(second[chunk:-1], chunk, other)],
+            [_feed(first[prompt:], prompt, one), *(_feed([second[n]], n, other) for n in singles)],
+            [_feed([first[prompt], *nodes], prompt, one, tree)],
+        ],
+        rows,
+        length // 2,
+    )
+
+
+def _feed(tokens: list[int], start: int, blocks: Numbers, tree: Draft | None = None) -> Feed:
+    return Feed(tokens, len(tokens), start, blocks, tree)
+
+
+def _rows(kind: str, path: int, start: int, end: int) -> list[Row]:
+    return [Row(kind, path, position) for position in range(start, end)]
+
+
+def blocks_needed(block_size: int) -> int:
+    """Of the cache that the steps run over."""
+    return 2 * -(-(LENGTH - LEVELS + len(PARENTS)) // block_size)
+
+
+def pick_tokens(config: Any) -> Iterator[int]:
+    """Token ids in a fixed disorder, without those that stand for something else."""
+    size = config.get_text_config().vocab_size
+    named = [value for name, value in config.to_dict().items() if name.endswith(("token_id", "token_index"))]
+    return cycle(
+        [token for token in Random(0).sample(range(size), min(size, 4 * LENGTH)) if token not in named]
+    )

@@ -1,0 +1,86 @@
+"""Targets and drafts killed, stopped and slowed under running streams: nobody notices.
+
+Every stream has penalties, min_tokens, logprobs and a stop string on.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.machines import Machines, agree, body, plain, send, stream
+from tests.support.two_machines import slowed
+
+KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
+
+
+@pytest.mark.slow  # a rank that is killed takes its target along too: tests/cluster/test_tensor_parallel.py
+def test_a_target_killed_under_a_stream(machines: Machines) -> None:
+    request = body(1)
+    expected = plain(machines, request)
+    kill = send(signal.SIGKILL, lambda: machines.busy_pids("target"))
+    answer = stream(machines, request, after=3, then=kill)
+    agree(answer, expected)
+    assert answer.usage["speculation"]["lost_targets"] == 1
+    machines.wait_for("target", 2)
+
+
+def test_all_targets_killed_under_a_plain_stream(machines: Machines) -> None:
+    request = body(1)
+    expected = plain(machines, request)
+    kill = send(signal.SIGKILL, lambda: machines.pids("target"))
+    answer = stream(machines, {**request, "speculation": {"mode": "off"}}, after=3, then=kill)
+    agree(answer, expected)
+    machines.wait_for("target", 2)
+
+
+def test_a_draft_killed_under_a_stream(machines: Machines) -> None:
+    request = body(2)
+    expected = plain(machines, request)
+    answer = stream(machines, request, after=3, then=send(signal.SIGKILL, lambda: machines.pids("draft")))
+    agree(answer, expected)
+    assert answer.usage["speculation"]["lost_drafts"] >= 1
+    machines.wait_for("draft", 1)
+    again = stream(machines, body(3))
+    assert again.usage["speculation"]["accepted"] > 0
+
+
+@contextlib.contextmanager
+def resumed(pids: list[int]) -> Iterator[None]:
+    """Whatever was stopped goes on afterwards."""
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
+def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str) -> None:
+    request = body(4)
+    expected = plain(machines, request)
+    stopped: list[int] = []
+
+    def stop() -> None:
+        stopped.extend(machines.busy_pids(role))
+        assert stopped
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+
+    with resumed(stopped):
+        answer = stream(machines, request, after=3, then=stop)
+    agree(answer, expected)
+    assert answer.longest_pause_s < 3 * KEEPALIVE_S + expected.took_s
+    machines.wait_for("target", 2)
+    machines.wait_for("draft", 1)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_worker_that_is_ten_times_slower(machines: Machines, role: str) -> None:
+    request = body(5, max_tokens=60, min_tokens=60)
+    expected = plain(machines, request)
+    with slowed(machines.pids(role)):
+        agree(stream(machines, request), expected)

@@ -1,0 +1,11 @@
+import pytest
+
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
+from tests.support.http_calls import ANSWER, client_of
+
+
+@pytest.fixture
+async def client(tokenizer):
+    """Over a target, and a draft that is wrong once."""
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3])) as client:
+        yield client

@@ -1,0 +1,72 @@
+"""Completions over HTTP."""
+
+import pytest
+
+from tests.fakes.scripted import ScriptedTarget
+from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of
+
+
+async def test_a_completion(client):
+    response = await client.post("/v1/completions", json={**ASK, "seed": 4})
+    body = response.json()
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "length"}]
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (1, len(ANSWER))
+    details, stats = usage["completion_tokens_details"], usage["speculation"]
+    assert details["accepted_prediction_tokens"] == stats["accepted"] > 0
+    assert details["rejected_prediction_tokens"] == stats["drafted"] - stats["accepted"] > 0
+    assert stats["seed"] == 4
+    assert response.headers["outrider-seed"] == "4"
+
+
+async def test_null_and_openai_s_own_fields_are_accepted(client):
+    ask = {**ASK, "n": 1, "best_of": 1, "echo": False, "suffix": None, "user": "u", "temperature": None}
+    response = await client.post("/v1/completions", json={**ask, "stop": None, "logit_bias": {"3": -1}})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_of_two_limits_max_completion_tokens_holds(client, path):
+    own = ASK if path == "completions" else CHAT
+    body = (await client.post(f"/v1/{path}", json={**own, "max_completion_tokens": 3})).json()
+    assert body["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (7, 7)])
+async def test_a_negative_seed_stands_for_one_that_is_not_and_is_told_as_it_came(tokenizer, seed, used):
+    target = ScriptedTarget(ANSWER)
+    async with client_of(tokenizer, target) as client:
+        response = await client.post("/v1/completions", json={**ASK, "seed": seed})
+    assert target.requests[0].open.sampling.seed == used
+    assert response.headers["outrider-seed"] == str(seed)
+    assert response.json()["usage"]["speculation"]["seed"] == seed
+
+
+async def test_a_suffix_that_says_nothing_is_accepted(client):
+    assert (await client.post("/v1/completions", json={**ASK, "suffix": ""})).status_code == 200
+
+
+async def test_echo_repeats_the_prompt_before_every_choice(client):
+    body = (await client.post("/v1/completions", json={**ASK, "echo": True, "n": 2})).json()
+    assert [choice["text"] for choice in body["choices"]] == ["x" + TEXT] * 2
+
+
+@pytest.mark.parametrize(("prompt", "echoed"), [("a<|end|>b", "a<|end|>b"), ([97, 256, 98], "ab")])
+async def test_echo_repeats_text_as_it_came_and_decodes_ids(client, prompt, echoed):
+    body = (await client.post("/v1/completions", json={**ASK, "prompt": prompt, "echo": True})).json()
+    assert body["choices"][0]["text"] == echoed + TEXT
+
+
+async def test_usage_has_the_record_of_speculation(client):
+    usage = (await client.post("/v1/completions", json={**ASK, "seed": 3})).json()["usage"]
+    stats = usage["speculation"]
+    assert sum(stats["accepted_lengths"]) == stats["rounds"]
+    assert stats["mean_accepted_length"] == round(stats["accepted"] / stats["rounds"], 3)
+    assert {name: stats[name] for name in ("seed", "fallbacks", "mode", "depth", "verification")} == {
+        "seed": 3,
+        "fallbacks": 0,
+        "mode": "auto",
+        "depth": 16,
+        "verification": "coupled",
+    }

@@ -1,0 +1,39 @@
+"""OpenAI's HTTP API without a server, over workers whose answer is written down beforehand."""
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from gateway.api import http_api
+from gateway.api.access import Authentication, digest
+from gateway.api.openai.chat_template import ChatTemplate
+from gateway.generation.generation import Generation
+from gateway.settings import GatewaySettings
+from tests.fakes.scripted import fleet_of
+
+TEXT = "The cat sät on the mat."
+ANSWER = list(TEXT.encode())
+ASK = {"prompt": "x", "max_tokens": len(ANSWER)}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": len(ANSWER)}
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if messages[0].role == 'assistant' %}{{ raise_exception('begin with a user') }}{% endif %}",
+    {},
+)
+
+
+@asynccontextmanager
+async def client_of(tokenizer, *workers, template=TEMPLATE, keys=(), host="127.0.0.1", **limits):
+    """host: that requests come from. limits: settings of the gateway."""
+    settings = GatewaySettings(model="m", tokenizer="unused", **limits)
+    authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
+    async with fleet_of(*workers) as fleet:
+        app = http_api.build(Generation(settings, tokenizer, fleet), template, authentication)
+        transport = httpx.ASGITransport(app, client=(host, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+
+def events_of(response):
+    return [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]

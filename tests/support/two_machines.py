@@ -1,0 +1,73 @@
+"""Two raylets, as on two machines: gateway and targets on one, the draft on the other."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from tests.support.machines import Machines
+from tests.support.served import SERVED
+
+MAX_REQUESTS, MAX_WAITING = 12, 4
+SETTINGS = {
+    "target.replicas": 2,
+    "gateway.resources": {"target_side": 1},
+    "target.resources": {"target_side": 1},
+    "drafts.default.resources": {"draft_side": 1},
+    "gateway.max_requests": MAX_REQUESTS,
+    "gateway.max_waiting": MAX_WAITING,
+}
+
+
+@dataclass(frozen=True)
+class TwoMachines(Machines):
+    draft_node: Any  # of Ray's
+
+
+def gateways() -> list[psutil.Process]:
+    """Of every service on this machine."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        names = [process.info["name"] or "", *(process.info["cmdline"] or [])[:1]]
+        if any("ServeReplica:default:gateway" in name for name in names):
+            found.append(process)
+    return found
+
+
+def application(pace: dict[str, Any]) -> dict[str, Any]:
+    """Of a config file, where the gateway's user_config is ``pace``."""
+    return {
+        "name": "default",
+        "import_path": "cluster:app",
+        "args": {**SETTINGS, **SERVED},
+        "deployments": [{"name": "gateway", "user_config": pace}],
+    }
+
+
+@contextlib.contextmanager
+def slowed(pids: set[int], share: float = 0.9, period_s: float = 0.05) -> Iterator[None]:
+    """The processes run for only the rest of every period."""
+    ends = threading.Event()
+
+    def run() -> None:
+        while not ends.is_set():
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            ends.wait(share * period_s)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep((1 - share) * period_s)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
