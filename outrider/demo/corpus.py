@@ -53,16 +53,17 @@ def generated_documents(kind: str, count: int, seed: str) -> list[Document]:
     return [GENERATORS[kind](random) for _ in range(count)]
 
 
-def load_corpus(characters: int) -> Corpus:
+def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
     """Assemble the corpus with at most about `characters` of training text per kind.
 
-    Held-out prompts of library text come from files that are not trained on.
+    Held-out prompts of library text come from files that are not trained on, those of a generated kind from
+    `draws` documents.
     """
     candidates = library_documents(held_out=True)
     documents = library_documents(held_out=False)
     for kind in GENERATORS:
-        candidates[kind] = generated_documents(kind, DRAWS, "held out")
-        average = sum(len("".join(document)) for document in candidates[kind]) / DRAWS
+        candidates[kind] = generated_documents(kind, draws, "held out")
+        average = sum(len("".join(document)) for document in candidates[kind]) / draws
         documents[kind] = generated_documents(kind, int(characters / average), "training")
     held_out, training = {}, {}
     for kind in KINDS:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from outrider.demo.batches import Stream, make_stream, mixed_batch
-from outrider.demo.corpus import load_corpus, shorten
+from outrider.demo.corpus import DRAWS, load_corpus, shorten
 from outrider.demo.optimization import Optimization
 from outrider.demo.pair import DRAFT, TARGET, new_model, save_model
 from outrider.demo.prompts import DEMO, KINDS
@@ -40,6 +40,7 @@ class Schedule:
     """How much is trained. The learning rate is constant in the first joint phase, then decays."""
 
     characters: int = 9_000_000  # of training text per kind
+    draws: int = DRAWS  # generated documents among which held-out prompts are looked for
     joint: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
     distillation: Phase = Phase(1200, 10, 384)
     written_rows: int = 64  # per kind and writing temperature
@@ -113,7 +114,7 @@ def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Ph
 def train(output: Path, schedule: Schedule) -> None:
     """Write target/, draft/ and prompts.json under `output`."""
     torch.manual_seed(SEED)
-    corpus = load_corpus(schedule.characters)
+    corpus = load_corpus(schedule.characters, schedule.draws)
     # equal parts, so that no kind owns the vocabulary
     parts = [shorten(corpus.training[kind], schedule.characters // 8) for kind in KINDS]
     tokenizer = train_tokenizer(text for part in parts for text in part)

@@ -10,7 +10,7 @@ from outrider.demo.prompts import KINDS
 
 @cache
 def corpus() -> Corpus:
-    return load_corpus(characters=200_000)
+    return load_corpus(characters=200_000, draws=600)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from outrider.demo.train import Phase, Schedule, divergence, total_variation, tr
 
 TINY = Schedule(
     characters=20_000,
+    draws=600,
     joint=(Phase(2, 2, 64), Phase(1, 1, 96)),
     distillation=Phase(2, 4, 48),
     written_rows=2,
