@@ -44,7 +44,7 @@ NO_AHEAD = Ahead()
 BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
 AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
-AHEAD_COUNTED_S = 240.0  # of all streams together: one stream needs longer to see as many answers
+COUNTED_S = 240.0  # of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
 TARGET_70B = Hardware(
@@ -99,6 +99,10 @@ class Load:
     answer_tokens: int
     warm_s: float  # before tokens are counted
     counted_s: float
+
+    def of(self, streams: int) -> "Load":
+        """The same of so many streams, for longer where they are few."""
+        return replace(self, streams=streams, counted_s=max(self.counted_s, COUNTED_S / streams))
 
 
 @dataclass
@@ -280,7 +284,9 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512, help="mean")
     parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
     parser.add_argument("--warm-s", type=float, default=8.0, help="virtual seconds before tokens count")
-    parser.add_argument("--counted-s", type=float, default=15.0, help="virtual seconds")
+    parser.add_argument(
+        "--counted-s", type=float, default=15.0, help="virtual seconds, more where streams are few"
+    )
     parser.add_argument("--runner-up-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
     parser.add_argument("--table", type=Path, help="JSON with other costs")
     options = parser.parse_args()
@@ -290,7 +296,7 @@ def main() -> None:
     rows = []
     for name, pair in pairs.items():
         for streams in options.streams:
-            rows.append({"draft": name, **measure(pair, acceptance, replace(load, streams=streams))})
+            rows.append({"draft": name, **measure(pair, acceptance, load.of(streams))})
             print(table(rows[-1:]), flush=True)
     ahead = Ahead(BRANCHES, options.runner_up_rate)
     inputs = {**asdict(ahead), "hop_s": HOP_S, "acceptance": acceptance}
@@ -298,8 +304,7 @@ def main() -> None:
     ahead_rows = []
     for name, pair in ahead_pairs.items():
         for streams in AHEAD_STREAMS:
-            longer = replace(load, streams=streams, counted_s=AHEAD_COUNTED_S / streams)
-            ahead_rows.append({"draft": name, **measure_ahead(pair, acceptance, longer, ahead)})
+            ahead_rows.append({"draft": name, **measure_ahead(pair, acceptance, load.of(streams), ahead)})
             print(table(ahead_rows[-1:]), flush=True)
     facts = {**inputs, "hardware": hardware_of(ahead_pairs), "rows": ahead_rows}
     print(save("simulate", rows, hardware=hardware_of(pairs), acceptance=acceptance, ahead=facts))
