@@ -2,6 +2,7 @@
 
 from gateway.drafters.drafter import Drafter
 from gateway.drafters.proposal import AheadOutcome, Proposal
+from gateway.drafters.received import received_draft
 from gateway.errors import (
     InvalidRequestError,
     SequenceFailedError,
@@ -11,11 +12,10 @@ from gateway.errors import (
 from gateway.observe.waiting import traceparent_of_waiting
 from gateway.sequence import Sequence
 from gateway.workers.fleet import DraftStream, Fleet
-from outrider.decoding.draft import MAX_NODES, Draft
-from outrider.decoding.settings import Verification
+from outrider.decoding.draft import Draft
 from outrider.drafters.registry import Place
 from protos import rounds_pb2
-from protos.conversions import draft_from_message, step_from_message
+from protos.conversions import step_from_message
 
 REFUSALS = (WorkerLostError, InvalidRequestError, SequenceFailedError)
 
@@ -79,7 +79,7 @@ class DraftWorker(Drafter):
 
     async def _draft(self, message: rounds_pb2.Draft) -> Draft:
         try:
-            return _checked(message, self._sequence.sampling.verification, self._vocab_size)
+            return received_draft(message, self._sequence.sampling.verification, self._vocab_size)
         except ValueError as error:
             raise await self._lost(error) from error
 
@@ -103,30 +103,3 @@ def _outcome(reply: rounds_pb2.DraftReply) -> AheadOutcome | None:
     ahead = reply.proposed.ahead
     rank = ahead.rank if ahead.HasField("rank") else None
     return AheadOutcome(ahead.tokens, rank, ahead.saved_ns / 1e9, ahead.wasted_tokens)
-
-
-def _checked(message: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> Draft:
-    """What the target would refuse ends drafting here, not the request there. To be quick: once a round.
-
-    Args:
-        vocab_size: of the ids that all workers know.
-
-    Raises:
-        ValueError: the worker's Draft makes no sense; the message says why.
-    """
-    tokens = message.tokens
-    if len(tokens) > MAX_NODES:
-        raise ValueError(f"the draft worker's Draft has {len(tokens)} nodes, at most {MAX_NODES} are taken")
-    if max(tokens, default=0) >= vocab_size:
-        raise ValueError(f"the draft worker drafted token {max(tokens)}, not all workers know it")
-    try:
-        draft = draft_from_message(message)
-        for token, support in zip(draft.tokens, draft.draft_probs, strict=False):
-            support.check(token, vocab_size)
-    except ValueError as error:
-        raise ValueError(f"the draft worker's Draft makes no sense: {error}") from error
-    if rule == "coupled" and draft.draft_probs:
-        raise ValueError(f"the draft worker's Draft has draft_probs, which {rule!r} does not ask for")
-    if rule != "coupled" and len(draft.draft_probs) != len(draft):
-        raise ValueError(f"the draft worker's Draft has no draft_probs, as {rule!r} needs them")
-    return draft

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.drafters.factory import Drafters
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.drafters.received import received_draft
 from gateway.errors import (
     DeadlineError,
     GatewayError,
@@ -38,7 +39,7 @@ from gateway.sequence import Origin, Sequence, Token
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet, TargetStream
 from protos import rounds_pb2
-from protos.conversions import draft_from_message, draft_to_message
+from protos.conversions import draft_to_message
 
 logger = logging.getLogger("ray.serve")
 
@@ -335,11 +336,13 @@ class Rounds:
     async def _commit(
         self, target: TargetStream, reply: rounds_pb2.TargetReply, own: Origin
     ) -> tuple[Token, ...]:
-        """Nothing of a reply whose Draft is malformed: its target counts as lost."""
+        """Nothing of a reply whose Draft others would refuse: its target counts as lost."""
+        draft, rule = None, self._sequence.sampling.verification
         try:
-            draft = draft_from_message(reply.draft) if reply.HasField("draft") else None
+            if reply.HasField("draft"):
+                draft = received_draft(reply.draft, rule, self._fleet.vocab_size())
         except ValueError as error:
-            raise await target.lost(ValueError(f"its Draft is malformed: {error}")) from error
+            raise await target.lost(error) from error
         origins = [Origin.ACCEPTED] * len(reply.accepted) + [own]
         logprobs = reply.logprobs or [None] * len(reply.tokens)
         self._sequence.generated.extend(reply.tokens)

@@ -68,7 +68,8 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     total_s: float = 0.0  # that each answer took, as it says itself
     verifying: asyncio.Event | None = None  # no Verdict on a Draft before it is set
     repeats_itself: bool = False  # sends each reply of an older round once more
-    malformed_at: Collection[int] = ()  # with so many requests: its replies have a Draft that is no tree
+    malformed_at: Collection[int] = ()  # with so many requests: its replies have this Draft
+    malformed: rounds_pb2.Draft = field(default_factory=lambda: rounds_pb2.Draft(tokens=[1], parents=[1]))
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
         said = 0  # tokens, as far as this stream has come
@@ -111,7 +112,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
         if accepted is None:
             accepted = min(len(drafted), len(ahead))
         end = generated + accepted + 1
-        malformed = len(self.requests) in self.malformed_at
+        is_malformed = len(self.requests) in self.malformed_at
         return rounds_pb2.TargetReply(
             sequence=self.requests[0].sequence,
             round=turn.round,
@@ -120,7 +121,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             finish_reason=self.finish_reason if end == self.end else None,
             timings=rounds_pb2.Timings(total_ns=int(self.total_s * 1e9)),
             logprobs=[_logprobs(token) for token in self.answer[generated:end]] if self.asks_logprobs else [],
-            draft=rounds_pb2.Draft(tokens=[1], parents=[1]) if malformed else None,
+            draft=self.malformed if is_malformed else None,
         )
 
     @property

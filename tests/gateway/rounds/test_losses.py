@@ -16,8 +16,10 @@ from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
+from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
 from protos.stream_status import FAILED, LEAVING
 from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
 
@@ -70,11 +72,35 @@ async def test_a_target_whose_draft_is_no_tree_is_lost(speculation, request_numb
     assert not generated.stats.failures
 
 
+MALFORMED = {
+    "no tree": {"tokens": [1], "parents": [1]},
+    "unknown token": {"tokens": [256], "parents": [-1]},
+    "too many nodes": {"tokens": [1] * (MAX_NODES + 1), "parents": range(-1, MAX_NODES)},
+    "probabilities": {
+        "tokens": [1],
+        "parents": [-1],
+        "draft_probs": [rounds_pb2.SparseProbs(token_ids=[1], probs=[1.0])],
+    },
+}
+
+
+@pytest.mark.parametrize("draft", MALFORMED.values(), ids=MALFORMED)
+async def test_a_target_whose_draft_others_would_refuse_is_lost(draft):
+    """Otherwise the next Verify would carry it, and end the request."""
+    malformed = rounds_pb2.Draft(**draft)
+    target, other = ScriptedTarget(ANSWER, malformed_at=(2,), malformed=malformed), ScriptedTarget(ANSWER)
+    async with fleet_of(target, other) as fleet:
+        generated = rounds_of(fleet)
+        assert await text(generated) == ANSWER
+    assert [worker.kinds().count("open") for worker in (target, other)] == [1, 1]
+    assert generated.stats.lost_targets == 1
+
+
 async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
     target = ScriptedTarget(ANSWER, malformed_at=range(100))
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet, max_losses=2)
-        with pytest.raises(SequenceFailedError, match="its Draft is malformed: parents"):
+        with pytest.raises(SequenceFailedError, match="the Draft is malformed: parents"):
             await text(generated)
     assert target.kinds().count("open") == 2
     assert generated.stats.failures == {OF_LOSSES: 1}
