@@ -1,4 +1,4 @@
-"""What draft-ahead gives, and where a round's time goes: `python -m bench.ahead`.
+"""What draft-ahead gives, and where a round's time goes: `python -m bench ahead`.
 
 Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway,
 one stream at a time. Besides the small draft as it is there are drafts whose step is held to a share of the
@@ -423,8 +423,8 @@ def distance(
     return row | {"with / without": row["loss with"] / row["loss without"]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.ahead", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench ahead", description=__doc__.partition("\n")[0])
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--threads", type=int, default=2, help="of the target; the draft has one")
     parser.add_argument("--dtype", default="float32")
@@ -433,11 +433,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--shares", type=float, nargs="+", default=[*DEPTHS], choices=[*DEPTHS])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows, lines, far, many = measure(options)
     print(table(lines))
     print(save("ahead", rows, threads=options.threads, time_lines=lines, distance=far, crowd=many))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A running service under load, by concurrency and mode of speculation: `python -m bench.load`.
+"""A running service under load, by concurrency and mode of speculation: `python -m bench load`.
 
 `serve run cluster.app` in processes of its own, driven over gRPC: the demo target inflated to a realistic
 cost, a smaller one where there are many streams, and the demo draft. The modes take turns within one running
@@ -15,7 +15,6 @@ go, adaptive beside plain in every window of 5 seconds.
 import argparse
 import asyncio
 import json
-import shlex
 import signal
 import statistics
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.report import RESULTS, save, table
+from bench.report import RESULTS, command, save, table
 from bench.streams import (
     TASKS,
     Client,
@@ -252,10 +251,9 @@ def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) ->
     before = json.loads(path.read_text()) if path.exists() else {}
     names = [name for names in SECTIONS.values() for name in names]
     facts = {name: _merged(before.get(name, []), results.get(name)) for name in names}
-    command = shlex.join(["python", "-m", "bench.load", *sys.argv[1:]])
     targets = sorted({row["target"] for row in results[SECTIONS[section][0]] if "target" in row})
     measured = [f"{section}, {target}" for target in targets] or [section]
-    commands = {**before.get("commands", {}), **dict.fromkeys(measured, command)}
+    commands = {**before.get("commands", {}), **dict.fromkeys(measured, command())}
     threads = {"target": target_threads, "draft": 1}
     print(save("load", facts.pop("rows"), commands=commands, threads=threads, **facts), flush=True)
 
@@ -310,9 +308,9 @@ def mode(text: str) -> str:
     return text
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.load",
+        prog="python -m bench load",
         description=__doc__.partition("\n")[0],
         epilog="With the defaults all sections take about 20 minutes on four cores.",
     )
@@ -338,15 +336,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--crossing", type=int, default=64, help="streams at the height of the crossing")
     parser.add_argument("--crossing-seconds", type=float, nargs=3, default=[6.0, 10.0, 6.0])
     parser.add_argument("--pairs", type=int, default=3, help="runs of each mode through the crossing")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(SECTIONS)}")
     options.sections = options.sections or list(SECTIONS)
     return options
 
 
-def main() -> None:
-    options = parsed()
+def main(arguments: Sequence[str]) -> None:
+    options = parsed(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the service is ended then too
     results: dict[str, list[Row]] = {}
     for target in dict.fromkeys(options.targets):
@@ -369,7 +367,3 @@ def main() -> None:
             ) as service,
         ):
             asyncio.run(measure(service.grpc, target, options, results))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What a round costs beyond the steps of draft and target: `python -m bench.service`.
+"""What a round costs beyond the steps of draft and target: `python -m bench service`.
 
 Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway.
 A round lasts from one Verdict to the next. Its overhead is what is left without the draft's and the target's
@@ -278,8 +278,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.service", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench service", description=__doc__.partition("\n")[0])
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--threads", type=int, default=2, help="of the target; the draft has one")
     parser.add_argument("--dtype", default="float32")
@@ -287,10 +287,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="generated per request, one request per kind")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 0.3, 2.0, 10.0], help="ms per hop")
-    arguments = parser.parse_args()
-    rows = measure(arguments)
+    options = parser.parse_args(arguments)
+    rows = measure(options)
     print(save("service", rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What one forward pass costs, and where the time goes: `python -m bench.step`.
+"""What one forward pass costs, and where the time goes: `python -m bench step`.
 
 The demo target inflated to 190 M parameters, float32. Yardstick: the time to read its weights once at the
 memory bandwidth of this machine, measured in turns with the steps by summing a buffer of the weights' size.
@@ -148,16 +148,12 @@ def profile_of(engine: Engine, steps: Steps, repetitions: int) -> dict[str, floa
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.step", description="What one forward pass costs.")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench step", description="What one forward pass costs.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=20)
-    parsed = parser.parse_args(arguments)
-    rows, facts = measure(parsed.threads, parsed.repetitions)
+    options = parser.parse_args(arguments)
+    rows, facts = measure(options.threads, options.repetitions)
     print(table(rows))
     print(table([facts]))
     print(save("step", rows, profile=facts))
-
-
-if __name__ == "__main__":
-    main()
