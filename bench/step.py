@@ -28,18 +28,25 @@ BATCHES = (8, 32)  # sequences of one token each
 
 
 class Stopwatch:
-    """Adds up the seconds inside functions it has wrapped."""
+    """Adds up the seconds between begin and end, hooks of modules, and inside functions it has wrapped."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._begun = 0.0
+
+    def begin(self, *_: object) -> None:
+        self._begun = time.perf_counter()
+
+    def end(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begun
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed."""
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            begun = time.perf_counter()
+            self.begin()
             result = function(*arguments, **named)
-            self.seconds += time.perf_counter() - begun
+            self.end()
             return result
 
         return timed
@@ -128,7 +135,8 @@ def profile_of(engine: Engine, steps: Steps, repetitions: int) -> dict[str, floa
     products, attention = Stopwatch(), Stopwatch()
     for module in engine._model.modules():
         if isinstance(module, PackedLinear | nn.Linear):
-            module.forward = products.wrap(module.forward)  # type: ignore[method-assign]
+            module.register_forward_pre_hook(products.begin)
+            module.register_forward_hook(products.end)
     original = nn.functional.scaled_dot_product_attention
     nn.functional.scaled_dot_product_attention = attention.wrap(original)
     try:

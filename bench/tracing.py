@@ -29,8 +29,8 @@ from tokenizers import Tokenizer
 from actors.worker import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.load import STRIDE, cache_bytes, interval, mode
+from bench.processes import TRUST, process_of, serve_worker
 from bench.report import save, table
-from bench.service import TRUST, process_of, serve_worker
 from bench.streams import TASKS, Client, connected, slice_of
 from gateway.api.access import Authentication
 from gateway.api.grpc_api import GenerationServicer
@@ -174,11 +174,7 @@ def main(arguments: Sequence[str]) -> None:
             process_of(serve_traced_worker, "target", of_target, sink) as target,
             process_of(serve_traced_worker, "draft", of_draft, sink) as draft,
         ):
-            workers = [worker_at("target", *target), worker_at("draft", *draft)]
+            workers = [target, draft]
             settle()
             rows = asyncio.run(measure(workers, options))
     print(save("tracing", rows, threads={"target": options.target_threads, "draft": 1}))
-
-
-def worker_at(role: Role, address: str, vocab_size: int, max_length: int) -> Worker:
-    return Worker(role, "demo", address, 0, "here", vocab_size, max_length)
