@@ -28,7 +28,8 @@ from tokenizers import Tokenizer
 
 from actors.worker import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.load import STRIDE, cache_bytes, interval, mode
+from bench.load import STRIDE, cache_bytes, mode
+from bench.load_rows import Row, interval
 from bench.processes import TRUST, process_of, serve_worker
 from bench.report import save, table
 from bench.streams import TASKS, Client, connected, slice_of
@@ -45,8 +46,6 @@ BAR = 0.97
 DRAFT_AHEAD = 12  # as a deployment has it
 COLLECTOR = "opentelemetry.proto.collector.trace.v1.TraceService"
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
-
-Row = dict[str, Any]
 
 
 def serve_sink(ready: Connection) -> None:

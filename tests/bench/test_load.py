@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from bench import load, report
-from bench.load import (
-    CROSSING_BAR,
-    against_best,
-    crossing_rows,
-    interval,
-    keep,
-    rotated,
-    summary,
-)
+from bench.load import keep, rotated
+from bench.load_rows import CROSSING_BAR, against_best, crossing_rows, interval, summary
 from bench.streams import (
     TASKS,
     Answer,
