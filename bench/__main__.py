@@ -1,7 +1,10 @@
-"""`make bench`: every benchmark in turn, each in a process of its own, tables printed and saved."""
+"""The one front of the benchmarks: `python -m bench NAME` runs one, `python -m bench` all in turn."""
 
+import argparse
+import importlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 BENCHMARKS = {
     "start": "from the command to the first answer, and the memory of every process",
@@ -24,13 +27,37 @@ BENCHMARKS = {
     "batch_invariant": "what batch-invariant numerics cost",
     "tables": "the tables of all these in the docs",
 }
+ALONE = {  # not among those that are run in turn
+    "gpu": "the engine on a GPU, which it needs",
+    "inflate": "writes a Llama checkpoint that computes the same function at a larger cost",
+}
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    """Only the module of the benchmark that runs is imported; in turn each has a process of its own."""
+    every = BENCHMARKS | ALONE
+    listed = "\n".join(f"  {name:17}{title}" for name, title in every.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        usage="%(prog)s [-h] [NAME [OPTION ...]]",
+        description=f"All benchmarks in turn, without {' and '.join(ALONE)}; or one with its options.",
+        epilog=f"NAME is one of\n{listed}\nIts own options: python -m bench NAME --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", choices=every, metavar="NAME", help="of a benchmark")
+    name = parser.parse_args(arguments[:1]).name
+    if name is None:
+        run_all()
+    else:
+        importlib.import_module(f"bench.{name}").main(arguments[1:])
+
+
+def run_all() -> None:
+    """Raises CalledProcessError at the first that fails."""
     for number, (name, title) in enumerate(BENCHMARKS.items(), start=1):
-        print(f"\n[{number}/{len(BENCHMARKS)}] bench.{name}: {title}", flush=True)
-        subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
+        print(f"\n[{number}/{len(BENCHMARKS)}] {name}: {title}", flush=True)
+        subprocess.run([sys.executable, "-m", "bench", name], check=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

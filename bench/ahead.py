@@ -1,4 +1,4 @@
-"""What draft-ahead gives, and where a round's time goes: `python -m bench.ahead`.
+"""What draft-ahead gives, and where a round's time goes: `python -m bench ahead`.
 
 Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway,
 one stream at a time. Besides the small draft as it is there are drafts whose step is held to a share of the
@@ -6,192 +6,37 @@ target's: a real draft has memory of its own, and a larger one here would slow t
 draft-ahead and without, at several fixed depths, in turns; compared are the best depths of both sides, in
 tokens per second, medians of the repetitions, mean over the tasks.
 
-The time line adds up to the time between two Verdicts, as the gateway receives them: the target's and the
-draft's steps, waiting for a step to begin, the wire with the event loops at its ends, and the gateway. The
+The time line adds up to the time between two Verdicts: the target's and the draft's steps, waiting for a step
+to begin, the wire with the event loops at its ends, and the gateway (RoundTimes of bench/answers.py). The
 bound charges each of the target's passes what a plain step costs, and nothing else.
 """
 
 import argparse
 import asyncio
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from bench.answers import Run, answer, answer_all, mean_round
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.engine import requests_of
+from bench.engine import CACHE_BYTES, requests_of
+from bench.processes import at_distance, worker_process
 from bench.report import save, table
-from bench.service import TRUST, at_distance, worker_process
 from bench.simulate import predicted
-from gateway.observe.stats import Stats
-from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds, RoundsFactory
-from gateway.sequence import Sequence as GatewaySequence
-from gateway.settings import GatewaySettings, Speculation
-from gateway.workers.fleet import DraftStream, Fleet, TargetStream
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS
 from outrider.engine.speculate import Request
-from outrider.pace.settings import PaceSettings
 
-FAR_AHEAD_S = 3600.0
 BRANCHES = 12
 DEPTHS = {0.0: (3, 4, 6), 0.2: (2, 3, 4), 0.45: (1, 2, 3)}  # by the draft's step as a share of the target's
 DELAY_MS = 2.0
 CROWD, CROWD_DEPTHS = 32, (1, 2)
 HOPS = 4  # of a round
-PARTS = ("gateway", "wire", "draft", "wait", "target")
-PLAIN = Speculation(mode="off", drafter="model")
-SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
-
-
-@dataclass
-class Times:
-    """Of one answer, seconds."""
-
-    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    rounds: int = 0
-
-
-class TimedFleet(Fleet):
-    """A Fleet that notes what the time between two Verdicts is made of."""
-
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        super().__init__(lambda: workers, TRUST)
-        self.times = Times()
-        self._verdict_at: float | None = None
-        self._round = 0  # of the newest turn
-        self._asked_at = self._drafted_at = self._sent_at = 0.0
-        self._draft: Any = None  # reply to the newest Propose, as far as somebody waited for it
-
-    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> TargetStream:
-        """As the Fleet does; every Verify and every Verdict is noted."""
-        stream = super().open_target(sequence, apart=apart)
-        send, receive = stream.send, stream.receive
-
-        async def noted_send(request: Any) -> None:
-            turn = (request.verify if request.HasField("verify") else request.plain).turn
-            if turn.round > self._round:  # the same again only says what follows
-                self._round, self._sent_at = turn.round, time.perf_counter()
-            await send(request)
-
-        async def noted(*arguments: Any) -> Any:
-            reply = await receive(*arguments)
-            if reply is not None:
-                self._note(reply.timings)
-            return reply
-
-        stream.send, stream.receive = noted_send, noted  # type: ignore[assignment, method-assign]
-        return stream
-
-    def open_draft(self, sequence: GatewaySequence) -> DraftStream:
-        """As the Fleet does; every Propose and its Draft are noted."""
-        stream = super().open_draft(sequence)
-        send, receive = stream.send, stream.receive
-
-        async def noted_send(*arguments: Any) -> None:
-            self._asked_at, self._draft = time.perf_counter(), None
-            await send(*arguments)
-
-        async def noted(*arguments: Any) -> Any:
-            reply = await receive(*arguments)
-            if reply is not None and self._draft is None:
-                self._drafted_at, self._draft = time.perf_counter(), reply
-            return reply
-
-        stream.send, stream.receive = noted_send, noted  # type: ignore[assignment, method-assign]
-        return stream
-
-    def _note(self, target: Any) -> None:
-        """A Verdict has come."""
-        now, before = time.perf_counter(), self._verdict_at
-        self._verdict_at = now
-        if before is None:
-            return
-        parts = self.times.parts
-        self.times.rounds += 1
-        step, total = target.step_ns / 1e9, target.total_ns / 1e9
-        if self._sent_at <= before:  # the target went on by itself
-            parts["target"] += min(step, now - before)
-            parts["wait"] += max(min(total, now - before) - step, 0.0)
-            parts["wire"] += max(now - before - total, 0.0)
-            return
-        parts["target"] += step
-        parts["wait"] += total - step
-        parts["wire"] += now - self._sent_at - total
-        if self._draft is not None and self._asked_at > before:
-            timings = self._draft.timings
-            draft_step, draft_total = timings.step_ns / 1e9, timings.total_ns / 1e9
-            parts["draft"] += draft_step
-            parts["wait"] += draft_total - draft_step
-            parts["wire"] += self._drafted_at - self._asked_at - draft_total
-            parts["gateway"] += (self._asked_at - before) + (self._sent_at - self._drafted_at)
-        else:
-            parts["gateway"] += self._sent_at - before
-
-
-@dataclass
-class Run:
-    """One answer."""
-
-    seconds: float
-    tokens: tuple[int, ...]
-    stats: Stats
-    times: Times
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return len(self.tokens) / self.seconds
-
-
-def rounds_of(fleet: Fleet, request: Request, depth: int) -> tuple[GatewaySequence, Rounds]:
-    """Depth 0: plain decoding."""
-    sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
-    speculation = Speculation(mode="fixed", depth=depth, drafter="model") if depth else PLAIN
-    deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    return sequence, RoundsFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, deadline)
-
-
-async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:
-    """From the first Verdict on: taking the prompt in is the same for all."""
-    fleet = TimedFleet(workers)
-    sequence, rounds = rounds_of(fleet, request, depth)
-    begun = None
-    async for _ in rounds.steps():
-        begun = time.perf_counter() if begun is None else begun
-    assert begun is not None
-    seconds = time.perf_counter() - begun
-    await fleet.close()
-    return Run(seconds, tuple(sequence.generated[1:]), rounds.stats, fleet.times)
-
-
-async def answer_all(workers: Sequence[Worker], requests: Sequence[Request], depth: int) -> float:
-    """Tokens per second of all at once, from the moment when each has its first."""
-    fleet = Fleet(lambda: workers, TRUST)
-    begun, tokens = time.perf_counter(), 0
-    waiting = len(requests)
-
-    async def one(request: Request) -> None:
-        nonlocal begun, tokens, waiting
-        sequence, rounds = rounds_of(fleet, request, depth)
-        async for step in rounds.steps():
-            tokens += len(step.tokens)
-            if len(step.tokens) == len(sequence.generated):  # its first
-                waiting -= 1
-                if not waiting:
-                    begun, tokens = time.perf_counter(), 0
-
-    await asyncio.gather(*(one(request) for request in requests))
-    rate = tokens / (time.perf_counter() - begun)
-    await fleet.close()
-    return rate
 
 
 @contextmanager
@@ -201,7 +46,13 @@ def drafts_of(step_s: float, dtype: str) -> Iterator[dict[bool, Worker]]:
         yield {
             ahead: stack.enter_context(
                 worker_process(
-                    "draft", str(DRAFT), 1, dtype, draft_ahead=BRANCHES * ahead, shortest_step_s=step_s
+                    "draft",
+                    DRAFT,
+                    threads=1,
+                    dtype=dtype,
+                    cache_memory=CACHE_BYTES,
+                    draft_ahead=BRANCHES * ahead,
+                    shortest_step_s=step_s,
                 )
             )
             for ahead in (False, True)
@@ -260,7 +111,7 @@ def foreseen_share(runs: Sequence[Run]) -> float:
 def row_of(comparison: Comparison, share: float, temperature: float, plain_step_s: float) -> dict[str, Any]:
     without, ahead = comparison.best(False), comparison.best(True)
     runs = comparison.of(True, ahead)
-    tokens, passes = sum(len(run.tokens) for run in runs), sum(run.times.rounds for run in runs)
+    tokens, passes = sum(run.tokens for run in runs), sum(len(run.rounds) for run in runs)
     bound = tokens / (passes * plain_step_s)
     return {
         "draft / target step": share,
@@ -273,7 +124,7 @@ def row_of(comparison: Comparison, share: float, temperature: float, plain_step_
         "predicted": predicted_gain(comparison, plain_step_s),
         "foreseen": foreseen_share(runs),
         "target had it": sum(run.stats.continued for run in runs) / passes,
-        "share of the bound": sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs) / bound,
+        "share of the bound": tokens / sum(run.seconds for run in runs) / bound,
     }
 
 
@@ -286,8 +137,7 @@ def predicted_gain(comparison: Comparison, plain_step_s: float) -> float:
     gains = []
     for task in dict.fromkeys(task for task, _, _ in comparison.runs):
         runs, alone = comparison.of(True, ahead, task), comparison.of(False, without, task)
-        rounds = sum(run.times.rounds for run in alone)
-        per_round = {part: sum(run.times.parts[part] for run in alone) / rounds for part in PARTS}
+        per_round = mean_round(alone)
         per_token = max(per_round["target"] - plain_step_s, 0.0) / without
         hop_s = (per_round["wire"] + per_round["gateway"]) / HOPS
         verified = sum(run.stats.verified for run in (*runs, *alone))
@@ -319,8 +169,7 @@ def lines_of(comparison: Comparison, share: float, temperature: float, plain_ste
         depth = comparison.best(ahead)
         for task in dict.fromkeys(task for task, _, _ in comparison.runs):
             runs = comparison.of(ahead, depth, task)
-            rounds = sum(run.times.rounds for run in runs)
-            parts = {part: 1e3 * sum(run.times.parts[part] for run in runs) / rounds for part in PARTS}
+            rounds = sum(len(run.rounds) for run in runs)
             lines.append(
                 {
                     "draft / target step": share,
@@ -328,8 +177,8 @@ def lines_of(comparison: Comparison, share: float, temperature: float, plain_ste
                     "task": task,
                     "draft-ahead": ahead,
                     "depth": depth,
-                    "tokens per round": sum(len(run.tokens) for run in runs) / rounds,
-                    **parts,
+                    "tokens per round": sum(run.tokens for run in runs) / rounds,
+                    **{part: 1e3 * seconds for part, seconds in mean_round(runs).items()},
                     "bound": 1e3 * plain_step_s,
                 }
             )
@@ -339,15 +188,17 @@ def lines_of(comparison: Comparison, share: float, temperature: float, plain_ste
 def plain_step(target: Worker, requests: Sequence[tuple[str, Request]]) -> float:
     """Seconds of a plain step of one stream, median over the tasks."""
     runs = [asyncio.run(answer([target], request, 0)) for _, request in requests]
-    return statistics.median(run.times.parts["target"] / run.times.rounds for run in runs)
+    return statistics.median(mean_round([run])["target"] for run in runs)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Comparisons, time lines, distance, many streams."""
-    path = str(inflated_target(options.target))
+    path = inflated_target(options.target)
     tokenizer = Tokenizer.from_file(str(DRAFT / "tokenizer.json"))
     rows, lines, far, many = [], [], [], []
-    with worker_process("target", path, options.threads, options.dtype) as target:
+    with worker_process(
+        "target", path, threads=options.threads, dtype=options.dtype, cache_memory=CACHE_BYTES
+    ) as target:
         asked = {
             temperature: [
                 (kind, requests_of(kind, tokenizer, 1, options.tokens, temperature)[0])
@@ -366,7 +217,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any
                         comparison.run(requests)
                     expected = {task: asyncio.run(answer([target], request, 0)) for task, request in requests}
                     for (task, _, _), runs in comparison.runs.items():
-                        assert all(run.tokens == expected[task].tokens for run in runs), task
+                        assert all(run.generated == expected[task].generated for run in runs), task
                     rows.append(row_of(comparison, share, temperature, plain_step_s))
                     lines += lines_of(comparison, share, temperature, plain_step_s)
                     print(table(rows[-1:]), flush=True)
@@ -423,8 +274,8 @@ def distance(
     return row | {"with / without": row["loss with"] / row["loss without"]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.ahead", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench ahead", description=__doc__.partition("\n")[0])
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--threads", type=int, default=2, help="of the target; the draft has one")
     parser.add_argument("--dtype", default="float32")
@@ -433,11 +284,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--shares", type=float, nargs="+", default=[*DEPTHS], choices=[*DEPTHS])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows, lines, far, many = measure(options)
     print(table(lines))
     print(save("ahead", rows, threads=options.threads, time_lines=lines, distance=far, crowd=many))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What batch-invariant numerics cost: `python -m bench.batch_invariant`.
+"""What batch-invariant numerics cost: `python -m bench batch_invariant`.
 
 Steps of the demo target inflated to 190 M, with and without, in turns; ratios are medians over the turns.
 """
@@ -66,23 +66,19 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.batch_invariant", description="What batch-invariant numerics cost."
+        prog="python -m bench batch_invariant", description="What batch-invariant numerics cost."
     )
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=9)
-    parsed = parser.parse_args(arguments)
-    torch.set_num_threads(parsed.threads)
-    model = str(inflated_target(parsed.target))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    model = str(inflated_target(options.target))
     rows = [
-        row for dtype in parsed.dtypes for row in measure(model, dtype, parsed.threads, parsed.repetitions)
+        row for dtype in options.dtypes for row in measure(model, dtype, options.threads, options.repetitions)
     ]
     print(table(rows))
-    print(save("batch_invariant", rows, target=parsed.target))
-
-
-if __name__ == "__main__":
-    main()
+    print(save("batch_invariant", rows, target=options.target))

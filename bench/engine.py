@@ -1,4 +1,4 @@
-"""Tokens per second plain and speculative in one process: `python -m bench.engine`.
+"""Tokens per second plain and speculative in one process: `python -m bench engine`.
 
 Per kind of text, batch size and depth, on the demo target inflated to a realistic cost and the demo draft.
 The bound charges each target pass what one measured plain step costs, and nothing for drafting; textbook is
@@ -157,8 +157,8 @@ def engine_of(path: str, arguments: argparse.Namespace) -> Engine:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench engine", description=__doc__.partition("\n")[0])
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
@@ -168,9 +168,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4, help="per kind, rounded up to whole batches")
     parser.add_argument("--tokens", type=int, default=64, help="generated per request")
     parser.add_argument("--repetitions", type=int, default=3)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    rows = measure(arguments)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    rows = measure(options)
     print("\nmean over kinds\n" + table(means(rows)))
     print(save("engine", rows, means=means(rows)))
 
@@ -184,7 +184,3 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         {"batch": batch, "depth": depth, "ratio": statistics.mean(ratios)}
         for (batch, depth), ratios in by_shape.items()
     ]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The engine on a GPU, in one process and without Ray: `python -m bench.gpu`.
+"""The engine on a GPU, in one process and without Ray: `python -m bench gpu`.
 
 Makes its pair on the spot under ./checkpoints: the demo target inflated to about 8 B parameters and the demo
 draft to about 1 B, bfloat16 (18 GB of disk, 45 GB of GPU memory). Then, each part alone on the device:
@@ -175,17 +175,17 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="The engine on a GPU.")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench gpu", description="The engine on a GPU.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--target", type=Path, help="a checkpoint; made if left out")
     parser.add_argument("--draft", type=Path, help="a checkpoint; made if left out")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--tokens", type=int, default=128, help="generated per request")
-    parsed = parser.parse_args(arguments)
-    device: str = parsed.device
-    target, draft = parsed.target or gpu_target(), parsed.draft or gpu_draft()
+    options = parser.parse_args(arguments)
+    device: str = options.device
+    target, draft = options.target or gpu_target(), options.draft or gpu_draft()
     bandwidth = read_bandwidth(device)
     print(f"{bandwidth / 1e9:.0f} GB/s", flush=True)
     parts: dict[str, list[dict[str, Any]]] = {}
@@ -197,10 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         free()
 
     done("steps", step_rows(target, device, bandwidth))
-    done("speculation", speculation_rows(target, draft, device, parsed.batches, parsed.depths, parsed.tokens))
-    done("generate", generate_rows(target, draft, device, parsed.tokens))
+    done(
+        "speculation",
+        speculation_rows(target, draft, device, options.batches, options.depths, options.tokens),
+    )
+    done("generate", generate_rows(target, draft, device, options.tokens))
     done("draft_steps", draft_rows(draft, device))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Same seed, same text, counted: `python -m bench.identity`.
+"""Same seed, same text, counted: `python -m bench identity`.
 
 Seeded requests on the demo pair, answered by plain decoding one at a time, then in every other way. In
 float32 none should differ; in bfloat16 rounding depends on the shape of a step, and this says how often that
@@ -6,6 +6,7 @@ changes a text; with batch-invariant numerics none may.
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,8 +82,8 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.identity", description="Same seed, same text?")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench identity", description="Same seed, same text?")
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="as usual")
     parser.add_argument(
         "--batch-invariant", nargs="*", default=["bfloat16"], help="with batch-invariant numerics"
@@ -90,17 +91,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     rows = [
         row
-        for batch_invariant, dtypes in ((False, arguments.dtypes), (True, arguments.batch_invariant))
+        for batch_invariant, dtypes in ((False, options.dtypes), (True, options.batch_invariant))
         for dtype in dtypes
-        for row in measure(dtype, batch_invariant, arguments.requests, arguments.tokens, arguments.threads)
+        for row in measure(dtype, batch_invariant, options.requests, options.tokens, options.threads)
     ]
     print(table(rows))
     print(save("identity", rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Writes a Llama checkpoint that computes the same function at a larger cost.
 
-    python -m bench.inflate SOURCE DESTINATION --hidden 1024 --layers 16 --intermediate 2816 \
+    python -m bench inflate SOURCE DESTINATION --hidden 1024 --layers 16 --intermediate 2816 \
         --heads 32 --kv-heads 16
 
 Every logit stays what it was (up to rounding), so a small trained pair can be measured at a realistic ratio
@@ -17,6 +17,7 @@ of costs with realistic acceptance. The result is an ordinary Llama checkpoint:
 import argparse
 import copy
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -192,9 +193,9 @@ def inflate(source: Path, destination: Path, dtype: torch.dtype = torch.float32,
     return int(model.num_parameters())
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.inflate", description=(__doc__ or "").splitlines()[0]
+        prog="python -m bench inflate", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("source", type=Path, help="folder of a Llama checkpoint")
     parser.add_argument("destination", type=Path, help="folder to be made")
@@ -202,14 +203,10 @@ def main() -> None:
     for field in fields(Size):
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=int, default=argparse.SUPPRESS, help="as in the source if left out")
-    sizes = vars(parser.parse_args())
+    sizes = vars(parser.parse_args(arguments))
     source, destination, dtype = sizes.pop("source"), sizes.pop("destination"), DTYPES[sizes.pop("dtype")]
     try:
         parameters = inflate(source, destination, dtype, **sizes)
     except (InflationError, FileExistsError) as error:
         parser.error(str(error))
     print(f"{destination}: {parameters / 1e6:.1f} M parameters")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The linear layers of the 190 M target alone, packed and as nn.Linear: `python -m bench.linear`.
+"""The linear layers of the 190 M target alone, packed and as nn.Linear: `python -m bench linear`.
 
 Yardstick: the time to read their weights once, measured in turns with them.
 """
@@ -6,7 +6,7 @@ Yardstick: the time to read their weights once, measured in turns with them.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,18 +78,14 @@ def measure(dtype: torch.dtype, repetitions: int) -> list[dict[str, Any]]:
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.linear", description="The linear layers alone.")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench linear", description="The linear layers alone.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=11)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    bandwidth = read_bandwidth(arguments.threads)
-    rows = [*measure(torch.float32, arguments.repetitions), *measure(torch.bfloat16, arguments.repetitions)]
-    print(f"{bandwidth / 1e9:.1f} GB/s read by {arguments.threads} threads")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    bandwidth = read_bandwidth(options.threads)
+    rows = [*measure(torch.float32, options.repetitions), *measure(torch.bfloat16, options.repetitions)]
+    print(f"{bandwidth / 1e9:.1f} GB/s read by {options.threads} threads")
     print(table(rows))
     print(save("linear", rows, bandwidth=bandwidth))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A running service under load, by concurrency and mode of speculation: `python -m bench.load`.
+"""A running service under load, by concurrency and mode of speculation: `python -m bench load`.
 
 `serve run cluster.app` in processes of its own, driven over gRPC: the demo target inflated to a realistic
 cost, a smaller one where there are many streams, and the demo draft. The modes take turns within one running
@@ -15,7 +15,6 @@ go, adaptive beside plain in every window of 5 seconds.
 import argparse
 import asyncio
 import json
-import shlex
 import signal
 import statistics
 import sys
@@ -26,33 +25,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.report import RESULTS, save, table
+from bench.load_rows import WINDOW_S, Row, against_best, crossing_rows, rates, summary
+from bench.report import RESULTS, command, save, table
 from bench.streams import (
     TASKS,
     Client,
     Slice,
-    Steps,
     arrivals,
     connected,
-    percentile,
     rate_between,
     slice_of,
     speculation_of,
-    streams_at,
     window_starts,
 )
 from tests.support.running import serving
 
 ROOM = 128 * 512  # tokens in the cache of a worker
-BAR, TASK_BAR, CROSSING_BAR = 0.97, 0.95, 0.9
+BAR, TASK_BAR = 0.97, 0.95
 STRIDE = 9  # requests from slice to slice: another task and another temperature come first
-WINDOW_S = 5  # of the crossing
 WARMUP_PER_STREAM_S = 0.016  # prompts that come at once are taken in one after another
 SECONDS_PER_STREAM = 0.012  # of a slice: steps are longer where there are many
-RESAMPLES = 10_000
 SECTIONS = {  # what each writes
     "closed": ("rows", "ratios"),
     "tasks": ("tasks",),
@@ -60,8 +53,6 @@ SECTIONS = {  # what each writes
     "crossing": ("crossing",),
 }
 BEGUN = time.monotonic()
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -173,89 +164,15 @@ def rotated(modes: Sequence[str], by: int) -> list[str]:
     return [*modes[by:], *modes[:by]]
 
 
-def rates(slices: Mapping[str, Sequence[Slice]]) -> dict[str, list[float]]:
-    return {mode: [one.rate for one in of_mode] for mode, of_mode in slices.items()}
-
-
-def summary(slices: Sequence[Slice]) -> Row:
-    """Of one mode: rates by slice, everything else of all requests together."""
-    first_token = [1e3 * seconds for one in slices for seconds in one.first_token_s]
-    per_token = [1e3 * seconds for one in slices for seconds in one.per_token_s]
-    rounds, passes = sum(one.rounds for one in slices), sum(one.passes for one in slices)
-    finished = [stats for one in slices for stats in one.finished]
-    finished_rounds = sum(stats.rounds for stats in finished)
-    return {
-        "tokens/s": statistics.median(one.rate for one in slices),
-        "first token p50, ms": percentile(first_token, 50),
-        "first token p99, ms": percentile(first_token, 99),
-        "per token p50, ms": percentile(per_token, 50),
-        "per token p99, ms": percentile(per_token, 99),
-        # Of those that finished, where there are many streams the short ones: at their ends depth is cut.
-        "mean depth": sum(stats.drafted for stats in finished) / finished_rounds if finished_rounds else None,
-        "share of passes with a Draft": rounds / passes if passes else None,
-        "finished": len(finished),
-    }
-
-
-def against_best(rates: Mapping[str, Sequence[float]], bar: float) -> list[Row]:
-    """Adaptive beside the other mode that has the best median; nothing where one of the two is missing."""
-    others = {mode: statistics.median(of_mode) for mode, of_mode in rates.items() if mode != "adaptive"}
-    if not others or "adaptive" not in rates:
-        return []
-    reference = max(others, key=lambda mode: others[mode])
-    ratios = [ours / theirs for ours, theirs in zip(rates["adaptive"], rates[reference], strict=True)]
-    low, high = interval(ratios)
-    ratio = statistics.median(ratios)
-    return [
-        {
-            "reference": reference,
-            "reference, tokens/s": others[reference],
-            "adaptive / reference": ratio,
-            "low": low,
-            "high": high,
-            "bar": bar,
-            "ok": max(ratio, high) >= bar,
-        }
-    ]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """In which the median lies with 90 %, by bootstrap; always the same for the same values."""
-    drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
-    low, high = np.percentile(np.median(drawn, axis=1), [5, 95])
-    return float(low), float(high)
-
-
-def crossing_rows(steps: Steps, pairs: Sequence[Mapping[str, Sequence[float]]]) -> list[Row]:
-    """One per window; rates and ratios are medians over the pairs."""
-    rows = []
-    for window, start in enumerate(window_starts(steps, WINDOW_S)):
-        plain = [pair["plain"][window] for pair in pairs]
-        adaptive = [pair["adaptive"][window] for pair in pairs]
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(adaptive, plain, strict=True))
-        rows.append(
-            {
-                "from, s": start,
-                "streams": streams_at(steps, start),
-                "plain, tokens/s": statistics.median(plain),
-                "adaptive, tokens/s": statistics.median(adaptive),
-                "adaptive / plain": ratio,
-                "ok": ratio >= CROSSING_BAR,
-            }
-        )
-    return rows
-
-
 def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) -> None:
     """Writes load.json; what other sections and targets found earlier stays, with its own command."""
     path = RESULTS / "load.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     names = [name for names in SECTIONS.values() for name in names]
     facts = {name: _merged(before.get(name, []), results.get(name)) for name in names}
-    command = shlex.join(["python", "-m", "bench.load", *sys.argv[1:]])
     targets = sorted({row["target"] for row in results[SECTIONS[section][0]] if "target" in row})
     measured = [f"{section}, {target}" for target in targets] or [section]
-    commands = {**before.get("commands", {}), **dict.fromkeys(measured, command)}
+    commands = {**before.get("commands", {}), **dict.fromkeys(measured, command())}
     threads = {"target": target_threads, "draft": 1}
     print(save("load", facts.pop("rows"), commands=commands, threads=threads, **facts), flush=True)
 
@@ -310,9 +227,9 @@ def mode(text: str) -> str:
     return text
 
 
-def parsed() -> argparse.Namespace:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.load",
+        prog="python -m bench load",
         description=__doc__.partition("\n")[0],
         epilog="With the defaults all sections take about 20 minutes on four cores.",
     )
@@ -338,15 +255,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--crossing", type=int, default=64, help="streams at the height of the crossing")
     parser.add_argument("--crossing-seconds", type=float, nargs=3, default=[6.0, 10.0, 6.0])
     parser.add_argument("--pairs", type=int, default=3, help="runs of each mode through the crossing")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(SECTIONS)}")
     options.sections = options.sections or list(SECTIONS)
     return options
 
 
-def main() -> None:
-    options = parsed()
+def main(arguments: Sequence[str]) -> None:
+    options = parsed(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the service is ended then too
     results: dict[str, list[Row]] = {}
     for target in dict.fromkeys(options.targets):
@@ -369,7 +286,3 @@ def main() -> None:
             ) as service,
         ):
             asyncio.run(measure(service.grpc, target, options, results))
-
-
-if __name__ == "__main__":
-    main()

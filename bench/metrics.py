@@ -1,13 +1,14 @@
-"""What recording costs the processes that do the work, with Ray's own instruments: `python -m bench.metrics`.
+"""What recording costs the processes that do the work, with Ray's own instruments: `python -m bench metrics`.
 
 Sequences and engine are stand-ins that hold numbers; what is timed is the code of
 gateway/observe/metrics.py and actors/metrics.py, and Ray's.
 """
 
+import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -99,12 +100,11 @@ def _microseconds(record: Callable[[], None], repetitions: int = REPETITIONS) ->
     return statistics.median(taken) * 1e6
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    argparse.ArgumentParser(prog="python -m bench metrics", description="What recording costs.").parse_args(
+        arguments
+    )
     ray.init(include_dashboard=False, log_to_driver=False)
     rows = measure()
     print(table(rows))
     print(save("metrics", rows))
-
-
-if __name__ == "__main__":
-    main()

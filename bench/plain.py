@@ -1,4 +1,4 @@
-"""Plain decoding beside transformers' `generate` on the same weights: `python -m bench.plain`.
+"""Plain decoding beside transformers' `generate` on the same weights: `python -m bench plain`.
 
 A Llama of 32 M random weights in float32, greedy, at batch 1, 8 and 32. The two alternate within one run;
 the ratio is the median over the pairs.
@@ -7,6 +7,7 @@ the ratio is the median over the pairs.
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,18 +83,14 @@ def measure(threads: int, count: int, repetitions: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.plain", description="Plain decoding beside generate."
+        prog="python -m bench plain", description="Plain decoding beside generate."
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64, help="decoded after every prompt")
     parser.add_argument("--repetitions", type=int, default=5)
-    arguments = parser.parse_args()
-    rows = measure(arguments.threads, arguments.tokens, arguments.repetitions)
+    options = parser.parse_args(arguments)
+    rows = measure(options.threads, options.tokens, options.repetitions)
     print(table(rows))
     print(save("plain", rows))
-
-
-if __name__ == "__main__":
-    main()

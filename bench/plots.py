@@ -1,5 +1,6 @@
-"""Draws load.png and ahead.png beside the JSON in bench/results: `python -m bench.plots`."""
+"""Draws load.png and ahead.png beside the JSON in bench/results: `python -m bench plots`."""
 
+import argparse
 import itertools
 import json
 import textwrap
@@ -163,13 +164,10 @@ def draw_time_lines(axes: Axes, lines: Sequence[Row]) -> None:
     axes.invert_yaxis()
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    argparse.ArgumentParser(prog="python -m bench plots", description=__doc__).parse_args(arguments)
     for name, draw in (("load", figure_of), ("ahead", time_lines)):
         results = json.loads((RESULTS / f"{name}.json").read_text())
         path = RESULTS / f"{name}.png"
         draw(results).savefig(path, dpi=110)
         print(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Drafts with 8 and 4 bit weights beside the same in bfloat16: `python -m bench.quantized`.
+"""Drafts with 8 and 4 bit weights beside the same in bfloat16: `python -m bench quantized`.
 
 What a step costs, on the demo draft inflated to 150 M: steps of the three alternate, and ratios are medians
 within a repetition. What is accepted, on the demo pair as it is: of the draft, and of the target's own copy.
@@ -84,22 +84,18 @@ def acceptance(threads: int, count: int, tokens: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.quantized", description="8 and 4 bit drafts.")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench quantized", description="8 and 4 bit drafts.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=21)
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=32)
-    parsed = parser.parse_args(arguments)
-    torch.set_num_threads(parsed.threads)
-    rows = step_costs(parsed.threads, parsed.repetitions)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    rows = step_costs(options.threads, options.repetitions)
     print(table(rows))
-    accepted = acceptance(parsed.threads, parsed.requests, parsed.tokens)
+    accepted = acceptance(options.threads, options.requests, options.tokens)
     print(table(accepted))
     best = min(row["to bfloat16"] for row in rows if row["tokens"] == 1)
     print(f"one token: {best:.2f} of bfloat16, aim {AIM}: {'met' if best <= AIM else 'missed'}")
     print(save("quantized", rows, acceptance=accepted, aim=AIM))
-
-
-if __name__ == "__main__":
-    main()

@@ -36,13 +36,17 @@ def _processor() -> str:
     return next(names, platform.processor())
 
 
+def command() -> str:
+    """That runs the benchmark of this process."""
+    return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
+
+
 def save(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> Path:
     """Write bench/results/NAME.json: facts of the run, then its rows."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    command = "python -m " + shlex.join([f"bench.{name}", *sys.argv[1:]])
     stats = {
-        "command": command,
+        "command": command(),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         **facts,

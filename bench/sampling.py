@@ -1,4 +1,4 @@
-"""What processing the logits, keyed noise and the choice cost per step: `python -m bench.sampling`.
+"""What processing the logits, keyed noise and the choice cost per step: `python -m bench sampling`.
 
 Yardstick: the time to read the weights of a 190 M target once, in turns with the choices, by summing a buffer
 of that size. A one-token step of that target takes longer still, so the shares shown are upper bounds.
@@ -92,18 +92,14 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.sampling", description="What choosing tokens costs."
+        prog="python -m bench sampling", description="What choosing tokens costs."
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=15)
-    parsed = parser.parse_args(arguments)
-    torch.set_num_threads(parsed.threads)
-    rows = measure(parsed.repetitions)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    rows = measure(options.repetitions)
     print(table(rows))
     print(save("sampling", rows))
-
-
-if __name__ == "__main__":
-    main()

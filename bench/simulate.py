@@ -1,4 +1,4 @@
-"""The gateway and its pace at GPU cost ratios, without a GPU: `python -m bench.simulate`.
+"""The gateway and its pace at GPU cost ratios, without a GPU: `python -m bench simulate`.
 
 A target and a draft whose steps take as long as a cost table says (bench/simulated.py) answer the real
 gateway code, round by round, in virtual time. Closed loop: so many streams, each asks for one answer after
@@ -278,8 +278,8 @@ def hardware_of(pairs: Mapping[str, tuple[Hardware, Hardware]]) -> dict[str, Any
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.partition("\n")[0])
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 64, 128])
     parser.add_argument("--prompt-tokens", type=int, default=512, help="mean")
     parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
@@ -289,7 +289,7 @@ def main() -> None:
     )
     parser.add_argument("--runner-up-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
     parser.add_argument("--table", type=Path, help="JSON with other costs")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
     ahead_pairs = AHEAD_PAIRS if options.table is None else pairs
     load = Load(1, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s)
@@ -308,7 +308,3 @@ def main() -> None:
             print(table(ahead_rows[-1:]), flush=True)
     facts = {**inputs, "hardware": hardware_of(ahead_pairs), "rows": ahead_rows}
     print(save("simulate", rows, hardware=hardware_of(pairs), acceptance=acceptance, ahead=facts))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m bench.start``: where the time from ``serve run cluster.app`` to the first answer goes, and how
+"""``python -m bench start``: where the time from ``serve run cluster.app`` to the first answer goes, and how
 much memory every process that it started takes after that answer.
 
 Of several runs the quickest counts. Processor time says something beside other work too. Memory is
@@ -140,8 +140,8 @@ def name_of(command: Sequence[str]) -> str:
     return Path(programs[is_python]).name
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench start", description=__doc__.partition("\n\n")[0])
     parser.add_argument("settings", nargs="*", help="name=value, as `serve run cluster.app` takes them")
     parser.add_argument("--runs", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -163,7 +163,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         memory=processes,
         runs=options.runs,
     )
-
-
-if __name__ == "__main__":
-    main()

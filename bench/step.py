@@ -1,4 +1,4 @@
-"""What one forward pass costs, and where the time goes: `python -m bench.step`.
+"""What one forward pass costs, and where the time goes: `python -m bench step`.
 
 The demo target inflated to 190 M parameters, float32. Yardstick: the time to read its weights once at the
 memory bandwidth of this machine, measured in turns with the steps by summing a buffer of the weights' size.
@@ -30,18 +30,25 @@ BATCHES = (8, 32)  # sequences of one token each
 
 
 class Stopwatch:
-    """Adds up the seconds inside functions it has wrapped."""
+    """Adds up the seconds between begin and end, hooks of modules, and inside functions it has wrapped."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._begun = 0.0
+
+    def begin(self, *_: object) -> None:
+        self._begun = time.perf_counter()
+
+    def end(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begun
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, timed."""
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            begun = time.perf_counter()
+            self.begin()
             result = function(*arguments, **named)
-            self.seconds += time.perf_counter() - begun
+            self.end()
             return result
 
         return timed
@@ -130,7 +137,8 @@ def profile_of(runner: ModelRunner, steps: Steps, repetitions: int) -> dict[str,
     products, attention = Stopwatch(), Stopwatch()
     for module in runner.model.modules():
         if isinstance(module, PackedLinear | nn.Linear):
-            module.forward = products.wrap(module.forward)  # type: ignore[method-assign]
+            module.register_forward_pre_hook(products.begin)
+            module.register_forward_hook(products.end)
     original = nn.functional.scaled_dot_product_attention
     nn.functional.scaled_dot_product_attention = attention.wrap(original)
     try:
@@ -150,16 +158,12 @@ def profile_of(runner: ModelRunner, steps: Steps, repetitions: int) -> dict[str,
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.step", description="What one forward pass costs.")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench step", description="What one forward pass costs.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=20)
-    parsed = parser.parse_args(arguments)
-    rows, facts = measure(parsed.threads, parsed.repetitions)
+    options = parser.parse_args(arguments)
+    rows, facts = measure(options.threads, options.repetitions)
     print(table(rows))
     print(table([facts]))
     print(save("step", rows, profile=facts))
-
-
-if __name__ == "__main__":
-    main()

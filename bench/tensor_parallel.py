@@ -1,4 +1,4 @@
-"""What it costs a step to be coordinated between two processes: `python -m bench.tensor_parallel`.
+"""What it costs a step to be coordinated between two processes: `python -m bench tensor_parallel`.
 
 The demo target inflated to 190 M parameters, float32: in one process, and shared by two over gloo on the same
 machine, each with the same number of threads. Beside the steps, one exchange of each kind alone.
@@ -142,18 +142,14 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
     return rows, alone
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.tensor_parallel", description="What a tensor-parallel step costs."
+        prog="python -m bench tensor_parallel", description="What a tensor-parallel step costs."
     )
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--repetitions", type=int, default=20)
-    parsed = parser.parse_args(arguments)
-    rows, alone = measure(parsed.threads, parsed.repetitions)
+    options = parser.parse_args(arguments)
+    rows, alone = measure(options.threads, options.repetitions)
     print(table(rows))
     print(table([{f"{name} alone, ms": ms for name, ms in alone.items()}]))
-    print(save("tensor_parallel", rows, threads_of_each_process=parsed.threads, alone_ms=alone))
-
-
-if __name__ == "__main__":
-    main()
+    print(save("tensor_parallel", rows, threads_of_each_process=options.threads, alone_ms=alone))

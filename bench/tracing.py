@@ -1,4 +1,4 @@
-"""What tracing costs: `python -m bench.tracing`.
+"""What tracing costs: `python -m bench tracing`.
 
 Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway
 and its clients, some streams at a time. All three export over OTLP to a collector in yet another process that
@@ -28,9 +28,10 @@ from tokenizers import Tokenizer
 
 from actors.worker import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.load import STRIDE, cache_bytes, interval, mode
+from bench.load import STRIDE, cache_bytes, mode
+from bench.load_rows import Row, interval
+from bench.processes import TRUST, process_of, serve_worker
 from bench.report import save, table
-from bench.service import TRUST, process_of, serve_worker
 from bench.streams import TASKS, Client, connected, slice_of
 from gateway.api.access import Authentication
 from gateway.api.grpc_api import GenerationServicer
@@ -45,8 +46,6 @@ BAR = 0.97
 DRAFT_AHEAD = 12  # as a deployment has it
 COLLECTOR = "opentelemetry.proto.collector.trace.v1.TraceService"
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
-
-Row = dict[str, Any]
 
 
 def serve_sink(ready: Connection) -> None:
@@ -151,8 +150,8 @@ def compared(rates: Mapping[str, Sequence[float]], used: Mapping[str, Sequence[M
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.tracing", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench tracing", description=__doc__.partition("\n")[0])
     parser.add_argument("--target", choices=INFLATED, default="60M")
     parser.add_argument("--target-threads", type=int, default=2, help="the draft has one")
     parser.add_argument("--streams", type=int, default=16)
@@ -161,7 +160,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20, help="of a traced and an untraced slice")
     parser.add_argument("--seconds", type=float, default=2.0, help="that a slice is measured for")
     parser.add_argument("--warmup", type=float, default=0.5, help="seconds before")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     shared = {"dtype": "float32", "cache_memory": cache_bytes(options.target)}
     path = str(inflated_target(options.target))
     of_target = EngineSettings.model_validate({**shared, "model": path, "threads": options.target_threads})
@@ -174,15 +173,7 @@ def main() -> None:
             process_of(serve_traced_worker, "target", of_target, sink) as target,
             process_of(serve_traced_worker, "draft", of_draft, sink) as draft,
         ):
-            workers = [worker_at("target", *target), worker_at("draft", *draft)]
+            workers = [target, draft]
             settle()
             rows = asyncio.run(measure(workers, options))
     print(save("tracing", rows, threads={"target": options.target_threads, "draft": 1}))
-
-
-def worker_at(role: Role, address: str, vocab_size: int, max_length: int) -> Worker:
-    return Worker(role, "demo", address, 0, "here", vocab_size, max_length)
-
-
-if __name__ == "__main__":
-    main()

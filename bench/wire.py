@@ -1,6 +1,6 @@
 """What messages cost, where every sequence has a stream of its own and where all share one.
 
-`python -m bench.wire` has a gateway and a target in processes of their own, with nothing behind the messages.
+`python -m bench wire` has a gateway and a target in processes of their own, with nothing behind the messages.
 In each step every sequence verifies a Draft of four tokens, and all wait for the last one, as for a step of
 the engine. It tells how long a step takes, and the processor time of each side.
 """
@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -136,33 +136,29 @@ async def measure(
     return {"step ms": took, "gateway ms": gateway, "target ms": target}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.wire", description="What messages cost per step.")
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench wire", description="What messages cost per step.")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repetitions", type=int, default=3)
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     rows = []
     spawn = multiprocessing.get_context("spawn")
-    for sequences in arguments.sequences:
+    for sequences in options.sequences:
         ours, theirs = spawn.Pipe()
         process = spawn.Process(target=serve, args=(theirs, sequences), daemon=True)
         process.start()
         port, server = ours.recv(), psutil.Process(process.pid)
         for name, way in (("a stream each", a_stream_each), ("one stream", one_stream)):
             taken = [
-                asyncio.run(measure(port, server, way, sequences, arguments.steps))
-                for _ in range(arguments.repetitions)
+                asyncio.run(measure(port, server, way, sequences, options.steps))
+                for _ in range(options.repetitions)
             ]
             medians = {
-                key: statistics.median(one[key] for one in taken) / arguments.steps * 1e3 for key in taken[0]
+                key: statistics.median(one[key] for one in taken) / options.steps * 1e3 for key in taken[0]
             }
             rows.append({"sequences": sequences, "messages": name, **medians})
         process.kill()
         process.join()
     print(table(rows))
     print(save("wire", rows))
-
-
-if __name__ == "__main__":
-    main()

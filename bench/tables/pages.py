@@ -9,7 +9,7 @@ from outrider.tools.pages import begin, rewritten
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-COMMAND = "python -m bench.tables"
+COMMAND = "python -m bench tables"
 
 # By mark: the bench whose source is told above, None where it stands there already; and what writes it.
 TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {

@@ -17,12 +17,6 @@ KINDS = {
     "arithmetic": "arithmetic",
 }
 MODES = {"plain": "plain", "fixed-4": "K = 4", "fixed-6": "K = 6", "adaptive": "pace"}
-# Results from before a bench was renamed keep the words of their day.
-RENAMED = (
-    ("bench.reproducible", "bench.batch_invariant"),
-    ("--reproducible", "--batch-invariant"),
-    ("numerics that are reproducible", "batch-invariant numerics"),
-)
 
 Row = Mapping[str, Any]
 
@@ -45,13 +39,11 @@ def source(name: str) -> str:
     told = dict.fromkeys(commands.values() if isinstance(commands, dict) else commands)
     machine = stored["machine"]
     facts = [machine["processor"], f"{machine['cores']} cores", _threads(stored), stored["date"]]
-    return f"{', '.join(map(_today, told))}: {', '.join(facts)}.\n\n"
+    return f"{', '.join(map(_as_code, told))}: {', '.join(facts)}.\n\n"
 
 
-def _today(command: str) -> str:
+def _as_code(command: str) -> str:
     """As code, up to a remark in parentheses."""
-    for before, now in RENAMED:
-        command = command.replace(before, now)
     code, parenthesis, remark = command.partition(" (")
     return f"`{code}`{parenthesis}{remark}"
 

@@ -10,7 +10,7 @@ PLAIN_AIMS = {1: 1.25, 8: 1.5, 32: 1.4}  # to transformers' generate, by batch
 def summary() -> str:
     rows = [*_speed(), *_texts(), *_costs()]
     header = ["what", "measured", "our aim", "command"]
-    return table(header, ([*cells, f"`python -m bench.{name}`"] for *cells, name in rows))
+    return table(header, ([*cells, f"`python -m bench {name}`"] for *cells, name in rows))
 
 
 def _speed() -> list[list[str]]:

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from bench import load, report
-from bench.load import (
-    CROSSING_BAR,
-    against_best,
-    crossing_rows,
-    interval,
-    keep,
-    rotated,
-    summary,
-)
+from bench.load import keep, rotated
+from bench.load_rows import CROSSING_BAR, against_best, crossing_rows, interval, summary
 from bench.streams import (
     TASKS,
     Answer,
@@ -221,9 +214,9 @@ def test_streams_that_begin_together_do_not_end_together() -> None:
 def test_a_section_measured_alone_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(load, "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["load.py", "closed"])
+    monkeypatch.setattr("sys.argv", ["bench", "load", "closed"])
     keep({"rows": [{"streams": 1}], "ratios": [{"ok": True}]}, "closed", 2)
-    monkeypatch.setattr("sys.argv", ["load.py", "open", "--rates", "0.5"])
+    monkeypatch.setattr("sys.argv", ["bench", "load", "open", "--rates", "0.5"])
     keep({"open": [{"share": 0.5}]}, "open", 2)
     kept = json.loads((tmp_path / "load.json").read_text())
     assert (kept["rows"], kept["ratios"], kept["open"]) == (
@@ -233,6 +226,6 @@ def test_a_section_measured_alone_leaves_the_others(tmp_path: Path, monkeypatch:
     )
     assert kept["crossing"] == kept["tasks"] == []
     assert kept["commands"] == {
-        "closed": "python -m bench.load closed",
-        "open": "python -m bench.load open --rates 0.5",
+        "closed": "python -m bench load closed",
+        "open": "python -m bench load open --rates 0.5",
     }

@@ -21,6 +21,7 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.M)
 FILE = re.compile(r"[\w.*-]+(?:/[\w.*-]+)+/?")
 SUFFIXES = {".py", ".md", ".proto", ".json", ".yaml", ".png", ".html", ".js", ".css", ".toml", ".safetensors"}
+BENCHMARK = re.compile(r"python -m bench([ .])([a-z]\w*)")
 NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
 
@@ -90,21 +91,40 @@ def missing_names(text: str) -> Iterator[str]:
             yield name
 
 
+def missing_benchmarks(text: str) -> Iterator[str]:
+    """Of those that ``python -m bench`` is told to run."""
+    for space, name in BENCHMARK.findall(text):
+        files = [path for path in _files_of(ROOT / "bench" / name) if path.is_file()]
+        if space != " " or not any(re.search(r"^def main\(", file.read_text(), re.M) for file in files):
+            yield f"bench{space}{name}"
+
+
+def _files_of(module: Path) -> tuple[Path, Path]:
+    return module.with_suffix(".py"), module / "__init__.py"
+
+
 def _is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+    return any(file.is_file() for file in _files_of(path))
+
+
+def missing(text: str, page: Path) -> Iterator[str]:
+    yield from broken_links(text, page)
+    yield from missing_files(text, page)
+    yield from missing_names(text)
+    yield from missing_benchmarks(text)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_what_a_page_points_to_exists(name: str) -> None:
     page = ROOT / name
     text = page.read_text()
-    wrong = [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
-    assert not wrong, f"{name} points to what does not exist"
+    assert not [*missing(text, page)], f"{name} points to what does not exist"
 
 
 @pytest.mark.parametrize("name", [name for name in files() if name.endswith(".yaml")])
 def test_what_a_manifest_names_of_ours_exists(name: str) -> None:
-    assert not [*missing_names((ROOT / name).read_text())]
+    text = (ROOT / name).read_text()
+    assert not [*missing_names(text), *missing_benchmarks(text)]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -141,16 +161,17 @@ def test_no_paragraph_is_long(name: str) -> None:
         "[a](#no-such-heading)\n## A heading",
         "`gateway/no_such_file.py`",
         "`bench/results/*.no-such-suffix`",
-        "`python -m bench.no_such_module`",
+        "`python -m bench no_such_benchmark`",
+        "`python -m bench streams`",
+        "`python -m bench.tables`",
+        "bench.no_such_module",
         "gateway.proxy.add_generation_servicer",
         "`outrider.client.generation.Client`",
         "`outrider/engine/no_such_folder/`",
     ],
 )
 def test_what_does_not_exist_is_seen(text: str) -> None:
-    page = ROOT / "README.md"
-    found = [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
-    assert found
+    assert [*missing(text, ROOT / "README.md")]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +181,10 @@ def test_what_does_not_exist_is_seen(text: str) -> None:
         "```\n[a](no-such-page.md)\n```",
         "[a](#a-heading-1)\n## A heading\n## A `heading`!",
         "`/v1/completions`, `http/protobuf`, `owner/name@revision`, `config.json`",
-        "`bench/results/*.json`, `tests/fuzz/`, `python -m bench.tables`, outrider.yaml, `outrider.Client`",
-        "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app",
+        "`bench/results/*.json`, `tests/fuzz/`, `python -m bench tables`, outrider.yaml, `outrider.Client`",
+        "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app, bench.tables.pages",
+        "`python -m bench`, `python -m bench NAME`, `python -m bench gpu --device cpu`",
     ],
 )
 def test_what_exists_is_let_through(text: str) -> None:
-    page = ROOT / "README.md"
-    assert not [*broken_links(text, page), *missing_files(text, page), *missing_names(text)]
+    assert not [*missing(text, ROOT / "README.md")]

@@ -1,0 +1,155 @@
+"""Requests answered by workers, this process being their gateway; and what a round's time is made of."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from bench.processes import TRUST
+from gateway.drafters.proposal import NO_PROPOSAL
+from gateway.observe.answer_trace import NO_TRACE, NoTrace
+from gateway.observe.stats import Stats
+from gateway.rounds.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds, RoundsFactory
+from gateway.sequence import Sequence as GatewaySequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Worker
+from outrider.engine.speculate import Request
+from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+
+FAR_AHEAD_S = 3600.0
+PARTS = ("gateway", "wire", "draft", "wait", "target")
+PLAIN = Speculation(mode="off", drafter="model")
+SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
+
+Parts = Callable[[float, float, float, float], dict[str, float]]
+
+
+class RoundTimes(NoTrace):
+    """Listens to one answer in place of its trace, and notes what the time between two Verdicts is made of.
+
+    target, draft: their steps, each from building the batch to token ids on the host, as the workers report
+    them. wait: for such a step to begin. wire: what is left of the time from asking a worker to having its
+    answer, the building and reading of the messages included. gateway: the rest. A round's parts add up to
+    the time since the Verdict before it; the first Verdict, which takes the prompt in, has no round.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []  # by part, seconds
+        self._verdict_at: float | None = None
+        self._sent_at = self._drafted_at = 0.0
+        self._proposal = NO_PROPOSAL  # the newest
+
+    def on(self, event: Event) -> None:
+        now = time.perf_counter()
+        match event:
+            case Drafted():
+                self._drafted_at, self._proposal = now, event.proposal
+            case RoundBegan() | DraftAwaited():
+                self._sent_at = now  # its Verify follows, unless it has to wait for a Draft
+            case VerdictFell(continued=False):
+                self._verdict(now, event.reply.timings, self._asked)
+            case VerdictFell() | TokenDecoded():
+                self._verdict(now, event.reply.timings, self._went_on)
+
+    def _verdict(self, now: float, timings: rounds_pb2.Timings, parts: Parts) -> None:
+        before, self._verdict_at = self._verdict_at, now
+        if before is not None:
+            self.rounds.append(parts(before, now, timings.step_ns / 1e9, timings.total_ns / 1e9))
+
+    def _went_on(self, before: float, now: float, step_s: float, total_s: float) -> dict[str, float]:
+        """The target by itself: it may have begun before it told of the Verdict before."""
+        lasted = now - before
+        target = min(step_s, lasted)
+        wait = min(total_s, lasted) - target
+        return {"gateway": 0.0, "wire": lasted - target - wait, "draft": 0.0, "wait": wait, "target": target}
+
+    def _asked(self, before: float, now: float, step_s: float, total_s: float) -> dict[str, float]:
+        parts = {"draft": 0.0, "wait": total_s - step_s, "target": step_s}
+        parts["wire"] = now - self._sent_at - total_s
+        parts["gateway"] = self._sent_at - before
+        proposal = self._proposal
+        if self._drafted_at - proposal.seconds > before:  # it was asked for in this round
+            parts["gateway"] -= proposal.seconds
+            parts["wire"] += proposal.overhead_s
+            parts["wait"] += proposal.worker_s - proposal.step_s
+            parts["draft"] = proposal.step_s
+        return parts
+
+
+def mean_round(runs: Sequence["Run"]) -> dict[str, float]:
+    """Seconds of a round by part, mean over all of them."""
+    rounds = [parts for run in runs for parts in run.rounds]
+    return {part: fmean(parts[part] for parts in rounds) for part in PARTS}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One answer."""
+
+    total_s: float
+    seconds: float  # from its first Verdict on: taking the prompt in is the same for all
+    generated: tuple[int, ...]
+    stats: Stats
+    rounds: list[dict[str, float]]  # as RoundTimes has them
+
+    @property
+    def tokens(self) -> int:
+        """That came in ``seconds``: all but the first."""
+        return len(self.generated) - 1
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def rounds_of(
+    fleet: Fleet, request: Request, depth: int, trace: NoTrace = NO_TRACE
+) -> tuple[GatewaySequence, Rounds]:
+    """Depth 0: plain decoding."""
+    sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
+    speculation = Speculation(mode="fixed", depth=depth, drafter="model") if depth else PLAIN
+    deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
+    factory = RoundsFactory(fleet, Paces(PaceSettings()), SETTINGS)
+    return sequence, factory.of(sequence, speculation, deadline, trace=trace)
+
+
+async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:
+    """By a gateway that has connections of its own."""
+    fleet, times = Fleet(lambda: workers, TRUST), RoundTimes()
+    asked = time.perf_counter()
+    sequence, rounds = rounds_of(fleet, request, depth, times)
+    begun = None
+    async for _ in rounds.steps():
+        begun = time.perf_counter() if begun is None else begun
+    assert begun is not None
+    ended = time.perf_counter()
+    await fleet.close()
+    return Run(ended - asked, ended - begun, tuple(sequence.generated), rounds.stats, times.rounds)
+
+
+async def answer_all(workers: Sequence[Worker], requests: Sequence[Request], depth: int) -> float:
+    """Tokens per second of all at once, from the moment when each has its first."""
+    fleet = Fleet(lambda: workers, TRUST)
+    begun, tokens = time.perf_counter(), 0
+    waiting = len(requests)
+
+    async def one(request: Request) -> None:
+        nonlocal begun, tokens, waiting
+        sequence, rounds = rounds_of(fleet, request, depth)
+        async for step in rounds.steps():
+            tokens += len(step.tokens)
+            if len(step.tokens) == len(sequence.generated):  # its first
+                waiting -= 1
+                if not waiting:
+                    begun, tokens = time.perf_counter(), 0
+
+    await asyncio.gather(*(one(request) for request in requests))
+    rate = tokens / (time.perf_counter() - begun)
+    await fleet.close()
+    return rate
