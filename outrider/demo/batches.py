@@ -6,21 +6,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from outrider.demo.prompts import KINDS
 from outrider.demo.tokenizer import END_OF_TEXT
-
-# share of the training windows by kind: what is hard to predict gets most of them
-WEIGHTS = {
-    "code": 36,
-    "prose": 24,
-    "json": 11,
-    "question_answer": 9,
-    "stories": 7,
-    "arithmetic": 7,
-    "conversations": 9,
-    "tool_calls": 16,
-    "schema_answers": 16,
-}
 
 
 @dataclass(frozen=True)
@@ -52,15 +38,17 @@ def make_stream(tokenizer: Tokenizer, texts: list[str]) -> Stream:
     return Stream(tokens, lengths.cumsum(0) - lengths)
 
 
-def mixed_batch(streams: dict[str, Stream], rows: int, length: int, generator: torch.Generator) -> Tensor:
+def mixed_batch(
+    streams: dict[str, Stream], weights: dict[str, int], rows: int, length: int, generator: torch.Generator
+) -> Tensor:
     """Return windows of all kinds, each drawn with its weight, int64 [rows, length]."""
-    weights = torch.tensor([float(WEIGHTS[kind]) for kind in KINDS])
-    counts = torch.multinomial(weights, rows, replacement=True, generator=generator).bincount(
-        minlength=len(KINDS)
+    shares = torch.tensor([float(weight) for weight in weights.values()])
+    counts = torch.multinomial(shares, rows, replacement=True, generator=generator).bincount(
+        minlength=len(weights)
     )
     parts = [
         streams[kind].windows(count, length, generator)
-        for kind, count in zip(KINDS, counts.tolist(), strict=True)
+        for kind, count in zip(weights, counts.tolist(), strict=True)
         if count
     ]
     return torch.cat(parts)

@@ -4,9 +4,10 @@ from random import Random
 
 from outrider.demo.chat import Message, assistant, chat_document, system, user
 from outrider.demo.document import Document
-from outrider.demo.facts import COUNTRIES, NAMES
+from outrider.demo.facts import BUILTINS, CITIES, COLOURS, COUNTRIES, NAMES, PRODUCTS, SURNAMES
 from outrider.demo.picking import pick, pick_number
 from outrider.demo.questions import QUESTIONS
+from outrider.demo.tools import code
 
 BRIEFLY = "Answer briefly."
 SYSTEM_MESSAGES = ["You are a helpful assistant.", BRIEFLY, "You answer questions of children."]
@@ -46,6 +47,20 @@ def country_talk(random: Random) -> list[Message]:
     random.shuffle(others)
     asked = [turns[first], *others[: pick_number(random, 1, 2)]]
     return [message for question, answer in asked for message in exchange(question, answer)]
+
+
+def repetition_document(random: Random) -> Document:
+    """Turns that the assistant says once more: whoever reads it learns to look back."""
+    words = [*NAMES, *SURNAMES, *CITIES, *PRODUCTS, *COLOURS, *(name for name, *_ in BUILTINS)]
+    messages = []
+    for _ in range(random.randint(2, 5)):
+        said = [
+            random.choice(words) if random.random() < 0.6 else code(random)
+            for _ in range(random.randint(2, 9))
+        ]
+        asked = random.choice(["Repeat", "Say", "Write"])
+        messages += exchange(f"{asked}: {' '.join(said)}", " ".join(said))
+    return chat_document(messages, answer=1, tools=[])
 
 
 def conversation_document(random: Random) -> Document:

@@ -1,19 +1,27 @@
 """The training text by kind, and the prompts held out from it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from zlib import crc32
 
+from outrider.demo.conversations import repetition_document
 from outrider.demo.document import Document
 from outrider.demo.generated import GENERATORS
 from outrider.demo.library import code_documents, prose_documents, source_files
+from outrider.demo.picking import EvenRandom
 from outrider.demo.prompts import KINDS
 
 HELD_OUT_PROMPTS = 48
 HELD_OUT_FILES = 16  # one source file in so many
 PROMPT_CHARACTERS = 150
+EVEN_CHARACTERS = 1000  # of training text for which there is one even document of a kind
 DRAWS = 3000  # generated documents among which held-out prompts are looked for
+
+
+READING = ("conversations", "tool_calls", "schema_answers")  # kinds whose answers say what was said before
+REPETITIONS = "repetitions"  # a kind to be trained on only
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,7 @@ class Corpus:
     """Documents to train on and prompts that start none of them, both by kind of text."""
 
     training: dict[str, list[str]]
+    even: dict[str, list[str]]  # of READING and REPETITIONS, drawn without favourites
     held_out: dict[str, list[str]]
 
 
@@ -53,6 +62,16 @@ def generated_documents(kind: str, count: int, seed: str) -> list[Document]:
     return [GENERATORS[kind](random) for _ in range(count)]
 
 
+def even_documents(count: int) -> dict[str, list[str]]:
+    """Return `count` documents each of READING and REPETITIONS, drawn without favourites."""
+    generators = {REPETITIONS: repetition_document, **{kind: GENERATORS[kind] for kind in READING}}
+    documents = {}
+    for kind, generator in generators.items():
+        random = EvenRandom(f"{kind} even")
+        documents[kind] = ["".join(generator(random)) for _ in range(count)]
+    return documents
+
+
 def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
     """Assemble the corpus with at most about `characters` of training text per kind.
 
@@ -65,17 +84,24 @@ def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
         candidates[kind] = generated_documents(kind, draws, "held out")
         average = sum(len("".join(document)) for document in candidates[kind]) / draws
         documents[kind] = generated_documents(kind, int(characters / average), "training")
+    even = even_documents(characters // EVEN_CHARACTERS)
     held_out, training = {}, {}
     for kind in KINDS:
         random = Random(f"{kind} order")
         # each distinct prompt once: the common openings mostly stay in training
         prompts = sorted({document.prompt for document in candidates[kind]})
         held_out[kind] = random.sample(prompts, HELD_OUT_PROMPTS)
-        texts = map("".join, documents[kind])
-        kept = [text for text in texts if not text.startswith(tuple(held_out[kind]))]
+        kept = without(held_out[kind], map("".join, documents[kind]))
         random.shuffle(kept)
         training[kind] = shorten(kept, characters)
-    return Corpus(training, held_out)
+        if kind in READING:
+            even[kind] = without(held_out[kind], even[kind])
+    return Corpus(training, even, held_out)
+
+
+def without(held_out: list[str], texts: Iterable[str]) -> list[str]:
+    """Return the texts that none of the prompts starts."""
+    return [text for text in texts if not text.startswith(tuple(held_out))]
 
 
 def shorten(texts: list[str], characters: int) -> list[str]:

@@ -2,9 +2,19 @@
 
 from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Choice = TypeVar("Choice")
+
+
+class EvenRandom(Random):
+    """Has no favourites: what it picks cannot be guessed, only read."""
+
+    def choices(
+        self, population: Any, weights: Any = None, *, cum_weights: Any = None, k: int = 1
+    ) -> list[Any]:
+        """Ignores the weights."""
+        return super().choices(population, k=k)
 
 
 def pick(random: Random, options: Sequence[Choice]) -> Choice:

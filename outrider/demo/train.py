@@ -1,7 +1,8 @@
 """Makes the demo pair from scratch on a CPU: `python -m outrider.demo.train`.
 
-First target and draft together, the draft after the live target's distribution; then the draft alone on what
-the target became, half of the text being the target's own. Data, seeds and step counts are fixed.
+First the target alone, on text of all kinds. Then target and draft together, mostly on text that answers what
+was said before, the draft after the distribution of the live target. Last the draft alone on what the target
+became, half of the text being written by the target. Data, seeds and step counts are fixed.
 """
 
 import argparse
@@ -15,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from outrider.demo.batches import Stream, make_stream, mixed_batch
-from outrider.demo.corpus import DRAWS, load_corpus, shorten
+from outrider.demo.corpus import DRAWS, REPETITIONS, load_corpus, shorten
 from outrider.demo.optimization import Optimization
-from outrider.demo.pair import DRAFT, TARGET, new_model, save_model
+from outrider.demo.pair import DRAFT, TARGET, load_model, new_model, save_model
 from outrider.demo.prompts import DEMO, KINDS
 from outrider.demo.tokenizer import train_tokenizer
 from outrider.demo.writing import sampler, write
@@ -35,14 +36,41 @@ class Phase:
     length: int
 
 
+# share of the windows by kind: what is hard to predict gets most of them
+WEIGHTS = {
+    "code": 36,
+    "prose": 24,
+    "json": 11,
+    "question_answer": 9,
+    "stories": 7,
+    "arithmetic": 7,
+    "conversations": 9,
+    "tool_calls": 16,
+    "schema_answers": 16,
+}
+READING_WEIGHTS = {
+    "code": 14,
+    "prose": 9,
+    "json": 4,
+    "question_answer": 3,
+    "stories": 3,
+    "arithmetic": 3,
+    "conversations": 10,
+    "tool_calls": 22,
+    "schema_answers": 22,
+    REPETITIONS: 10,
+}
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """How much is trained. The learning rate is constant in the first joint phase, then decays."""
+    """How much is trained. The learning rate is constant in a list's first phase, then decays."""
 
     characters: int = 9_000_000  # of training text per kind
     draws: int = DRAWS  # generated documents among which held-out prompts are looked for
-    joint: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
-    distillation: Phase = Phase(1200, 10, 384)
+    target: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
+    reading: tuple[Phase, ...] = (Phase(500, 8, 512), Phase(400, 8, 512), Phase(50, 2, 2048))
+    distillation: Phase = Phase(1000, 10, 384)
     written_rows: int = 64  # per kind and writing temperature
     writing_temperatures: tuple[float, ...] = (1.0, 1.0, 0.7, 0.0)
 
@@ -64,14 +92,26 @@ def total_variation(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
     return 0.5 * (target_probs - draft_logits.softmax(-1)).abs().sum(-1).mean()
 
 
+def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, ...]) -> None:
+    """Train the target on text."""
+    generator = torch.Generator().manual_seed(SEED)
+    steps = sum(phase.steps for phase in phases)
+    optimization = Optimization("target", [target], steps, phases[0].steps)
+    for phase in phases:
+        for _ in range(phase.steps):
+            tokens = mixed_batch(streams, WEIGHTS, phase.rows, phase.length, generator)
+            loss = cross_entropy(logits_of(target, tokens).flatten(0, 1), tokens[:, 1:].flatten())
+            optimization.descend(loss, f"{loss.item():.3f}")
+
+
 def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: tuple[Phase, ...]) -> None:
     """Train the target on text and the draft on the target's distribution."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(SEED + 3)
     steps = sum(phase.steps for phase in phases)
     optimization = Optimization("target and draft", [target, draft], steps, phases[0].steps)
     for phase in phases:
         for _ in range(phase.steps):
-            tokens = mixed_batch(streams, phase.rows, phase.length, generator)
+            tokens = mixed_batch(streams, READING_WEIGHTS, phase.rows, phase.length, generator)
             target_logits = logits_of(target, tokens)
             target_loss = cross_entropy(target_logits.flatten(0, 1), tokens[:, 1:].flatten())
             draft_loss = divergence(target_logits.detach().softmax(-1), logits_of(draft, tokens))
@@ -102,7 +142,9 @@ def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Ph
     optimization = Optimization("distillation", [draft], phase.steps, phase.steps // 3)
     rows = phase.rows // len(sources)
     for _ in range(phase.steps):
-        tokens = torch.cat([mixed_batch(source, rows, phase.length, generator) for source in sources])
+        tokens = torch.cat(
+            [mixed_batch(source, WEIGHTS, rows, phase.length, generator) for source in sources]
+        )
         with torch.no_grad():
             target_probs = logits_of(target, tokens).softmax(-1)
         draft_logits = logits_of(draft, tokens)
@@ -125,7 +167,12 @@ def train(output: Path, schedule: Schedule) -> None:
     (output / "prompts.json").write_text(json.dumps(corpus.held_out, indent=1) + "\n")
 
     target, draft = new_model(TARGET), new_model(DRAFT)
-    train_jointly(target, draft, streams, schedule.joint)
+    train_target(target, streams, schedule.target)
+    save_model(target, tokenizer, output / "target")
+    target = load_model(output / "target").train()
+    even = {kind: make_stream(tokenizer, texts) for kind, texts in corpus.even.items()}
+    streams |= even
+    train_jointly(target, draft, streams, schedule.reading)
     save_model(target, tokenizer, output / "target")
     written = write_streams(target.eval(), streams, schedule)
     distill(target, draft, [streams, written], schedule.distillation)

@@ -1,9 +1,9 @@
 """Token streams and the windows that training reads."""
 
+import pytest
 import torch
 
 from outrider.demo.batches import Stream, make_stream, mixed_batch
-from outrider.demo.prompts import KINDS
 from outrider.demo.tokenizer import END_OF_TEXT, train_tokenizer
 
 
@@ -36,10 +36,11 @@ def test_windows_near_the_end_stay_inside() -> None:
     assert windows.max() == 19
 
 
-def test_a_mixed_batch_holds_every_kind() -> None:
-    streams = {kind: Stream(torch.full((50,), i), torch.tensor([0])) for i, kind in enumerate(KINDS)}
-    batch = mixed_batch(streams, 200, 8, torch.Generator().manual_seed(0))
-    counts = batch[:, 0].bincount()
-    assert batch.shape == (200, 8)
-    assert len(counts) == len(KINDS)
-    assert counts.argmax() == KINDS.index("code")
+def test_a_mixed_batch_holds_every_kind_by_its_weight() -> None:
+    weights = {"code": 6, "prose": 3, "json": 1}
+    streams = {kind: Stream(torch.full((50,), i), torch.tensor([0])) for i, kind in enumerate(weights)}
+    streams["stories"] = Stream(torch.full((50,), 9), torch.tensor([0]))  # without a weight
+    batch = mixed_batch(streams, weights, 2000, 8, torch.Generator().manual_seed(0))
+    assert batch.shape == (2000, 8)
+    shares = batch[:, 0].bincount() / 2000
+    assert shares.tolist() == pytest.approx([0.6, 0.3, 0.1], abs=0.05)

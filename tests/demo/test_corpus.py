@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from outrider.demo.corpus import HELD_OUT_PROMPTS, Corpus, load_corpus, shorten, split
+from outrider.demo.corpus import HELD_OUT_PROMPTS, READING, REPETITIONS, Corpus, load_corpus, shorten, split
 from outrider.demo.prompts import KINDS
 
 
@@ -19,6 +19,14 @@ def test_no_training_document_starts_with_a_held_out_prompt(kind: str) -> None:
     assert len(set(held_out)) == HELD_OUT_PROMPTS
     assert corpus().training[kind]
     assert not any(text.startswith(held_out) for text in corpus().training[kind])
+
+
+def test_even_documents_are_there_for_what_must_be_read() -> None:
+    even, held_out = corpus().even, corpus().held_out
+    assert even.keys() == {*READING, REPETITIONS}
+    assert all(len(texts) > 100 for texts in even.values())
+    for kind in READING:
+        assert not any(text.startswith(tuple(held_out[kind])) for text in even[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)

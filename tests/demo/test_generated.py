@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from outrider.demo.conversations import repetition_document
 from outrider.demo.generated import GENERATORS
 
 
@@ -68,6 +69,15 @@ def test_conversations_hold_together() -> None:
             brief += len(questions)
     assert known > 50
     assert brief > 2
+
+
+def test_a_repetition_is_what_was_said() -> None:
+    random = Random(3)
+    for _ in range(50):
+        text = "".join(repetition_document(random))
+        turns = re.findall(r"<\|user\|>\w+: ([^<]*)<\|end\|><\|assistant\|>([^<]*)<\|end\|>", text)
+        assert len(turns) >= 2
+        assert all(said == repeated for said, repeated in turns)
 
 
 def offered(text: str) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from outrider.demo.prompts import KINDS
 from outrider.demo.train import Phase, Schedule, divergence, total_variation, train
 
 TINY = Schedule(
-    characters=20_000,
+    characters=100_000,
     draws=600,
-    joint=(Phase(2, 2, 64), Phase(1, 1, 96)),
+    target=(Phase(2, 2, 64), Phase(1, 1, 96)),
+    reading=(Phase(2, 2, 64),),
     distillation=Phase(2, 4, 48),
     written_rows=2,
     writing_temperatures=(1.0, 0.0),
