@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from bench.processes import TRUST
 from gateway.drafters.proposal import NO_PROPOSAL
 from gateway.observe.answer_trace import NO_TRACE, NoTrace
 from gateway.observe.stats import Stats
@@ -20,6 +19,7 @@ from gateway.workers.streams import Worker
 from outrider.engine.speculate import Request
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
+from tests.support.trust import TRUST
 
 FAR_AHEAD_S = 3600.0
 PARTS = ("gateway", "wire", "draft", "wait", "target")

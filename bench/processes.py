@@ -9,28 +9,24 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from actors.engine_loop import EngineLoop
-from actors.servicers import DraftServicer, TargetServicer
-from actors.worker import settle, start_server
+from actors.worker import settle
 from gateway.workers.streams import Role, Worker
-from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from protos import rounds_pb2_grpc
-from protos.trust import Trust
+from tests.support.local_worker import local_worker
 from tests.support.relay import relay
-
-TRUST = Trust(token="of a benchmark on loopback")
 
 
 @contextmanager
 def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """Runs it in a process of its own, which says by its last argument, a pipe, what it is ready with."""
+    """Runs it in a process of its own, which says by its last argument, a pipe, what it is ready with.
+
+    Raises EOFError where it ends before that.
+    """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, sender), daemon=True)
     process.start()
+    sender.close()  # the process has its own
     try:
         yield receiver.recv()
     finally:
@@ -47,26 +43,15 @@ def worker_process(role: Role, model: Path, **settings: Any) -> Iterator[Worker]
 
 
 def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> None:
-    """A worker's process, until it is ended."""
-    asyncio.run(_serve(role, settings, EngineLoop(lambda: Engine.from_settings(settings)), ready))
+    """The process of a worker, until it is ended."""
 
+    async def serve() -> None:
+        async with local_worker(role, settings) as worker:
+            settle()
+            ready.send(worker.published)
+            await asyncio.Event().wait()
 
-async def _serve(role: Role, settings: EngineSettings, engine_loop: EngineLoop, ready: Connection) -> None:
-    engine_loop.attach(asyncio.get_running_loop())
-    settle()
-
-    def add_servicer(server: grpc.aio.Server) -> None:
-        if role == "target":
-            servicer = TargetServicer(engine_loop)
-            rounds_pb2_grpc.add_TargetWorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        else:
-            drafter = DraftServicer(engine_loop)
-            rounds_pb2_grpc.add_DraftWorkerServicer_to_server(drafter, server)  # type: ignore[no-untyped-call]
-
-    server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
-    engine = engine_loop.engine
-    ready.send(Worker(role, settings.model, address, 0, "here", engine.vocab_size, engine.max_length))
-    await server.wait_for_termination()
+    asyncio.run(serve())
 
 
 def serve_relay(address: str, delay_s: float, ready: Connection) -> None:

@@ -25,13 +25,14 @@ from actors.worker import start_server
 from bench.answers import answer
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
-from bench.processes import TRUST, at_distance, process_of, worker_process
+from bench.processes import at_distance, process_of, worker_process
 from bench.report import save, table
 from gateway.workers.fleet import CHANNEL_OPTIONS
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS
 from outrider.engine.speculate import Request
 from protos import rounds_pb2, rounds_pb2_grpc
+from tests.support.trust import TRUST
 
 BARE_HOPS = 60
 USUAL_ROUND_S = 0.05  # of the 190 M target on two cores

@@ -30,17 +30,16 @@ from actors.worker import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.load import STRIDE, cache_bytes, mode
 from bench.load_rows import Row, interval
-from bench.processes import TRUST, process_of, serve_worker
+from bench.processes import process_of, serve_worker
 from bench.report import save, table
 from bench.streams import TASKS, Client, connected, slice_of
-from gateway.api.access import Authentication
-from gateway.api.grpc_api import GenerationServicer
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from outrider.engine.settings import EngineSettings
-from protos import generation_pb2_grpc
+from tests.support.service import public_grpc
+from tests.support.trust import TRUST
 
 BAR = 0.97
 DRAFT_AHEAD = 12  # as a deployment has it
@@ -92,15 +91,9 @@ class Traced:
 async def gateway(workers: Sequence[Worker]) -> AsyncIterator[str]:
     """Its address; it runs in this process."""
     fleet = Fleet(lambda: workers, TRUST)
-    servicer = GenerationServicer()
-    servicer.generation = Generation(SETTINGS, Tokenizer.from_file(str(DRAFT / "tokenizer.json")), fleet)
-    servicer.authentication = Authentication((), anonymous=True)
-    server = grpc.aio.server()
-    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    generation = Generation(SETTINGS, Tokenizer.from_file(str(DRAFT / "tokenizer.json")), fleet)
+    async with public_grpc(generation) as address:
+        yield address
     await fleet.close()
 
 

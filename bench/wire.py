@@ -7,7 +7,7 @@ the engine. It tells how long a step takes, and the processor time of each side.
 
 import argparse
 import asyncio
-import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,6 +18,7 @@ import grpc
 import psutil  # type: ignore[import-untyped]
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from bench.processes import process_of
 from bench.report import save, table
 from protos import rounds_pb2
 
@@ -59,11 +60,12 @@ def reply(asked: rounds_pb2.TargetRequest) -> rounds_pb2.TargetReply:
     )
 
 
-def serve(ready: Connection, sequences: int) -> None:
-    asyncio.run(_serve(ready, sequences))
+def serve(sequences: int, ready: Connection) -> None:
+    """The process of the target, until it is ended."""
+    asyncio.run(_serve(sequences, ready))
 
 
-async def _serve(ready: Connection, sequences: int) -> None:
+async def _serve(sequences: int, ready: Connection) -> None:
     waiting: list[tuple[Any, rounds_pb2.TargetReply]] = []
 
     async def stream_each(requests: AsyncIterator[rounds_pb2.TargetRequest], context: Any) -> None:
@@ -87,7 +89,7 @@ async def _serve(ready: Connection, sequences: int) -> None:
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Wire", handlers),))
-    ready.send(server.add_insecure_port("127.0.0.1:0"))
+    ready.send((server.add_insecure_port("127.0.0.1:0"), os.getpid()))
     await server.start()
     await server.wait_for_termination()
 
@@ -143,22 +145,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args(arguments)
     rows = []
-    spawn = multiprocessing.get_context("spawn")
     for sequences in options.sequences:
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(theirs, sequences), daemon=True)
-        process.start()
-        port, server = ours.recv(), psutil.Process(process.pid)
-        for name, way in (("a stream each", a_stream_each), ("one stream", one_stream)):
-            taken = [
-                asyncio.run(measure(port, server, way, sequences, options.steps))
-                for _ in range(options.repetitions)
-            ]
-            medians = {
-                key: statistics.median(one[key] for one in taken) / options.steps * 1e3 for key in taken[0]
-            }
-            rows.append({"sequences": sequences, "messages": name, **medians})
-        process.kill()
-        process.join()
+        with process_of(serve, sequences) as (port, process_id):
+            server = psutil.Process(process_id)
+            for name, way in (("a stream each", a_stream_each), ("one stream", one_stream)):
+                taken = [
+                    asyncio.run(measure(port, server, way, sequences, options.steps))
+                    for _ in range(options.repetitions)
+                ]
+                medians = {
+                    key: statistics.median(one[key] for one in taken) / options.steps * 1e3
+                    for key in taken[0]
+                }
+                rows.append({"sequences": sequences, "messages": name, **medians})
     print(table(rows))
     print(save("wire", rows))

@@ -17,7 +17,8 @@ from tests.fuzz.harness import COMPLETIONS
 from tests.fuzz.messages import descriptor_of, message_of
 from tests.fuzz.sessions import sampled_chains, trees
 from tests.fuzz.values import graded
-from tests.support.service import TRUST, Service
+from tests.support.service import Service
+from tests.support.trust import TRUST
 
 DRAFT_WORKER = "outrider.rounds.v1.DraftWorker"
 Reply = (

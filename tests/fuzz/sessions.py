@@ -18,7 +18,8 @@ from protos.trust import TOKEN
 from tests.fuzz.bodies import TOKEN_IDS
 from tests.fuzz.messages import descriptor_of, field_of, leaves, message_of
 from tests.fuzz.values import graded
-from tests.support.service import TRUST, Service
+from tests.support.service import Service
+from tests.support.trust import TRUST
 
 REQUESTS: dict[Role, type[Message]] = {"target": rounds_pb2.TargetRequest, "draft": rounds_pb2.DraftRequest}
 REPLIES: dict[Role, Any] = {"target": rounds_pb2.TargetReply, "draft": rounds_pb2.DraftReply}

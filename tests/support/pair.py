@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import cache
 
-import grpc
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from actors.engine_loop import EngineLoop
-from actors.servicers import DraftServicer, TargetServicer
-from actors.worker import start_server
 from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
 from gateway.observe.stats import Stats
 from gateway.rounds.paces import Paces
@@ -22,11 +19,10 @@ from gateway.workers.streams import Role, Worker
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings
-from protos import rounds_pb2_grpc
 from tests.support.demo_pair import prompt_of, text_of
+from tests.support.local_worker import local_worker
 from tests.support.patience import LIMIT_S, PATIENCE
 from tests.support.relay import relay
 from tests.support.trust import TRUST
@@ -35,29 +31,14 @@ TOKENS = 40
 HELD_S = 0.1 * PATIENCE  # in which a Draft is prepared, also on a busy machine
 FIXED = Speculation(mode="fixed", depth=4)
 OFF = Speculation(mode="off")
-ADDERS = {
-    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
-    "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
-}
 
 
 @asynccontextmanager
 async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Worker]:
     usual = {"model": str(DEMO / role), "dtype": "float32", "threads": 1, "cache_memory": 2**26}
     made = EngineSettings.model_validate({**usual, **settings})
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(made))
-    engine_loop.attach(asyncio.get_running_loop())
-    servicer, add = ADDERS[role]
-
-    def add_servicer(server: grpc.aio.Server) -> None:
-        add(servicer(engine_loop), server)
-
-    server, address = await start_server(add_servicer, "127.0.0.1", TRUST)
-    engine = engine_loop.engine
-    async with relay(address, delay_s) as far:
-        yield Worker(role, "demo", far, 0, "here", engine.vocab_size, engine.max_length)
-        await server.stop(None)
-    engine_loop.stop()
+    async with local_worker(role, made) as worker, relay(worker.address, delay_s) as far:
+        yield replace(worker.published, address=far)
 
 
 @asynccontextmanager

@@ -13,9 +13,6 @@ import grpc
 import httpx
 from fastapi import FastAPI
 
-from actors.engine_loop import EngineLoop
-from actors.servicers import DraftServicer, TargetServicer
-from actors.worker import start_server
 from gateway.api import http_api
 from gateway.api.access import Authentication
 from gateway.api.grpc_api import GenerationServicer
@@ -26,39 +23,14 @@ from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from protos import generation_pb2_grpc, rounds_pb2_grpc
-from protos.trust import Trust
+from protos import generation_pb2_grpc
+from tests.support.local_worker import LocalWorker, local_worker
+from tests.support.trust import TRUST
 
-TRUST = Trust(token="a token of this test")
 MODEL = "m"  # the name by which clients know the target
+ANYBODY = Authentication((), anonymous=True)  # may ask
 QUIET_S = 20.0  # in which whatever clients have left is freed
-_SERVICERS: dict[Role, Any] = {
-    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
-    "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
-}
-
-
-@dataclass(frozen=True)
-class LocalWorker:
-    """A worker of this process: what it publishes, and the engine behind it."""
-
-    published: Worker
-    engine_loop: EngineLoop
-
-    @property
-    def role(self) -> Role:
-        return self.published.role
-
-    @property
-    def address(self) -> str:
-        return self.published.address
-
-    async def is_idle(self) -> bool:
-        """Nothing is open there, and every block of its cache can be given out again."""
-        load = await self.engine_loop.load()
-        return self.engine_loop.open_sequences == 0 and load.free_blocks == load.total_blocks
 
 
 @dataclass(frozen=True)
@@ -104,7 +76,10 @@ async def service_of(
         settings["draft"].setdefault("draft_ahead", 8)
         counts: dict[Role, int] = {"target": targets, "draft": drafts}
         roles = [role for role, count in counts.items() for _ in range(count)]
-        workers = [await ending.enter_async_context(_worker(role, settings[role])) for role in roles]
+        workers = [
+            await ending.enter_async_context(local_worker(role, engine_settings(role, **settings[role])))
+            for role in roles
+        ]
         others: list[Worker] = []
         fleet = Fleet(lambda: [*(worker.published for worker in workers), *others], TRUST)
         ending.push_async_callback(fleet.close)
@@ -112,13 +87,13 @@ async def service_of(
         generation = Generation(
             GatewaySettings(model=MODEL, tokenizer=folder, **(gateway or {})), load_tokenizer(folder), fleet
         )
-        authentication = Authentication((), anonymous=True)
-        app = http_api.build(generation, load_chat_template(folder), authentication)
+        app = http_api.build(generation, load_chat_template(folder), ANYBODY)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = await ending.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60)
         )
-        channel = await ending.enter_async_context(_public(generation, authentication))
+        address = await ending.enter_async_context(public_grpc(generation))
+        channel = await ending.enter_async_context(grpc.aio.insecure_channel(address))
         yield Service(app, http, channel, generation, workers, others)
 
 
@@ -130,34 +105,15 @@ def engine_settings(role: Role, **settings: Any) -> EngineSettings:
 
 
 @asynccontextmanager
-async def _worker(role: Role, settings: Mapping[str, Any]) -> AsyncIterator[LocalWorker]:
-    complete = engine_settings(role, **settings)
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(complete))
-    engine_loop.attach(asyncio.get_running_loop())
-    servicer, add_to = _SERVICERS[role]
-    server, address = await start_server(
-        lambda server: add_to(servicer(engine_loop), server), "127.0.0.1", TRUST
-    )
-    engine = engine_loop.engine
-    try:
-        published = Worker(role, complete.model, address, 0, "here", engine.vocab_size, engine.max_length)
-        yield LocalWorker(published, engine_loop)
-    finally:
-        await server.stop(None)
-        await asyncio.to_thread(engine_loop.stop)
-
-
-@asynccontextmanager
-async def _public(generation: Generation, authentication: Authentication) -> AsyncIterator[grpc.aio.Channel]:
-    """The public API behind a server as Serve's proxy is one, and a channel to it."""
+async def public_grpc(generation: Generation) -> AsyncIterator[str]:
+    """host:port of the public API behind a server as Serve's proxy is one."""
     servicer = GenerationServicer()
-    servicer.generation, servicer.authentication = generation, authentication
+    servicer.generation, servicer.authentication = generation, ANYBODY
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)

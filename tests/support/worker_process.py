@@ -9,13 +9,10 @@ import os
 import sys
 from typing import Any
 
-from actors.engine_loop import EngineLoop
-from actors.servicers import TargetServicer
-from actors.worker import start_server
 from outrider.engine.engine import Engine
-from protos import rounds_pb2_grpc
+from tests.support.local_worker import local_worker
 from tests.support.model import model_of
-from tests.support.service import TRUST, engine_settings
+from tests.support.service import engine_settings
 
 KILLED = 9  # exit status
 
@@ -33,20 +30,16 @@ def killed_by(engine: Engine, token: int) -> None:
 
 
 async def main(token: int) -> None:
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(engine_settings("target")))
-    engine_loop.attach(asyncio.get_running_loop())
-    killed_by(engine_loop.engine, token)
-
-    def add(server: Any) -> None:
-        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(TargetServicer(engine_loop), server)
-
-    server, address = await start_server(add, "127.0.0.1", TRUST)
-    engine = engine_loop.engine
-    found = {"address": address, "vocab_size": engine.vocab_size, "max_length": engine.max_length}
-    print(json.dumps({**found, "pid": os.getpid()}), flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(None)
-    engine_loop.stop()
+    async with local_worker("target", engine_settings("target")) as worker:
+        killed_by(worker.engine_loop.engine, token)
+        published = worker.published
+        found = {
+            "address": worker.address,
+            "vocab_size": published.vocab_size,
+            "max_length": published.max_length,
+        }
+        print(json.dumps({**found, "pid": os.getpid()}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":
