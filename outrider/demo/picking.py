@@ -10,9 +10,7 @@ Choice = TypeVar("Choice")
 class EvenRandom(Random):
     """Has no favourites: what it picks cannot be guessed, only read."""
 
-    def choices(
-        self, population: Any, weights: Any = None, *, cum_weights: Any = None, k: int = 1
-    ) -> list[Any]:
+    def choices(self, population: Any, *_: Any, k: int = 1, **__: Any) -> list[Any]:
         """Ignores the weights."""
         return super().choices(population, k=k)
 

@@ -5,7 +5,7 @@ import re
 from random import Random
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from outrider.demo.conversations import repetition_document

@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import torch
 from tokenizers import Tokenizer
