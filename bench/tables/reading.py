@@ -15,6 +15,9 @@ KINDS = {
     "question_answer": "question/answer",
     "stories": "stories",
     "arithmetic": "arithmetic",
+    "conversations": "conversations",
+    "tool_calls": "tool calls",
+    "schema_answers": "answers to schemas",
 }
 MODES = {"plain": "plain", "fixed-4": "K = 4", "fixed-6": "K = 6", "adaptive": "pace"}
 

@@ -25,8 +25,8 @@ LEAST_ACCEPTANCE = {
     "json": 0.8,
     "question_answer": 0.75,
     "conversations": 0.75,
-    "tool_calls": 0.75,
-    "schema_answers": 0.75,
+    "tool_calls": 0.7,
+    "schema_answers": 0.6,
 }
 
 
