@@ -1,8 +1,9 @@
 """Makes the demo pair from scratch on a CPU: `python -m outrider.demo.train`.
 
 First the target alone, on text of all kinds. Then target and draft together, mostly on text that answers what
-was said before, the draft after the distribution of the live target. Last the draft alone on what the target
-became, half of the text being written by the target. Data, seeds and step counts are fixed.
+was said before, the draft after the distribution of the live target. Then the draft alone on what the target
+became, half of the text being written by the target. Last the target reads long text once more, of which the
+stages before had little. Data, seeds and step counts are fixed.
 """
 
 import argparse
@@ -64,13 +65,14 @@ READING_WEIGHTS = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """How much is trained. The learning rate is constant in a list's first phase, then decays."""
+    """How much is trained. The learning rate is constant in the first of several phases, then decays."""
 
     characters: int = 9_000_000  # of training text per kind
     draws: int = DRAWS  # generated documents among which held-out prompts are looked for
     target: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
     reading: tuple[Phase, ...] = (Phase(500, 8, 512), Phase(400, 8, 512), Phase(50, 2, 2048))
     distillation: Phase = Phase(1000, 10, 384)
+    lengthening: tuple[Phase, ...] = (Phase(120, 2, 2048),)
     written_rows: int = 64  # per kind and writing temperature
     writing_temperatures: tuple[float, ...] = (1.0, 1.0, 0.7, 0.0)
 
@@ -92,11 +94,12 @@ def total_variation(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
     return 0.5 * (target_probs - draft_logits.softmax(-1)).abs().sum(-1).mean()
 
 
-def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, ...]) -> None:
+def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, ...], seed: int) -> None:
     """Train the target on text."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(seed)
     steps = sum(phase.steps for phase in phases)
-    optimization = Optimization("target", [target], steps, phases[0].steps)
+    constant_steps = phases[0].steps if len(phases) > 1 else 0
+    optimization = Optimization("target", [target], steps, constant_steps)
     for phase in phases:
         for _ in range(phase.steps):
             tokens = mixed_batch(streams, WEIGHTS, phase.rows, phase.length, generator)
@@ -167,7 +170,7 @@ def train(output: Path, schedule: Schedule) -> None:
     (output / "prompts.json").write_text(json.dumps(corpus.held_out, indent=1) + "\n")
 
     target, draft = new_model(TARGET), new_model(DRAFT)
-    train_target(target, streams, schedule.target)
+    train_target(target, streams, schedule.target, SEED)
     save_model(target, tokenizer, output / "target")
     target = load_model(output / "target").train()
     even = {kind: make_stream(tokenizer, texts) for kind, texts in corpus.even.items()}
@@ -177,6 +180,9 @@ def train(output: Path, schedule: Schedule) -> None:
     written = write_streams(target.eval(), streams, schedule)
     distill(target, draft, [streams, written], schedule.distillation)
     save_model(draft, tokenizer, output / "draft")
+    target = load_model(output / "target").train()
+    train_target(target, streams, schedule.lengthening, SEED + 4)
+    save_model(target, tokenizer, output / "target")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
 from tests.support.pair import answer, expected, pair
 
-KINDS = ("json", "code")
+KINDS = ("json", "stories")
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from bench.streams import (
     streams_at,
     window_starts,
 )
+from outrider.demo.prompts import KINDS
 from protos import generation_pb2
 
 STEPS = [(6.0, 1), (10.0, 64), (6.0, 1)]
@@ -192,7 +193,7 @@ def test_tasks_take_turns_and_so_do_temperatures() -> None:
     assert [request.task for request in requests] == [*TASKS, *TASKS]
     assert len({request.sampling.seed for request in requests}) == len(requests)
     temperatures = [request.sampling.temperature for request in requests if request.task != "creative"]
-    assert temperatures == [0.0] * 6 + [0.7] * 6
+    assert temperatures == [0.0] * len(KINDS) + [0.7] * len(KINDS)
     creative = [request for request in requests if request.task == "creative"]
     assert all(request.sampling.temperature == 1.5 for request in creative)
     assert creative[0].text == request_of(TASKS.index("stories"), TASKS, "plain", 64).text

@@ -15,6 +15,7 @@ TINY = Schedule(
     target=(Phase(2, 2, 64), Phase(1, 1, 96)),
     reading=(Phase(2, 2, 64),),
     distillation=Phase(2, 4, 48),
+    lengthening=(Phase(1, 1, 96),),
     written_rows=2,
     writing_temperatures=(1.0, 0.0),
 )

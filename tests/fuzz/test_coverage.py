@@ -72,6 +72,7 @@ def never_said(
         max_examples=EXAMPLES,
         deadline=None,
         database=None,
+        derandomize=False,  # the seeds are given
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
