@@ -10,8 +10,9 @@ from gateway.drafters.proposal import NO_PROPOSAL
 from gateway.observe.answer_trace import NO_TRACE, NoTrace
 from gateway.observe.stats import Stats
 from gateway.rounds.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds, RoundsFactory
+from gateway.rounds.rounds import Rounds
 from gateway.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet

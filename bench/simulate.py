@@ -28,8 +28,8 @@ from bench.report import save, table
 from bench.simulated import Ahead, SimulatedFleet, rank_at, runner_up_rate_for, simulated_fleet
 from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
@@ -44,7 +44,7 @@ NO_AHEAD = Ahead()
 BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
 AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
-COUNTED_S = 240.0  # of all streams together: one stream needs longer to see as many answers
+COUNTED_S = 60.0  # of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
 TARGET_70B = Hardware(

@@ -19,8 +19,8 @@ from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.observe.tracing import GenerationTrace
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.drafters.factory import Drafters
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.drafters.received import received_draft
 from gateway.errors import (
@@ -16,7 +15,7 @@ from gateway.errors import (
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.observe.answer_trace import NO_TRACE, NoTrace
+from gateway.observe.answer_trace import NoTrace
 from gateway.observe.stats import Stats
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.events import (
@@ -36,7 +35,6 @@ from gateway.rounds.events import (
 from gateway.rounds.paces import Paces
 from gateway.rounds.reasons import FIRST_TOKEN, LAST_TOKEN, LOST_TARGET, OF_ENGINE, OF_LOSSES
 from gateway.sequence import Origin, Sequence, Token
-from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet, TargetStream
 from protos import rounds_pb2
 from protos.conversions import draft_to_message
@@ -54,51 +52,6 @@ class Step:
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
     round: VerdictFell | None = None  # None: plain decoding
-
-
-class RoundsFactory:
-    """Rounds for the sequences of one gateway."""
-
-    def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
-        self._fleet = fleet
-        self._paces = paces
-        self._settings = settings
-        self._drafters = Drafters(fleet)
-
-    def of(
-        self,
-        sequence: Sequence,
-        speculation: Speculation,
-        deadline: float,
-        task: str | None = None,
-        priority: Priority = "interactive",
-        trace: NoTrace = NO_TRACE,
-    ) -> "Rounds":
-        """
-        Args:
-            speculation: resolved.
-            deadline: when to give up, in the event loop's time.
-            task: label under which acceptance is counted.
-            trace: for the spans of its rounds.
-        """
-        stats = Stats()
-        events = Events([stats, trace])
-        drafter = None
-        if speculation.mode != "off" and speculation.drafter is not None:
-            drafter = self._drafters.of(speculation.drafter, sequence)
-        paced = self._paces.sequence(speculation, task, priority)
-        longest_wait_s = self._settings.propose_deadline_ms / 1e3
-        drafting = Drafting(sequence, drafter, speculation, paced, events, longest_wait_s)
-        return Rounds(
-            sequence,
-            self._fleet,
-            self._paces,
-            drafting,
-            events,
-            stats,
-            trace,
-            Limits(deadline, self._settings.max_losses),
-        )
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from bench.simulate import (
 from bench.simulated import RIGHT, Ahead, rank_at, runner_up_rate_for, simulated_fleet
 from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
 from outrider.pace.cost_model import StepSize

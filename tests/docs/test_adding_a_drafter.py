@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling

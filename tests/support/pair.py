@@ -10,8 +10,8 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
 from gateway.observe.stats import Stats
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet

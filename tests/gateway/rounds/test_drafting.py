@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from gateway.rounds import drafting
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import RoundsFactory
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling

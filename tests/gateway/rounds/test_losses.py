@@ -9,9 +9,10 @@ import pytest
 from gateway.errors import DeadlineError, SequenceFailedError
 from gateway.observe.stats import Stats
 from gateway.rounds import rounds
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.rounds.reasons import OF_ENGINE, OF_LOSSES
-from gateway.rounds.rounds import Rounds, RoundsFactory
+from gateway.rounds.rounds import Rounds
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet

@@ -10,8 +10,9 @@ import pytest
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
 from gateway.observe.stats import Stats
 from gateway.rounds import drafting
+from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import PLAIN_STRETCH, RoundsFactory
+from gateway.rounds.rounds import PLAIN_STRETCH
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
