@@ -8,6 +8,7 @@ stages before had little. Data, seeds and step counts are fixed.
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,32 +95,39 @@ def total_variation(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
     return 0.5 * (target_probs - draft_logits.softmax(-1)).abs().sum(-1).mean()
 
 
-def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, ...], seed: int) -> None:
-    """Train the target on text."""
+def batches(
+    streams: dict[str, Stream], weights: dict[str, int], phases: tuple[Phase, ...], seed: int
+) -> Iterator[Tensor]:
+    """Yield a batch for every step, int64 [rows, length]."""
     generator = torch.Generator().manual_seed(seed)
-    steps = sum(phase.steps for phase in phases)
-    constant_steps = phases[0].steps if len(phases) > 1 else 0
-    optimization = Optimization("target", [target], steps, constant_steps)
     for phase in phases:
         for _ in range(phase.steps):
-            tokens = mixed_batch(streams, WEIGHTS, phase.rows, phase.length, generator)
-            loss = cross_entropy(logits_of(target, tokens).flatten(0, 1), tokens[:, 1:].flatten())
-            optimization.descend(loss, f"{loss.item():.3f}")
+            yield mixed_batch(streams, weights, phase.rows, phase.length, generator)
+
+
+def optimization_of(name: str, models: list[Any], phases: tuple[Phase, ...]) -> Optimization:
+    """Return one with a constant rate in the first of several phases."""
+    constant_steps = phases[0].steps if len(phases) > 1 else 0
+    return Optimization(name, models, sum(phase.steps for phase in phases), constant_steps)
+
+
+def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, ...], seed: int) -> None:
+    """Train the target on text."""
+    optimization = optimization_of("target", [target], phases)
+    for tokens in batches(streams, WEIGHTS, phases, seed):
+        loss = cross_entropy(logits_of(target, tokens).flatten(0, 1), tokens[:, 1:].flatten())
+        optimization.descend(loss, f"{loss.item():.3f}")
 
 
 def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: tuple[Phase, ...]) -> None:
     """Train the target on text and the draft on the target's distribution."""
-    generator = torch.Generator().manual_seed(SEED + 3)
-    steps = sum(phase.steps for phase in phases)
-    optimization = Optimization("target and draft", [target, draft], steps, phases[0].steps)
-    for phase in phases:
-        for _ in range(phase.steps):
-            tokens = mixed_batch(streams, READING_WEIGHTS, phase.rows, phase.length, generator)
-            target_logits = logits_of(target, tokens)
-            target_loss = cross_entropy(target_logits.flatten(0, 1), tokens[:, 1:].flatten())
-            draft_loss = divergence(target_logits.detach().softmax(-1), logits_of(draft, tokens))
-            report = f"target {target_loss.item():.3f}, draft {draft_loss.item():.3f}"
-            optimization.descend(target_loss + draft_loss, report)
+    optimization = optimization_of("target and draft", [target, draft], phases)
+    for tokens in batches(streams, READING_WEIGHTS, phases, SEED + 3):
+        target_logits = logits_of(target, tokens)
+        target_loss = cross_entropy(target_logits.flatten(0, 1), tokens[:, 1:].flatten())
+        draft_loss = divergence(target_logits.detach().softmax(-1), logits_of(draft, tokens))
+        report = f"target {target_loss.item():.3f}, draft {draft_loss.item():.3f}"
+        optimization.descend(target_loss + draft_loss, report)
 
 
 def write_streams(target: Any, streams: dict[str, Stream], schedule: Schedule) -> dict[str, Stream]:
