@@ -107,21 +107,20 @@ def greedy_answers(kind: str) -> list[tuple[str, str]]:
 
 
 def test_greedy_tool_calls_suit_the_tools_at_hand() -> None:
-    suits = 0
+    called = suits = 0
     for prompt, answer in greedy_answers("tool_calls"):
         listed = prompt.partition("Tools:\n")[2].partition("<|end|>")[0]
         tools = {tool["name"]: tool["parameters"] for tool in map(json.loads, listed.splitlines())}
-        is_asked = (
-            prompt.endswith("<|end|><|assistant|>") and "<|tool|>" not in prompt.rpartition("<|user|>")[2]
-        )
         calls = re.findall(r"<tool_call>(.*?)</tool_call>", answer)
+        called += bool(calls)
         try:
             for call in map(json.loads, calls):
                 jsonschema.validate(call["arguments"], tools[call["name"]])
         except (json.JSONDecodeError, jsonschema.ValidationError, KeyError):
             continue
-        suits += bool(calls) or not is_asked
-    assert suits >= 6
+        suits += bool(calls)
+    assert called >= 4  # the other prompts go on after a result, or need no tool
+    assert suits >= called - 1
 
 
 def test_greedy_answers_are_json_and_half_of_them_suit_their_schema() -> None:

@@ -26,11 +26,12 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.settings import EngineSettings
 from protos import generation_pb2_grpc
 from tests.support.local_worker import LocalWorker, local_worker
+from tests.support.patience import PATIENCE
 from tests.support.trust import TRUST
 
 MODEL = "m"  # the name by which clients know the target
 ANYBODY = Authentication((), anonymous=True)  # may ask
-QUIET_S = 20.0  # in which whatever clients have left is freed
+QUIET_S = 20.0 * PATIENCE  # in which whatever clients have left is freed
 
 
 @dataclass(frozen=True)
