@@ -33,6 +33,11 @@ class Script:
     requests: list[Any] = field(default_factory=list)  # in order, the opening first
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # no stream is open any more
 
+    @property
+    def is_alone(self) -> bool:
+        """No stream is open; one may never have arrived before its client left."""
+        return not self.requests or self.ended.is_set()
+
     async def turns(self, requests: Any, context: Any) -> AsyncIterator[tuple[Any, int]]:
         """Each request but Open and Close, with the number of generated tokens that it says are committed."""
         told: list[int] = []
