@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from outrider.engine.cache.paged_cache import GatherSpace, LayerShape, PagedCache
 from outrider.engine.forward.attention_groups import FEW_QUERIES, AttentionGroup
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.varlen import Kernel, attend_ragged
+from outrider.engine.forward.kernel import Kernel
 
 ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
 UNDERSTOOD = ("s_aux", "position_ids")  # tensors that attention is given beside query, key and value
@@ -24,7 +24,6 @@ class Probe:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)  # that call our attention
-    has_plain_scores: bool = True  # no layer caps its scores or has sinks
     needs: set[str] = field(default_factory=set)  # of some layer, that our attention does not give
 
     def see(
@@ -44,7 +43,6 @@ class Probe:
         self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
         self.windows[layer] = given["sliding_window"]
         self.modules[layer] = module
-        self.has_plain_scores &= given["softcap"] is None and given["s_aux"] is None
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Paged:
 
     batch: Batch
     cache: PagedCache
-    kernel: Kernel | None  # the paged one, where there is one
+    kernel: Kernel | None  # that reads the cache where it lies, where there is one
 
 
 def attend(
@@ -81,9 +79,18 @@ def attend(
     keys, values = cache.keys[layer], cache.values[layer]
     keys[batch.slots] = key[0].transpose(0, 1)
     values[batch.slots] = value[0].transpose(0, 1)
-    if outrider.kernel is not None and batch.ragged is not None:
-        ragged = batch.ragged, query[0], keys, values, batch.block_size
-        return attend_ragged(outrider.kernel, *ragged, scaling, sliding_window)[None], None
+    if outrider.kernel is not None and batch.paged is not None:
+        output = outrider.kernel(
+            batch.paged,
+            query[0],
+            keys,
+            values,
+            scaling=scaling,
+            window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        )
+        return output[None], None
     spaces = cache.key_space, cache.value_space
     layout = Layout(keys, values, *spaces, query.shape[1], scaling, sliding_window, softcap, s_aux)
     if len(batch.groups) == 1 and not batch.is_padded:

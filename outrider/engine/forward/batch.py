@@ -9,7 +9,7 @@ import torch
 
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
-from outrider.engine.forward.varlen import Ragged, ragged
+from outrider.engine.forward.paged_input import PagedInput
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import Feed, Rows
 
@@ -42,7 +42,7 @@ class Batch:
     spans: list[QuerySpan]
     block_size: int
     dtype: torch.dtype  # of queries and masks
-    ragged: Ragged | None  # for the paged kernel; None where it does not fit
+    paged: PagedInput[torch.Tensor] | None  # for a kernel that reads the cache where it lies
 
     @property
     def num_tokens(self) -> int:
@@ -64,13 +64,8 @@ def pack(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    *,
-    is_paged: bool = False,
 ) -> Batch:
-    """Lays out one after the other.
-
-    is_paged: whether attention goes through the paged kernel where it fits.
-    """
+    """Lays out one after the other, for attention that gathers blocks."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -91,8 +86,15 @@ def pack(
         spans,
         block_size,
         dtype,
-        ragged(spans, block_size, device) if is_paged else None,
+        None,
     )
+
+
+def paged_batch(
+    given: PagedInput[torch.Tensor], logit_rows: torch.Tensor, block_size: int, dtype: torch.dtype
+) -> Batch:
+    """For a kernel that reads the cache where it lies."""
+    return Batch(given.token_ids, given.position_ids, given.slots, logit_rows, [], block_size, dtype, given)
 
 
 def _slots(span: QuerySpan, block_size: int) -> list[int]:

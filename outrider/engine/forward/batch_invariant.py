@@ -25,7 +25,6 @@ from torch.nn.functional import pad
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.varlen import ragged
 from outrider.engine.step_input import Rows
 
 ROWS = 16
@@ -86,7 +85,7 @@ def passes(batch: Batch, spare_slot: int) -> Iterator[Pass]:
             spans,
             batch.block_size,
             batch.dtype,
-            None if batch.ragged is None else ragged(spans, batch.block_size, device),
+            None,
             [
                 _group(span, tile, start, batch.block_size, batch.dtype, device)
                 for span, own in cut

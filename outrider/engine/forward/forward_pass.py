@@ -1,18 +1,19 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged, Probe
-from outrider.engine.forward.batch import Batch, pack
+from outrider.engine.forward.batch import Batch, pack, paged_batch
 from outrider.engine.forward.batch_invariant import check_rows_are_apart, passes
-from outrider.engine.forward.graphs import Computed, Graphs, capture_cuda
+from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs
+from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import optimize_for_cpu
-from outrider.engine.forward.varlen import Kernel, find_kernel
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.paged_input import Layout, fill
 from outrider.engine.loading.self_check.check import check_model
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
@@ -23,15 +24,7 @@ from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import StepInput
-
-
-@dataclass(frozen=True)
-class ForwardOutput:
-    """What a pass computes."""
-
-    logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
-    hidden: torch.Tensor | None  # [num_logits, num_layers, hidden_size] of the layers that were asked for
-    are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of each are, at all ranks
+from outrider.pace.settings import MAX_DEPTH
 
 
 class ForwardPass:
@@ -72,8 +65,9 @@ class ForwardPass:
         self._hidden_layers = hidden_layers
         self._graphs: Graphs | None = None
         self._kernel: Kernel | None = None
-        if layers.has_plain_scores:
-            self._kernel = find_kernel(layers.shapes, settings.block_size, dtype, device)
+        if not settings.batch_invariant:
+            longest = context_length(self.model)
+            self._kernel = find_kernel(layers.shapes, settings.block_size, longest, device)
         if settings.self_check:
             with self.load_timings.timed("self_check"):
                 self._check(layers)
@@ -89,8 +83,17 @@ class ForwardPass:
                 num_blocks = group.least(num_blocks)
             self.cache = self._cache_of(layers.shapes, num_blocks)
         self.settings = settings  # those in force: nothing is left open
-        if self._kernel is not None and settings.graphs and not settings.batch_invariant and group is None:
-            self._graphs = Graphs(self._run, capture_cuda, settings.block_size, self.cache.spare_block)
+        if self._kernel is not None and settings.graphs and group is None:
+            with self.load_timings.timed("graphs"):
+                self._graphs = Graphs(
+                    self._compute,
+                    CudaCapture(),
+                    self.cache,
+                    dtype,
+                    device,
+                    blocks=self.cache.blocks_for(min(context_length(self.model), self.cache.capacity)),
+                    most_rows=settings.max_sequences * (1 + MAX_DEPTH),
+                )
 
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
         return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)
@@ -117,32 +120,40 @@ class ForwardPass:
             self.cache.make(step.moves, step.cleared)
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
-        model, is_paged = self.model, self._kernel is not None
-        return pack(step.feeds, self.settings.block_size, model.dtype, model.device, is_paged=is_paged)
+        block_size, dtype, device = self.settings.block_size, self.model.dtype, self.model.device
+        if self._kernel is None:
+            return pack(step.feeds, block_size, dtype, device)
+        if self._graphs is not None and (batch := self._graphs.batch(step.feeds)) is not None:
+            return batch
+        layout = Layout.of(step.feeds, block_size)
+        filled = fill(layout, step.feeds, block_size, self._spare_slot)
+        given = layout.split(filled.to(device, non_blocking=True))
+        return paged_batch(given, given.logit_rows, block_size, dtype)
 
     def run(self, batch: Batch) -> ForwardOutput:
         """Feeds the batch."""
-        logits, hidden = self._computed(batch)
-        are_finite = self.cache.are_finite(batch.slots)
+        output = batch.compute() if isinstance(batch, GraphBatch) else self._compute(batch)
         if self._group is not None:
-            self._group.agree(are_finite)
-        return ForwardOutput(logits, hidden, are_finite)
+            self._group.agree(output.are_finite)
+        return output
 
-    def _computed(self, batch: Batch) -> Computed:
-        if self.settings.batch_invariant:
-            return self._run_in_passes(batch)
-        computed = self._graphs.run(batch) if self._graphs is not None else None
-        return self._run(batch) if computed is None else computed
+    def _compute(self, batch: Batch) -> ForwardOutput:
+        run = self._run_in_passes if self.settings.batch_invariant else self._run
+        return ForwardOutput(*run(batch), self.cache.are_finite(batch.slots))
 
-    def _run_in_passes(self, batch: Batch) -> Computed:
-        spare_slot = self.cache.spare_block * self.settings.block_size
-        parts = [(part.wanted, self._run(part)) for part in passes(batch, spare_slot)]
+    @property
+    def _spare_slot(self) -> int:
+        """Nobody's, for padding to write to."""
+        return self.cache.spare_block * self.settings.block_size
+
+    def _run_in_passes(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        parts = [(part.wanted, self._run(part)) for part in passes(batch, self._spare_slot)]
         logits = _joined([logits[wanted] for wanted, (logits, _) in parts])
         if not self._hidden_layers:
             return logits, None
         return logits, _joined([hidden[wanted] for wanted, (_, hidden) in parts if hidden is not None])
 
-    def _run(self, batch: Batch) -> Computed:
+    def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         output = self.model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,

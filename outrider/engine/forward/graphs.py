@@ -1,147 +1,158 @@
-"""Captured forward passes for the shapes of decoding and verifying, replayed as a whole."""
+"""Forward passes of decoding and verifying, captured at load and replayed as a whole."""
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.varlen import Ragged
+from outrider.decoding.draft import MAX_NODES
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.forward.batch import Batch, paged_batch
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.paged_input import FEW_QUERIES, WORD_BITS, Layout, fill
+from outrider.engine.step_input import Feed
 
 logger = logging.getLogger(__name__)
 
-Computed = tuple[torch.Tensor, torch.Tensor | None]  # logits, and hidden states where they were asked for
-Forward = Callable[[Batch], Computed]
-Captured = tuple[Callable[[], None], Computed]  # what replays, and where its output lies
-Capture = Callable[[Callable[[], Computed]], Captured]
+ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
+MOST_BLOCKS = 2**14  # of a sequence: a longer one goes without a graph
 
-MOST_QUERIES = 17  # tokens per sequence: the deepest Draft and the token before it
-MOST_CAPTURED_TOKENS = 8192  # of all graphs together: each keeps the memory of a step of its size
-WARM_UPS = 3
+Forward = Callable[[Batch], ForwardOutput]
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
 
 
-def capture_cuda(forward: Callable[[], Computed]) -> Captured:
-    """A CUDA graph of it. Raises RuntimeError where something in it cannot be captured."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            forward()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = forward()
-    return graph.replay, output
+def captured_sizes(most_rows: int) -> tuple[int, ...]:
+    """Rows of the graphs for steps of at most so many, as far as there are graphs."""
+    return ROWS[: bisect_left(ROWS, most_rows) + 1]
+
+
+class CudaCapture:
+    """Makes CUDA graphs that share their memory: one runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, work: Callable[[], None]) -> Replay:
+        """Raises RuntimeError where something in it cannot be captured."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()  # libraries and kernels set themselves up, which cannot be captured
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        return graph.replay
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What one graph is for."""
+class GraphBatch(Batch):
+    """A step that a graph computes; what it feeds lies in the graph's memory already."""
 
-    sequences: int
-    queries: int  # of each sequence
-    blocks: int  # of each row of the block table
-
-    @property
-    def tokens(self) -> int:
-        return self.sequences * self.queries
+    compute: Callable[[], ForwardOutput]
 
 
 class Graphs:
-    """Graphs by shape, captured when a shape first comes.
+    """A graph for each of some numbers of rows; a step takes the next larger one, and padding fills it.
 
-    The numbers of sequences and of blocks per sequence are padded to powers of two; the padding reads and
-    writes ``spare_block``. Once the graphs are of ``MOST_CAPTURED_TOKENS`` together, no other is captured.
+    Which sequences the rows belong to, how many each feeds, how long its context is and whether its Draft
+    branches is data: graphs need no other shapes.
     """
 
-    def __init__(self, forward: Forward, capture: Capture, block_size: int, spare_block: int) -> None:
+    @torch.inference_mode()
+    def __init__(
+        self,
+        forward: Forward,
+        capture: Capture,
+        cache: PagedCache,
+        dtype: torch.dtype,
+        device: torch.device,
+        blocks: int,
+        most_rows: int,
+    ) -> None:
+        """
+        Args:
+            forward: a pass, without a wait for the device.
+            blocks: of the longest sequence.
+            most_rows: of a step that is to have a graph.
+        """
         self._forward = forward
         self._capture = capture
-        self._block_size = block_size
-        self._spare_block = spare_block
-        self._captured: dict[_Shape, tuple[Batch, Captured] | None] = {}  # None: it cannot be
-        self._captured_tokens = 0
+        self._spare_slot = cache.spare_block * cache.block_size
+        self._block_size, self._dtype = cache.block_size, dtype
+        self._blocks = min(blocks, MOST_BLOCKS)
+        sizes = captured_sizes(most_rows)
+        # What a graph reads lives as long as the graph.
+        self._buffer = torch.empty(self._layout(sizes[-1]).size, dtype=torch.int64, device=device)
+        self._every = torch.arange(sizes[-1], device=device)
+        self._output: ForwardOutput | None = None  # of the largest, whose memory the others share
+        self._graphs: dict[int, Replay] = {}  # by rows
+        for rows in reversed(sizes):  # memory that the largest needs is enough for all
+            try:
+                self._graphs[rows] = self._captured(rows)
+            except RuntimeError as error:
+                logger.warning(
+                    "steps of up to %d tokens go without a CUDA graph, slower: it could not be captured: %s",
+                    rows,
+                    error,
+                )
+        self._sizes = sorted(self._graphs)
+        logger.info("%d CUDA graphs, of %s tokens", len(self._sizes), ", ".join(map(str, self._sizes)))
 
-    def run(self, batch: Batch) -> Computed | None:
-        """Of its ``logit_rows``; None for a batch that no graph is made for."""
-        if batch.ragged is None:
+    def batch(self, feeds: Items[Feed]) -> GraphBatch | None:
+        """The step, in a graph's memory; None where there is no graph for it."""
+        rows = sum(len(feed.tokens) for feed in feeds)
+        size = bisect_left(self._sizes, rows)
+        if size == len(self._sizes) or any(
+            len(feed.tokens) > FEW_QUERIES or len(feed.blocks) > self._blocks for feed in feeds
+        ):
             return None
-        sequences = len(batch.spans)
-        queries = batch.spans[0].count
-        if queries > MOST_QUERIES or any(span.count != queries for span in batch.spans):
-            return None
-        shape = _Shape(_padded(sequences), queries, _padded(batch.ragged.block_table.shape[1]))
-        if shape not in self._captured:
-            if self._captured_tokens + shape.tokens > MOST_CAPTURED_TOKENS:
-                return None
-            self._captured_tokens += shape.tokens
-            self._captured[shape] = self._graph(shape, batch)
-        captured = self._captured[shape]
-        if captured is None:
-            return None
-        static, (replay, (logits, hidden)) = captured
-        self._fill(static, batch)
-        replay()
-        return logits[batch.logit_rows], None if hidden is None else hidden[batch.logit_rows]
+        replay = self._graphs[self._sizes[size]]
+        layout = replace(self._layout(self._sizes[size]), lanes=len(feeds))
+        self._load(layout, feeds)
+        given = layout.split(self._buffer[: layout.size])
+        logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
+        kept = slice(rows) if len(logit_rows) == rows else logit_rows
 
-    def _graph(self, shape: _Shape, batch: Batch) -> tuple[Batch, Captured] | None:
-        static = self._empty(shape, batch)
-        self._fill(static, batch)
-        try:
-            return static, self._capture(lambda: self._forward(static))
-        except RuntimeError as error:
-            logger.warning(
-                "steps of %d sequences with %d tokens each go without a CUDA graph, slower: it could not be "
-                "captured: %s",
-                shape.sequences,
-                shape.queries,
-                error,
-            )
-            return None
+        def compute() -> ForwardOutput:
+            replay()
+            assert self._output is not None
+            hidden = None if self._output.hidden is None else self._output.hidden[kept]
+            return ForwardOutput(self._output.logits[kept], hidden, self._output.are_finite[:rows])
 
-    def _empty(self, shape: _Shape, like: Batch) -> Batch:
-        """A batch of padding alone."""
-        tokens, device = shape.tokens, like.token_ids.device
-
-        def zeros(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(*sizes, dtype=dtype, device=device)
-
-        starts = torch.arange(0, tokens + 1, shape.queries, dtype=torch.int32, device=device)
-        ragged = Ragged(
-            starts,
-            zeros(shape.sequences, dtype=torch.int32),
-            zeros(shape.sequences, shape.blocks, dtype=torch.int32),
-            shape.queries,
-            shape.blocks * self._block_size,
-        )
-        return Batch(
-            zeros(1, tokens),
-            zeros(1, tokens),
-            zeros(tokens),
-            torch.arange(tokens, device=device),
+        return GraphBatch(
+            given.token_ids[:, :rows],
+            given.position_ids[:, :rows],
+            given.slots[:rows],
+            logit_rows,
             [],
             self._block_size,
-            like.dtype,
-            ragged,
+            self._dtype,
+            given,
+            compute,
         )
 
-    def _fill(self, static: Batch, batch: Batch) -> None:
-        assert batch.ragged is not None
-        assert static.ragged is not None
-        assert isinstance(static.slots, torch.Tensor)
-        tokens, sequences = batch.num_tokens, len(batch.spans)
-        slots = batch.slots
-        if isinstance(slots, slice):
-            slots = torch.arange(slots.start, slots.stop, device=static.slots.device)
-        static.token_ids.zero_()[:, :tokens] = batch.token_ids
-        static.position_ids.zero_()[:, :tokens] = batch.position_ids
-        static.slots.fill_(self._spare_block * self._block_size)[:tokens] = slots
-        static.ragged.lengths.fill_(1)[:sequences] = batch.ragged.lengths
-        table = batch.ragged.block_table
-        static.ragged.block_table.fill_(self._spare_block)[:sequences, : table.shape[1]] = table
+    def _layout(self, rows: int) -> Layout:
+        return Layout(rows, rows, rows, self._blocks, MAX_NODES // WORD_BITS, rows, 0)
 
+    def _load(self, layout: Layout, feeds: Items[Feed]) -> None:
+        filled = fill(layout, feeds, self._block_size, self._spare_slot)
+        self._buffer[: layout.size].copy_(filled, non_blocking=True)
 
-def _padded(count: int) -> int:
-    """The next power of two."""
-    return 1 << (count - 1).bit_length()
+    def _captured(self, rows: int) -> Replay:
+        layout = self._layout(rows)
+        self._load(layout, [])
+        given = layout.split(self._buffer[: layout.size])
+        batch = paged_batch(given, self._every[:rows], self._block_size, self._dtype)
+
+        def work() -> None:
+            computed = self._forward(batch)
+            if self._output is None:
+                self._output = computed.like()
+            self._output.take(computed)
+
+        return self._capture(work)

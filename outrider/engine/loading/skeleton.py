@@ -59,6 +59,7 @@ class ModelSkeleton:
         self.vocab_size: int = text.vocab_size
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
+        self.query_heads: int = self._model.config.get_text_config().num_attention_heads
 
     def weight_bytes(
         self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True

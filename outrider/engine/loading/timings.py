@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-Phase = Literal["weights", "self_check", "cache"]
+Phase = Literal["weights", "self_check", "cache", "graphs"]
 
 
 @dataclass
@@ -16,6 +16,7 @@ class LoadTimings:
     weights: float = 0.0
     self_check: float = 0.0
     cache: float = 0.0
+    graphs: float = 0.0
 
     @contextmanager
     def timed(self, phase: Phase) -> Iterator[None]:

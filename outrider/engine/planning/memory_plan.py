@@ -8,8 +8,8 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
-from outrider.engine.forward.graphs import MOST_CAPTURED_TOKENS
-from outrider.engine.forward.varlen import KERNEL_DTYPES
+from outrider.engine.forward.graphs import captured_sizes
+from outrider.engine.forward.kernel import part_slots
 from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.planning.memory import block_bytes, blocks_in
@@ -18,6 +18,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 # Per logit, to choose a token, and to rank several: float32 copies that settings and noise change, the noise.
 CHOICE_BYTES, RANKING_BYTES = 16, 24
+PART_BYTES = 4  # of a number of attention over a part of the context, until the parts are joined
 RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
 # By default a cache takes so much of a machine's memory at most, or half of its engine's part if that is
 # less; it leaves so much of a GPU's to what is not planned, such as fragments and NCCL.
@@ -117,13 +118,19 @@ def plan_memory(
     num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
-    # A kernel that needs no gathering is known to work only when it is tried at load.
-    longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
-    activations += _gather_bytes(layers, longest, model.dtype)
-    has_kernel = on_cuda and model.dtype in KERNEL_DTYPES
     graphs = 0
-    if has_kernel and settings.graphs and not settings.batch_invariant and settings.tensor_parallel == 1:
-        graphs = model.activation_bytes(MOST_CAPTURED_TOKENS, MOST_CAPTURED_TOKENS)
+    if on_cuda and not settings.batch_invariant:
+        longest = min(num_blocks * settings.block_size, model.context_length)
+        parts = -(-longest // part_slots(model.context_length)) * model.query_heads // settings.tensor_parallel
+        row = parts * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
+        activations += (settings.prefill_chunk + num_logits) * row
+        if settings.graphs and settings.tensor_parallel == 1:
+            rows = captured_sizes(num_logits)[-1]
+            logits = rows * model.vocab_size * model.dtype.itemsize
+            graphs = model.activation_bytes(rows, rows) + logits + rows * row
+    else:
+        longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
+        activations += _gather_bytes(layers, longest, model.dtype)
     return MemoryPlan(
         model=model.name,
         parameters=model.parameters,

@@ -11,7 +11,7 @@ import outrider.engine.forward.forward_pass
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
-from outrider.engine.forward.varlen import find_kernel
+
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from tests.support.checkpoints import write_checkpoint

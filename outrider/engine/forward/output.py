@@ -1,0 +1,26 @@
+"""What a pass computes."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """Of one pass."""
+
+    logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
+    hidden: torch.Tensor | None  # [num_logits, num_layers, hidden_size] of the layers that were asked for
+    are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of each are, at all ranks
+
+    def like(self) -> "ForwardOutput":
+        """Memory for another of its size."""
+        hidden = None if self.hidden is None else torch.empty_like(self.hidden)
+        return ForwardOutput(torch.empty_like(self.logits), hidden, torch.empty_like(self.are_finite))
+
+    def take(self, other: "ForwardOutput") -> None:
+        """Copies one of at most its size to its beginning."""
+        self.logits[: len(other.logits)].copy_(other.logits)
+        self.are_finite[: len(other.are_finite)].copy_(other.are_finite)
+        if self.hidden is not None and other.hidden is not None:
+            self.hidden[: len(other.hidden)].copy_(other.hidden)

@@ -1,0 +1,174 @@
+"""A step's work as the paged kernels take it: one buffer of numbers, copied to the device at once."""
+
+from collections.abc import Sequence as Items
+from dataclasses import astuple, dataclass
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from outrider.decoding.draft import Draft
+from outrider.engine.step_input import Feed, Numbers
+
+FEW_QUERIES = 16  # of one sequence: so many are a Draft to be verified, more are a prompt
+FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
+TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots up to its last row's, root
+WORD_BITS = 64
+NO_ROOT = 2**30  # beyond every slot
+
+Array = TypeVar("Array")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many of everything the buffer has room for."""
+
+    rows: int
+    logits: int
+    lanes: int  # sequences
+    blocks: int  # of the longest sequence
+    words: int  # of a tree's masks
+    few_tiles: int
+    many_tiles: int
+
+    @classmethod
+    def of(cls, feeds: Items[Feed], block_size: int) -> "Layout":
+        """With room for these and no more."""
+        counts = np.array([len(feed.tokens) for feed in feeds])
+        is_few = counts <= FEW_QUERIES
+        nodes = max(len(feed.tree) if feed.tree else 0 for feed in feeds)
+        return cls(
+            rows=int(counts.sum()),
+            logits=sum(feed.num_logits for feed in feeds),
+            lanes=len(feeds),
+            blocks=max(-(-(feed.start + len(feed.tokens)) // block_size) for feed in feeds),
+            words=-(-nodes // WORD_BITS),
+            few_tiles=int((-(-counts[is_few] // FEW_TILE)).sum()),
+            many_tiles=int((-(-counts[~is_few] // MANY_TILE)).sum()),
+        )
+
+    def fits(self, other: "Layout") -> bool:
+        """Whether there is room for what the other holds."""
+        return all(own >= theirs for own, theirs in zip(self._sizes(), other._sizes(), strict=True))
+
+    def _sizes(self) -> tuple[int, ...]:
+        return astuple(self)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        rows = (self.rows,)
+        return {
+            "token_ids": (1, self.rows),
+            "position_ids": (1, self.rows),
+            "slots": rows,
+            "seen": rows,
+            "ends": rows,
+            "ancestors": (self.rows, self.words),
+            "logit_rows": (self.logits,),
+            "few_tiles": (self.few_tiles, TILE_FIELDS),
+            "many_tiles": (self.many_tiles, TILE_FIELDS),
+            "block_table": (self.lanes, self.blocks),  # last: a part of its rows is a part of the buffer
+        }
+
+    @property
+    def size(self) -> int:
+        """Numbers in the buffer."""
+        return sum(int(np.prod(shape)) for shape in self._shapes().values())
+
+    def split(self, buffer: Any) -> "PagedInput[Any]":
+        """Views of a numpy array or a tensor [size]."""
+        views, start = {}, 0
+        for name, shape in self._shapes().items():
+            stop = start + int(np.prod(shape))
+            views[name] = buffer[start:stop].reshape(shape)
+            start = stop
+        return PagedInput(**views)
+
+
+@dataclass(frozen=True)
+class PagedInput(Generic[Array]):
+    """All int64. A tile is rows of one sequence that follow one another."""
+
+    token_ids: Array  # [1, rows]
+    position_ids: Array  # [1, rows]
+    slots: Array  # [rows] where the tokens' keys and values go
+    seen: Array  # [rows] slots before that are all visible
+    ends: Array  # [rows] slots up to the row's own; 0: padding, -1: the row is of ``many_tiles``
+    ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are visible besides
+    logit_rows: Array  # [logits]
+    few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows; 0 rows: padding
+    many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
+    block_table: Array  # [lanes, blocks]; what a sequence does not hold is undefined
+
+
+def fill(layout: Layout, feeds: Items[Feed], block_size: int, spare_slot: int) -> torch.Tensor:
+    """The buffer, pinned where there is a GPU; what is left of it is padding, written to ``spare_slot``."""
+    buffer = torch.empty(layout.size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+    numbers: PagedInput[Numbers] = layout.split(buffer.numpy())
+    buffer[: layout.size - numbers.block_table.size].zero_()
+    counts = np.array([len(feed.tokens) for feed in feeds], np.int64)
+    starts = np.array([feed.start for feed in feeds], np.int64)
+    firsts = np.cumsum(counts) - counts
+    num_rows = int(counts.sum())
+    lanes = np.repeat(np.arange(len(feeds)), counts)
+    places = np.arange(num_rows) + np.repeat(starts - firsts, counts)
+    for lane, feed in enumerate(feeds):
+        held = min(len(feed.blocks), layout.blocks)
+        numbers.block_table[lane, :held] = feed.blocks[:held]
+    numbers.token_ids[0, :num_rows] = np.fromiter(
+        chain.from_iterable(feed.tokens for feed in feeds), np.int64, num_rows
+    )
+    numbers.position_ids[0, :num_rows] = places
+    numbers.slots[:num_rows] = (
+        numbers.block_table[lanes, places // block_size] * block_size + places % block_size
+    )
+    numbers.slots[num_rows:] = spare_slot
+    numbers.seen[:num_rows] = places + 1
+    numbers.ends[:num_rows] = places + 1
+    wanted = np.array([feed.num_logits for feed in feeds], np.int64)
+    skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
+    numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
+    roots = np.full(len(feeds), NO_ROOT)
+    for lane, feed in enumerate(feeds):
+        if feed.tree is not None:
+            end = firsts[lane] + counts[lane]
+            roots[lane] = feed.start + counts[lane] - len(feed.tree)
+            nodes = min(len(feed.tree), int(counts[lane]))
+            _branch(numbers, feed.tree, slice(end - nodes, end), int(roots[lane]))
+    is_few = counts <= FEW_QUERIES
+    for tiles, rows, chosen in (
+        (numbers.few_tiles, FEW_TILE, is_few),
+        (numbers.many_tiles, MANY_TILE, ~is_few),
+    ):
+        _write_tiles(tiles, rows, np.flatnonzero(chosen), firsts, counts, starts, roots)
+    numbers.ends[:num_rows][~is_few[lanes]] = -1
+    return buffer
+
+
+def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -> None:
+    """Lets drafted nodes, of which the last ones are fed, see only their own ancestors among the drafted."""
+    count = rows.stop - rows.start
+    numbers.position_ids[0, rows] = root + np.array(tree.depths[-count:])
+    numbers.seen[rows] = root
+    bits = np.packbits(np.array(tree.ancestor_mask()[-count:]), axis=1, bitorder="little")
+    numbers.ancestors[rows].view(np.uint8)[:, : bits.shape[1]] = bits
+
+
+def _write_tiles(
+    tiles: Numbers,
+    rows: int,
+    lanes: Numbers,
+    firsts: Numbers,
+    counts: Numbers,
+    starts: Numbers,
+    roots: Numbers,
+) -> None:
+    """Cuts the queries of these lanes into tiles of at most so many rows."""
+    num_tiles = -(-counts[lanes] // rows)
+    of_tile = np.repeat(lanes, num_tiles)
+    index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    before = index * rows
+    held = np.minimum(counts[of_tile] - before, rows)
+    ends = starts[of_tile] + before + held
+    columns = (of_tile, firsts[of_tile] + before, held, ends, roots[of_tile])
+    tiles[: len(of_tile)] = np.stack(columns, axis=1)

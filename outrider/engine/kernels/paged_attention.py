@@ -1,0 +1,339 @@
+"""Attention over the paged cache as Triton kernels: decoding, verifying chains and trees, and prompts.
+
+The queries of one sequence that follow one another in the batch form a tile; its query heads that share a
+key/value head are computed together, so that the cache is read once for all of them. Few queries over a long
+context would leave most of a GPU idle: their context is split, and the parts are joined by their weights
+(Dao et al., "Flash-Decoding for long-context inference", 2023). A context is always split at the same places,
+and masked slots change no bit of a result: a row's output does not depend on its tile or its batch.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from outrider.engine.forward.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS, PagedInput
+
+LEAST_LINES = 16  # that a matrix product takes
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work of a tile is cut."""
+
+    rows: int  # of a tile
+    lines: int  # at most: its rows times the query heads computed together
+    slots: int  # at a time, a power of two
+    warps: int
+    stages: int  # of reading ahead
+
+
+FEW = Tiling(FEW_TILE, 64, slots=64, warps=4, stages=3)
+MANY = Tiling(MANY_TILE, 128, slots=64, warps=8, stages=3)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["table_stride", "words", "splits"])
+def _attend_tile(
+    query,  # [heads, rows, key_dim], by strides
+    keys,  # [slots, kv_heads, key_dim]
+    values,  # [slots, kv_heads, value_dim]
+    block_table,  # int64 [lanes, table_stride]
+    tiles,  # int64 [num_tiles, TILE_FIELDS]
+    seen,  # int64 [rows] slots before that are all visible
+    ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
+    positions,  # int64 [rows]
+    sinks,  # [heads]
+    output,  # [rows, heads, value_dim]
+    parts,  # float32 [rows, heads, splits, value_dim]
+    weights,  # float32 [rows, heads, splits] logarithms, base 2, of each part's sum
+    query_head_stride,
+    query_row_stride,
+    table_stride,
+    words,
+    splits,
+    scale,
+    softcap,
+    window,
+    KV_HEADS: tl.constexpr,
+    REPEATS: tl.constexpr,  # query heads of a kv head
+    GROUP: tl.constexpr,  # of them, computed together
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,  # a power of two
+    VALUE_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # slots of a cache block
+    FIELDS: tl.constexpr,
+    M: tl.constexpr,  # rows of a tile times query heads of a group, at most; a power of two
+    N: tl.constexpr,  # slots at a time
+    SPLIT: tl.constexpr,  # slots of a part; 0: the context is not split
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    tile = tiles + tl.program_id(0) * FIELDS
+    head = tl.program_id(1) * GROUP // REPEATS
+    split = tl.program_id(2)
+    lane, first = tl.load(tile), tl.load(tile + 1)
+    count, end, root = (
+        tl.load(tile + 2).to(tl.int32),
+        tl.load(tile + 3).to(tl.int32),
+        tl.load(tile + 4).to(tl.int32),
+    )
+    begin = split * SPLIT
+    if count == 0 or begin >= end:
+        return
+    if SPLIT > 0:
+        end = tl.minimum(end, begin + SPLIT)
+    lines = tl.arange(0, M)
+    row = first + lines // GROUP
+    query_head = tl.program_id(1) * GROUP + lines % GROUP
+    real = lines // GROUP < count
+    of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    has_key, has_value = of_key < KEY_DIM, of_value < VALUE_DIM
+    at = query + query_head[:, None] * query_head_stride + row[:, None] * query_row_stride
+    q = tl.load(at + of_key[None, :], mask=real[:, None] & has_key[None, :], other=0.0)
+    sees = tl.load(seen + row, mask=real, other=0).to(tl.int32)
+    position = tl.load(positions + row, mask=real, other=0).to(tl.int32)
+    least = tl.min(tl.where(real, sees, 1 << 30), 0)  # slots that every row sees
+    if WINDOW:
+        oldest = tl.min(tl.where(real, position, 1 << 30), 0) - window + 1
+        begin = tl.maximum(begin, tl.maximum(oldest, 0) // N * N)
+        least = begin  # every block is looked at slot by slot
+    plain_end = tl.maximum(begin, tl.minimum(least, end) // N * N)
+    largest = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
+    unit = LOG2_E if SOFTCAP else scale * LOG2_E
+    for place in range(begin, plain_end, N):
+        slots = place + tl.arange(0, N)
+        block = tl.load(block_table + lane * table_stride + slots // BLOCK)
+        slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
+        k = tl.load(keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0)
+        scores = tl.dot(q, k, input_precision=PRECISION)
+        if SOFTCAP:
+            scores = _capped(scores * scale, softcap)
+        # The difference before the product: so it cannot be rounded otherwise where a mask comes between.
+        new = tl.maximum(largest, tl.max(scores, 1))
+        fade = tl.exp2((largest - new) * unit)
+        probs = tl.exp2((scores - new[:, None]) * unit)
+        total = total * fade + tl.sum(probs, 1)
+        v = tl.load(
+            values + slot[:, None] * VALUE_DIM + of_value[None, :], mask=has_value[None, :], other=0.0
+        )
+        summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+        largest = new
+    for place in range(plain_end, end, N):
+        slots = place + tl.arange(0, N)
+        inside = slots < end
+        block = tl.load(block_table + lane * table_stride + slots // BLOCK, mask=inside, other=0)
+        slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
+        k = tl.load(
+            keys + slot[None, :] * KEY_DIM + of_key[:, None],
+            mask=inside[None, :] & has_key[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision=PRECISION)
+        if SOFTCAP:
+            scores = _capped(scores * scale, softcap)
+        visible = slots[None, :] < sees[:, None]
+        if place + N > root:
+            node = tl.maximum(slots - root, 0)
+            word = tl.load(
+                ancestors + row[:, None] * words + node[None, :] // 64,
+                mask=real[:, None] & (slots >= root)[None, :] & inside[None, :],
+                other=0,
+            )
+            visible = visible | (((word >> (node % 64)[None, :]) & 1) != 0)
+        if WINDOW:
+            visible = visible & ((slots[None, :] > position[:, None] - window) | (slots >= root)[None, :])
+        scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
+        new = tl.maximum(largest, tl.max(scores, 1))
+        finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
+        fade = tl.exp2((largest - finite) * unit)
+        probs = tl.exp2((scores - finite[:, None]) * unit)
+        total = total * fade + tl.sum(probs, 1)
+        v = tl.load(
+            values + slot[:, None] * VALUE_DIM + of_value[None, :],
+            mask=inside[:, None] & has_value[None, :],
+            other=0.0,
+        )
+        summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+        largest = new
+    weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(total))
+    summed = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = row * KV_HEADS * REPEATS + query_head
+    if SPLIT > 0:
+        to = to * splits + split
+        tl.store(
+            parts + to[:, None] * VALUE_DIM + of_value[None, :],
+            summed,
+            mask=real[:, None] & has_value[None, :],
+        )
+        tl.store(weights + to, weight, mask=real)
+    else:
+        if SINKS:
+            sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E
+            top = tl.maximum(weight, sink)
+            summed = summed * (tl.exp2(weight - top) / (tl.exp2(weight - top) + tl.exp2(sink - top)))[:, None]
+        tl.store(
+            output + to[:, None] * VALUE_DIM + of_value[None, :],
+            summed.to(output.dtype.element_ty),
+            mask=real[:, None] & has_value[None, :],
+        )
+
+
+@triton.jit
+def _capped(scores, softcap):
+    """softcap * tanh(scores / softcap)"""
+    faded = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / softcap))
+    tanh = (1.0 - faded) / (1.0 + faded)
+    return softcap * tl.where(scores < 0, -tanh, tanh)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _join_parts(
+    parts,  # float32 [rows, heads, splits, value_dim]
+    weights,  # float32 [rows, heads, splits]
+    ends,  # int64 [rows] slots up to the row's own; 0: padding, below 0: it was not split
+    sinks,  # [heads]
+    output,  # [rows, heads, value_dim]
+    splits,
+    HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    to = row.to(tl.int64) * HEADS + head
+    of_value = tl.arange(0, VALUE_WIDTH)
+    has_value = of_value < VALUE_DIM
+    largest = float("-inf")
+    total = 0.0
+    if SINKS:
+        largest = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total = 1.0
+    summed = tl.zeros((VALUE_WIDTH,), tl.float32)
+    end = tl.load(ends + row)
+    if end < 0:
+        return
+    for split in range(0, tl.cdiv(end, SPLIT)):
+        weight = tl.load(weights + to * splits + split)
+        if weight != float("-inf"):
+            part = tl.load(parts + (to * splits + split) * VALUE_DIM + of_value, mask=has_value, other=0.0)
+            new = tl.maximum(largest, weight)
+            fade, share = tl.exp2(largest - new), tl.exp2(weight - new)
+            summed = summed * fade + part * share
+            total = total * fade + share
+            largest = new
+    summed = summed / tl.where(total == 0.0, 1.0, total)
+    tl.store(output + to * VALUE_DIM + of_value, summed.to(output.dtype.element_ty), mask=has_value)
+
+
+@dataclass(frozen=True)
+class PagedAttention:
+    """The kernels for one engine.
+
+    split: slots of a part of the context.
+    """
+
+    block_size: int
+    split: int
+
+    def __call__(
+        self,
+        paged: PagedInput[torch.Tensor],
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """
+        Args:
+            query: [heads, rows, key_dim], the last dimension contiguous.
+            keys, values: [slots, kv_heads, dim] of one layer, contiguous.
+            scaling: of scores; None: one by the root of key_dim.
+            window: positions that a query sees, its own included. Drafted ancestors are seen beyond it.
+            softcap: bound of scores (Gemma 2).
+            sinks: [heads] logits of a place that takes part in the softmax and holds nothing.
+
+        Returns:
+            [rows, heads, value_dim]
+        """
+        heads, rows, key_dim = query.shape
+        kv_heads, value_dim = values.shape[1:]
+        repeats = heads // kv_heads
+        output = query.new_empty(rows, heads, value_dim)
+        splits = -(-paged.block_table.shape[1] * self.block_size // self.split)
+        held = rows if len(paged.few_tiles) else 0
+        parts = query.new_empty(held, heads, splits, value_dim, dtype=torch.float32)
+        weights = query.new_empty(held, heads, splits, dtype=torch.float32)
+        width = max(LEAST_LINES, triton.next_power_of_2(value_dim))
+        for tiles, tiling, split in ((paged.few_tiles, FEW, self.split), (paged.many_tiles, MANY, 0)):
+            if not len(tiles):
+                continue
+            group = math.gcd(repeats, tiling.lines // tiling.rows)
+            _attend_tile[(len(tiles), heads // group, splits if split else 1)](
+                query,
+                keys,
+                values,
+                paged.block_table,
+                tiles,
+                paged.seen,
+                paged.ancestors,
+                paged.position_ids,
+                sinks,
+                output,
+                parts,
+                weights,
+                query.stride(0),
+                query.stride(1),
+                paged.block_table.shape[1],
+                paged.ancestors.shape[1],
+                splits,
+                key_dim**-0.5 if scaling is None else scaling,
+                softcap,
+                window,
+                KV_HEADS=kv_heads,
+                REPEATS=repeats,
+                GROUP=group,
+                KEY_DIM=key_dim,
+                VALUE_DIM=value_dim,
+                KEY_WIDTH=max(LEAST_LINES, triton.next_power_of_2(key_dim)),
+                VALUE_WIDTH=width,
+                BLOCK=self.block_size,
+                FIELDS=TILE_FIELDS,
+                M=max(LEAST_LINES, group * tiling.rows),
+                N=tiling.slots,
+                SPLIT=split,
+                WINDOW=window is not None,
+                SOFTCAP=softcap is not None,
+                SINKS=sinks is not None,
+                PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
+            )
+        if len(paged.few_tiles):
+            _join_parts[(rows, heads)](
+                parts,
+                weights,
+                paged.ends,
+                sinks,
+                output,
+                splits,
+                HEADS=heads,
+                VALUE_DIM=value_dim,
+                VALUE_WIDTH=width,
+                SPLIT=self.split,
+                SINKS=sinks is not None,
+                num_warps=1,
+            )
+        return output
