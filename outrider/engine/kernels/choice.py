@@ -12,28 +12,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from outrider.decoding.row import Row
-from outrider.decoding.settings import Sampling
-from outrider.engine.kernels.logits import load_logits, rank_of, token_of, value_of
+from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
+from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
+from outrider.engine.kernels.row_settings import is_truncated, load_settings, pack_settings
 
 CHUNK = 4096  # tokens that a program reads
 BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
 CAPACITY = 16384  # candidates that are gathered; a row that has more is read again instead
 _WARPS = 8
 
-_TILE = tl.constexpr(2048)  # candidates that are looked at together
-_PIVOTS = tl.constexpr(4)  # ranks that a search tries in one pass
-_UNIT = tl.constexpr(2.0**44)  # the mass of the likeliest token: 2^19 of them add up in 63 bits
 _SAFETY = tl.constexpr(0.01)  # by how much a bound is lower than computed, more than rounding makes of it
-_LOWEST = tl.constexpr(-(2**63))  # below the rank of any token
-_HIGHEST = tl.constexpr(2**63 - 1)
+_HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # what a banned token counts as, beside others
 _INFINITY = tl.constexpr(math.inf)
 
@@ -49,14 +45,14 @@ class DeviceChoice:
 def choose_on_device(
     logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None = None
 ) -> DeviceChoice:
-    """Temperature, top-k, top-p, min-p, then the best tokens under the keyed noise, as decoding.sampling has them.
+    """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
 
     Settings that change or ban single tokens have been applied to the logits already. A row that is not
     sound gets some tokens of the vocabulary.
 
     Args:
         logits: [num_rows, vocab_size] of any float type, each row contiguous; up to 2^19 tokens.
-        ranks: tokens to be found for each row, at most vocab_size; after those that may be chosen come others.
+        ranks: tokens to be found for each row, at most vocab_size; where fewer may be, banned ones follow.
         allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
             lowest bits first; None allows all.
     """
@@ -64,8 +60,7 @@ def choose_on_device(
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
     capacity = max(CAPACITY, num_chunks * ranks)
-    parameters, are_truncated = _parameters(rows, device)
-    integers, numbers = parameters[:4], parameters[4:].view(torch.float64)
+    integers, numbers, are_truncated = pack_settings(rows, device)
     statistics = torch.empty(3, num_rows, num_chunks, device=device)
     block_maxima = torch.empty(num_rows, num_chunks * (CHUNK // BLOCK), dtype=torch.int64, device=device)
     candidates = torch.empty(num_rows, capacity, dtype=torch.int64, device=device)
@@ -75,37 +70,13 @@ def choose_on_device(
 
     read = (logits, logits.stride(0), allowed, integers, numbers, num_rows, vocab_size)
     found = (statistics, block_maxima, candidates, counts, ranks)
-    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": _WARPS}
+    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": _WARPS, "enable_fp_fusion": False}
     _scan[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **sizes)
     of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
     if are_truncated:
         _collect[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **of_chunks, **sizes)
     _choose[num_rows,](*read, *found, ranked, are_sound, **of_chunks, **sizes)
     return DeviceChoice(ranked, are_sound)
-
-
-def _parameters(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, bool]:
-    """What the kernels know of each row, 8 bytes each, int64 [7, num_rows]; and whether any is truncated.
-
-    Noise key, position, top_k, whether there is noise; and as float64 temperature, top_p, min_p's logarithm.
-    """
-    settings = {id(row.sampling): _settings(row.sampling) for row in rows}
-    packed = torch.empty(7, len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
-    words = packed.numpy()
-    words[0].view(np.uint64)[:] = np.fromiter((row.noise_key for row in rows), np.uint64)
-    words[1] = [row.position for row in rows]
-    words[2:4].T[:] = [settings[id(row.sampling)][:2] for row in rows]
-    words[4:].view(np.float64).T[:] = [settings[id(row.sampling)][2:] for row in rows]
-    are_truncated = any(one[0] > 0 or one[3] < 1.0 or one[4] > -math.inf for one in settings.values())
-    return packed.to(device, non_blocking=True), are_truncated
-
-
-def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:
-    """As in _parameters. To a rule that looks at distributions temperature 0 means the likeliest token."""
-    if sampling.temperature == 0.0:
-        return int(sampling.verification != "coupled"), False, 1.0, 1.0, -math.inf
-    distance = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
-    return sampling.top_k, True, sampling.temperature, sampling.top_p, distance
 
 
 @triton.jit(do_not_specialize=["num_rows", "ranks"])
@@ -128,27 +99,29 @@ def _scan(
     BLOCK: tl.constexpr,
 ):
     row, chunk, num_chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    top_k, temperature, top_p, distance = _load_settings(integers, numbers, num_rows, row)
+    top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     values, are_faulty = load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature)
     peak = tl.max(values)
     mass = 0.0
-    if _is_truncated(top_k, top_p, distance):
+    if is_truncated(top_k, top_p, distance):
         mass = tl.sum(tl.exp(values - tl.maximum(peak, _SMALLEST)))
-        of_blocks = tl.max(tl.reshape(rank_of(values, tokens, ID_BITS), [CHUNK // BLOCK, BLOCK]), axis=1)
-        blocks = (row * num_chunks + chunk).to(tl.int64) * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
-        tl.store(block_maxima + blocks, of_blocks)
         tl.store(counts + row, 0)
+        if top_k > 0:
+            of_tokens = tl.where(tokens < vocab_size, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
+            blocks = (row * num_chunks + chunk) * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
+            of_blocks = tl.max(tl.reshape(of_tokens, [CHUNK // BLOCK, BLOCK]), axis=1)
+            tl.store(block_maxima + blocks, of_blocks)
     else:
         if tl.load(integers + 3 * num_rows + row) != 0:
             key, position = tl.load(integers + row), tl.load(integers + num_rows + row)
             values += gumbel_of_blocks(key, position, chunk * (CHUNK // 8), CHUNK // 8)
         perturbed = rank_of(tl.maximum(values, _SMALLEST), tokens, ID_BITS)
-        perturbed = tl.where(tokens < vocab_size, perturbed, _LOWEST)
+        perturbed = tl.where(tokens < vocab_size, perturbed, LOWEST_RANK)
         best = tl.max(perturbed)
         for place in range(ranks):
             tl.store(candidates + row.to(tl.int64) * CAPACITY + chunk * ranks + place, best)
-            best = tl.max(tl.where(perturbed < best, perturbed, _LOWEST))
+            best = tl.max(tl.where(perturbed < best, perturbed, LOWEST_RANK))
     at = statistics + row * num_chunks + chunk
     tl.store(at, peak)
     tl.store(at + num_rows * num_chunks, mass)
@@ -177,17 +150,18 @@ def _collect(
     CHUNKS_PADDED: tl.constexpr,
 ):
     row, chunk = tl.program_id(0), tl.program_id(1)
-    top_k, temperature, top_p, distance = _load_settings(integers, numbers, num_rows, row)
-    if _is_truncated(top_k, top_p, distance):
+    top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
+    if is_truncated(top_k, top_p, distance):
         peak, mass, _ = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
         bound = peak + distance
         if top_k > 0:
             # The k-th largest of the blocks' maxima: k tokens are at least as large.
             num_blocks: tl.constexpr = CHUNKS * (CHUNK // BLOCK)
-            of_row = block_maxima + row.to(tl.int64) * num_blocks
+            of_row = block_maxima + row * num_blocks
             source = (of_row, num_blocks, logits, row_stride, allowed, row, vocab_size, temperature, True)
             bound = value_of(
-                _search(_lowest(ID_BITS), _above(peak, ID_BITS), top_k, peak, source, False, ID_BITS), ID_BITS
+                search(lowest_rank(ID_BITS), rank_above(peak, ID_BITS), top_k, peak, source, False, ID_BITS),
+                ID_BITS,
             )
         elif top_p < 1.0:
             # Tokens below this have together less mass than top-p leaves out.
@@ -228,12 +202,12 @@ def _choose(
     CHUNKS_PADDED: tl.constexpr,
 ):
     row = tl.program_id(0)
-    top_k, temperature, top_p, distance = _load_settings(integers, numbers, num_rows, row)
+    top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
     peak, mass, is_sound = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
     tl.store(are_sound + row, is_sound)
-    is_truncated = _is_truncated(top_k, top_p, distance)
+    is_cut = is_truncated(top_k, top_p, distance)
     length = CHUNKS * ranks
-    if is_truncated:
+    if is_cut:
         length = tl.load(counts + row)
     are_collected = length <= CAPACITY
     if not are_collected:
@@ -241,20 +215,20 @@ def _choose(
     of_row = candidates + row.to(tl.int64) * CAPACITY
     source = (of_row, length, logits, row_stride, allowed, row, vocab_size, temperature, are_collected)
 
-    cut, above = _lowest(ID_BITS), _above(peak, ID_BITS)  # what ranks below the cut is banned
+    cut, above = lowest_rank(ID_BITS), rank_above(peak, ID_BITS)  # what ranks below the cut is banned
     if top_k > 0:
-        cut = _search(cut, above, top_k, peak, source, False, ID_BITS)
+        cut = search(cut, above, top_k, peak, source, False, ID_BITS)
     if top_p < 1.0:
         if top_k > 0:
-            units = tl.zeros([_TILE], tl.int64)
-            for start in range(0, length, _TILE):
-                candidate_ranks = _load_ranks(start, source, ID_BITS)
-                units += tl.where(candidate_ranks >= cut, _mass(candidate_ranks, peak, ID_BITS), 0)
-            mass = (tl.sum(units).to(tl.float64) / _UNIT).to(tl.float32)
+            units = tl.zeros([TILE], tl.int64)
+            for start in range(0, length, TILE):
+                candidate_ranks = load_ranks(start, source, ID_BITS)
+                units += tl.where(candidate_ranks >= cut, mass_of(candidate_ranks, peak, ID_BITS), 0)
+            mass = (tl.sum(units).to(tl.float64) / UNITS).to(tl.float32)
         # In float32, as the reference has it: what equals add up to may be the very mass that is asked for.
         likeliest = tl.div_rn(1.0, tl.maximum(mass, 1.0))
-        enough = tl.ceil(top_p / likeliest.to(tl.float64) * _UNIT).to(tl.int64)
-        cut = _search(cut, above, enough, peak, source, True, ID_BITS)
+        enough = tl.ceil(top_p / likeliest.to(tl.float64) * UNITS).to(tl.int64)
+        cut = search(cut, above, enough, peak, source, True, ID_BITS)
     if distance > -_INFINITY:
         cut = tl.maximum(cut, rank_of(peak + distance, (1 << ID_BITS) - 1, ID_BITS))
 
@@ -262,32 +236,18 @@ def _choose(
     is_noisy = tl.load(integers + 3 * num_rows + row) != 0
     previous = tl.full((), _HIGHEST, tl.int64)
     for place in range(ranks):
-        best = tl.full((), _LOWEST, tl.int64)
-        for start in range(0, length, _TILE):
-            perturbed = _load_ranks(start, source, ID_BITS)
-            if is_truncated:
+        best = tl.full((), LOWEST_RANK, tl.int64)
+        for start in range(0, length, TILE):
+            perturbed = load_ranks(start, source, ID_BITS)
+            if is_cut:
                 tokens, values = token_of(perturbed, ID_BITS), value_of(perturbed, ID_BITS)
                 if is_noisy:
                     values += gumbel_at(key, position, tokens)
                 values = tl.where(perturbed >= cut, tl.maximum(values, _SMALLEST), _SMALLEST)
-                perturbed = tl.where(perturbed > _LOWEST, rank_of(values, tokens, ID_BITS), _LOWEST)
-            best = tl.maximum(best, tl.max(tl.where(perturbed < previous, perturbed, _LOWEST)))
+                perturbed = tl.where(perturbed > LOWEST_RANK, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
+            best = tl.maximum(best, tl.max(tl.where(perturbed < previous, perturbed, LOWEST_RANK)))
         tl.store(ranked + row * ranks + place, token_of(best, ID_BITS))
         previous = best
-
-
-@triton.jit
-def _load_settings(integers, numbers, num_rows, row):
-    """top_k, temperature, top_p, and how far below the largest logit min_p cuts off."""
-    top_k = tl.load(integers + 2 * num_rows + row)
-    temperature = tl.load(numbers + row).to(tl.float32)
-    top_p = tl.load(numbers + num_rows + row)
-    return top_k, temperature, top_p, tl.load(numbers + 2 * num_rows + row).to(tl.float32)
-
-
-@triton.jit
-def _is_truncated(top_k, top_p, distance):
-    return (top_k > 0) | (top_p < 1.0) | (distance > -_INFINITY)
 
 
 @triton.jit
@@ -301,53 +261,3 @@ def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PAD
     peak = tl.maximum(tl.max(peaks), _SMALLEST)
     is_sound = (tl.max(peaks) > -_INFINITY) & (tl.max(faults) == 0.0)
     return peak, tl.sum(masses * tl.exp(peaks - peak)), is_sound
-
-
-@triton.jit
-def _lowest(ID_BITS: tl.constexpr):
-    """A rank that no token is below."""
-    return tl.full((), -(2**31), tl.int64) << ID_BITS
-
-
-@triton.jit
-def _above(peak, ID_BITS: tl.constexpr):
-    """A rank that no token reaches."""
-    return rank_of(peak, 0, ID_BITS) + 1
-
-
-@triton.jit
-def _search(lowest, above, enough, peak, source, BY_MASS: tl.constexpr, ID_BITS: tl.constexpr):
-    """The largest rank whose tokens, with those above, are enough by number or by mass; else ``lowest``."""
-    _, length, _, _, _, _, _, _, _ = source
-    while above - lowest > 1:
-        step = tl.maximum((above - lowest) // (_PIVOTS + 1), 1)
-        pivots = lowest + step * (1 + tl.arange(0, _PIVOTS))
-        reached = tl.zeros([_PIVOTS], tl.int64)
-        for start in range(0, length, _TILE):
-            ranks = _load_ranks(start, source, ID_BITS)
-            weights = _mass(ranks, peak, ID_BITS) if BY_MASS else (ranks > _LOWEST).to(tl.int64)
-            reached += tl.sum(tl.where(ranks[None, :] >= pivots[:, None], weights[None, :], 0), axis=1)
-        is_enough = reached >= enough
-        lowest = tl.maximum(lowest, tl.max(tl.where(is_enough, pivots, lowest)))
-        above = tl.minimum(above, tl.min(tl.where(is_enough, above, pivots)))
-    return lowest
-
-
-@triton.jit
-def _load_ranks(start, source, ID_BITS: tl.constexpr):
-    """int64 [_TILE]: ranks of candidates where they have been collected, else of all tokens."""
-    candidates, length, logits, row_stride, allowed, row, vocab_size, temperature, are_collected = source
-    at = start + tl.arange(0, _TILE)
-    if are_collected:
-        ranks = tl.load(candidates + at, mask=at < length, other=_LOWEST)
-    else:
-        values, _ = load_logits(logits, row_stride, allowed, row, at, vocab_size, temperature)
-        ranks = tl.where(at < length, rank_of(values, at, ID_BITS), _LOWEST)
-    return ranks
-
-
-@triton.jit
-def _mass(ranks, peak, ID_BITS: tl.constexpr):
-    """int64: the tokens' masses in units, whose sum does not depend on their order."""
-    of_tokens = tl.where(ranks > _LOWEST, value_of(ranks, ID_BITS), -_INFINITY)
-    return (tl.exp(of_tokens - peak) * _UNIT).to(tl.int64)

@@ -10,6 +10,8 @@ import triton.language as tl
 _INFINITY = tl.constexpr(float("inf"))
 _INT32_MAX = tl.constexpr(2**31 - 1)
 
+LOWEST_RANK = tl.constexpr(-(2**63))  # below that of any token
+
 
 @triton.jit
 def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature):
