@@ -99,7 +99,7 @@ class SimulatedRunner:
         for task, item in selected:
             rows = task.rows() if item.num_logits else []
             ranked = [self._rank(row) for row in rows]
-            outcome.chosen.append((task, item, Choices(rows, NOTHING, NOTHING, ranked, [True] * len(rows))))
+            outcome.chosen.append((task, item, Choices(rows, NOTHING, ranked, [True] * len(rows))))
             task.took_part(begun, seconds, 0.0, step)
         return outcome
 

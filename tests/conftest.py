@@ -1,5 +1,6 @@
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -8,6 +9,9 @@ from tests.fakes.spans import Spans
 
 # Read by torch when it is imported. Models are so small here that threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read by triton when it is imported, which torch's users do early. Without a GPU its kernels are interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 # How long an example takes says more of what else the machine does.

@@ -15,7 +15,7 @@ from outrider.decoding.philox import MULTIPLIERS, WORD, Purpose, round_keys
 _HALF_BITS = 16
 _TOKENS_PER_BLOCK = 8  # of Philox: 128 bits
 _BLOCKS_AT_ONCE = 2**17  # keeps what is worked on about as large as the second-level caches of two cores
-_CELL = 2.0**-32 * (
+CELL = 2.0**-32 * (
     1 - 2.0**-24
 )  # a hair under 2^-32: the largest words round up to 2^32, times this is below 1
 _BELOW = 1 - 2.0**-16  # more than rounding can make up for
@@ -127,7 +127,7 @@ def _philox(streams: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _to_gumbel_(words: Tensor) -> Tensor:
     """Overwrites words, float32 of any shape, by their noise."""
-    return words.add_(0.5).mul_(-_CELL).log1p_().neg_().log_().neg_()
+    return words.add_(0.5).mul_(-CELL).log1p_().neg_().log_().neg_()
 
 
 def _high(packed: Tensor) -> Tensor:

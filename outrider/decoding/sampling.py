@@ -30,9 +30,8 @@ def _divide_by_temperature(logits: Tensor, rows: Sequence[Row]) -> None:
     logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
 
 
-# In the order in which they apply. Greedy rows skip what cannot change the likeliest token, so that processed
-# log-probabilities and runners-up are still those of the model.
-SETTINGS: tuple[Setting, ...] = (
+# In the order in which they apply: first what changes or bans single tokens.
+TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.logit_bias), adjustments.add_bias),
     Setting(lambda row: row.sampling.repetition_penalty != 1.0, adjustments.penalize_repetition),
     Setting(
@@ -43,6 +42,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
     Setting(lambda row: len(row.generated) + len(row.path) < row.sampling.min_tokens, adjustments.ban_ends),
     Setting(lambda row: row.may_be_stuck, adjustments.leave_an_end),
+)
+
+# Greedy rows skip what cannot change the likeliest token, so that processed log-probabilities and runners-up
+# are still those of the model.
+SETTINGS: tuple[Setting, ...] = (
+    *TOKEN_ADJUSTMENTS,
     Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
     Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
     Setting(lambda row: row.sampling.top_k > 0 and not row.is_greedy, truncation.keep_top_k),
@@ -59,14 +64,14 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
 
 
-def process(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Applies every setting of each row to its logits, of any float type, [num_rows, vocab_size].
+def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = SETTINGS) -> Tensor:
+    """Applies the settings to each row that asks for them; logits [num_rows, vocab_size] of any float type.
 
     Returns float32 [num_rows, vocab_size], -inf at tokens that may not be chosen. The argument is not
     changed; it is returned itself if it is float32 and no row asks for anything.
     """
     processed = logits.float()
-    for setting in SETTINGS:
+    for setting in settings:
         touched = [index for index, row in enumerate(rows) if setting.applies(row)]
         if touched and processed is logits:
             processed = logits.clone()

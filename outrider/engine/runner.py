@@ -159,9 +159,10 @@ class ModelRunner:
         output = self._forward.run(batch)
         logits = output.logits
         passed = time.perf_counter()
-        choices = choose_tokens(
+        choices, are_finite = choose_tokens(
             logits,
             [task.rows() if item.num_logits else [] for task, item in selected],
+            output.are_finite,
             min(max(task.ranks for task, _ in selected), logits.shape[1]),
             output.hidden,
         )
@@ -177,7 +178,7 @@ class ModelRunner:
         self.last_step = StepTimings(
             built - begun, passed - built, sampled - passed, sampled - begun, len(selected), batch.num_tokens
         )
-        return step, choices, output.are_finite.tolist()
+        return step, choices, are_finite
 
     def _committed_part(self, task: Task, item: Item) -> Item:
         sequence, count = item.sequence, item.num_committed

@@ -3,13 +3,25 @@
 import operator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
 
 import torch
 
 from outrider.decoding.draft import SparseProbs
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import TokenLogprobs, choose, logprobs, probabilities, process, runners_up
+from outrider.decoding.sampling import (
+    TOKEN_ADJUSTMENTS,
+    TokenLogprobs,
+    choose,
+    logprobs,
+    probabilities,
+    process,
+    runners_up,
+)
 from outrider.decoding.verify import sample_draft_token
+
+_HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -18,10 +30,15 @@ class Choices:
 
     rows: list[Row]
     logits: torch.Tensor  # [num_rows, vocab_size]
-    processed: torch.Tensor  # float32 [num_rows, vocab_size], after every sampling setting
     ranked: list[tuple[int, ...]]  # [num_rows] the best tokens under the keyed noise, best first
     are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
     hidden: torch.Tensor | None = None  # [num_rows, num_layers, hidden_size] of layers asked for
+    given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
+
+    @cached_property
+    def processed(self) -> torch.Tensor:
+        """The logits after every sampling setting, float32 [num_rows, vocab_size]."""
+        return process(self.logits, self.rows) if self.given_processed is None else self.given_processed
 
     @property
     def chosen(self) -> list[int]:
@@ -58,34 +75,60 @@ class Choices:
 
 
 def choose_tokens(
-    logits: torch.Tensor, rows: Items[list[Row]], ranks: int = 1, hidden: torch.Tensor | None = None
-) -> list[Choices]:
+    logits: torch.Tensor,
+    rows: Items[list[Row]],
+    are_finite: torch.Tensor,
+    ranks: int = 1,
+    hidden: torch.Tensor | None = None,
+) -> tuple[list[Choices], list[bool]]:
     """One Choices per piece of work, whose rows follow one another in ``logits`` [num_rows, vocab_size].
 
     Args:
+        are_finite: bool [num_tokens], which come back as a list, without a second wait for the device.
         ranks: tokens to be found for each row.
         hidden: [num_rows, num_layers, hidden_size] of the same rows.
     """
     every = [row for part in rows for row in part]
     if not every:
-        return [Choices([], logits, logits, [], []) for _ in rows]
-    processed = process(logits, every)
-    best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
-    ranked = [tuple(row) for row in best.tolist()]
-    are_sound = _are_sound(logits, processed).tolist()
+        return [Choices([], logits, [], []) for _ in rows], are_finite.tolist()
+    processed = None
+    if _has_kernels(logits):
+        best, sound = _choose_on_device(logits, every, ranks)
+    else:
+        processed = process(logits, every)
+        best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
+        sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
+    numbers = iter(torch.cat([best.flatten(), sound, are_finite]).tolist())
+    ranked = [tuple(next(numbers) for _ in range(ranks)) for _ in every]
+    are_sound = [bool(next(numbers)) for _ in every]
     choices, start = [], 0
     for part in rows:
         own = slice(start, start + len(part))
         states = None if hidden is None else hidden[own]
-        choices.append(Choices(part, logits[own], processed[own], ranked[own], are_sound[own], states))
+        of_part = None if processed is None else processed[own]
+        choices.append(Choices(part, logits[own], ranked[own], are_sound[own], states, of_part))
         start += len(part)
-    return choices
+    return choices, [bool(number) for number in numbers]
 
 
-def _are_sound(logits: torch.Tensor, processed: torch.Tensor) -> torch.Tensor:
-    """bool [num_rows]: the largest logit is a finite number, and still is after the sampling settings.
+def _has_kernels(logits: torch.Tensor) -> bool:
+    return logits.is_cuda and _HAS_TRITON
+
+
+def _choose_on_device(logits: torch.Tensor, rows: list[Row], ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best tokens [num_rows, ranks], and which rows are sound [num_rows]."""
+    from outrider.engine.kernels.choice import choose_on_device
+
+    if not any(setting.applies(row) for setting in TOKEN_ADJUSTMENTS for row in rows):
+        choice = choose_on_device(logits, rows, ranks)
+        return choice.ranked, choice.are_sound
+    choice = choose_on_device(process(logits, rows, TOKEN_ADJUSTMENTS), rows, ranks)
+    return choice.ranked, choice.are_sound & _are_sound(logits)
+
+
+def _are_sound(logits: torch.Tensor) -> torch.Tensor:
+    """bool [num_rows]: the largest logit is a finite number.
 
     That is so unless a logit is NaN or positive infinity, or all are negative infinity.
     """
-    are_sound = logits.amax(dim=1).isfinite()
-    return are_sound if processed is logits else are_sound & processed.amax(dim=1).isfinite()
+    return logits.amax(dim=1).isfinite()

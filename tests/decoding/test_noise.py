@@ -89,7 +89,7 @@ def test_extreme_words_give_finite_noise_below_the_bound(word: int, monkeypatch:
 def test_noise_is_within_2_ulp_of_the_exact_value() -> None:
     bits = words(KEYS, POSITIONS, 20_000)
     # The uniform number in float32 is the same everywhere; the logarithms after it are what may differ.
-    unit = bits.float().add(0.5).mul(noise._CELL).double()
+    unit = bits.float().add(0.5).mul(noise.CELL).double()
     exact = -torch.log(-torch.log1p(-unit))
     ulp = torch.tensor(2.0) ** (exact.abs().log2().floor() - 23)
     # An inner error counts relative to 1 in the result, hence no less than an ulp of 1/2 is allowed.

@@ -49,9 +49,10 @@ class Recorder:
         self,
         logits: torch.Tensor,
         rows: Items[list[Row]],
+        are_finite: torch.Tensor,
         ranks: int = 1,
         hidden: torch.Tensor | None = None,
-    ) -> list[Choices]:
+    ) -> tuple[list[Choices], list[bool]]:
         every = [row for part in rows for row in part]
         for row, own in zip(every, logits, strict=True):
             context = tuple(row.prompt), (*row.generated, *row.path)
@@ -61,7 +62,7 @@ class Recorder:
                     self.differing.append(context)
             else:
                 self.logits[context] = own.clone()
-        return choose_tokens(logits, rows, ranks, hidden)
+        return choose_tokens(logits, rows, are_finite, ranks, hidden)
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What is written in Triton for CUDA; nothing here is imported where logits are on another device."""

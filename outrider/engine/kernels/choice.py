@@ -1,0 +1,263 @@
+"""Chooses tokens on the device, without a wait for it: one copy to it, then at most three launches.
+
+1. ``_scan`` reads each row once, in chunks: whether its numbers are finite, its largest logit, and either its
+   best tokens under the keyed noise or, where a setting truncates it, what bounds its candidates from below.
+2. ``_collect`` gathers the candidates of truncated rows: the few tokens that no setting can have cut off yet.
+3. ``_choose`` finds where among them top-k, top-p and min-p cut off, and the best tokens of every row.
+
+The settings mean what they do in outrider/decoding/truncation.py.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.decoding.row import Row
+from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
+from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
+from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
+from outrider.engine.kernels.row_settings import is_truncated, load_settings, pack_settings
+
+CHUNK = 4096  # tokens that a program reads
+BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
+CAPACITY = 16384  # candidates that are gathered; a row that has more is read again instead
+_WARPS = 8
+
+_SAFETY = tl.constexpr(0.01)  # by how much a bound is lower than computed, more than rounding makes of it
+_HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
+_SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # what a banned token counts as, beside others
+_INFINITY = tl.constexpr(math.inf)
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What was chosen, still on the device."""
+
+    ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
+    are_sound: Tensor  # bool [num_rows] false where a logit is NaN or positive infinity, or none is finite
+
+
+def choose_on_device(
+    logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None = None
+) -> DeviceChoice:
+    """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
+
+    Settings that change or ban single tokens have been applied to the logits already. A row that is not
+    sound gets some tokens of the vocabulary.
+
+    Args:
+        logits: [num_rows, vocab_size] of any float type, each row contiguous; up to 2^19 tokens.
+        ranks: tokens to be found for each row, at most vocab_size; where fewer may be, banned ones follow.
+        allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
+            lowest bits first; None allows all.
+    """
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    id_bits = vocab_size.bit_length()
+    capacity = max(CAPACITY, num_chunks * ranks)
+    integers, numbers, are_truncated = pack_settings(rows, device)
+    statistics = torch.empty(3, num_rows, num_chunks, device=device)
+    block_maxima = torch.empty(num_rows, num_chunks * (CHUNK // BLOCK), dtype=torch.int64, device=device)
+    candidates = torch.empty(num_rows, capacity, dtype=torch.int64, device=device)
+    counts = torch.empty(num_rows, dtype=torch.int32, device=device)
+    ranked = torch.empty(num_rows, ranks, dtype=torch.int32, device=device)
+    are_sound = torch.empty(num_rows, dtype=torch.bool, device=device)
+
+    read = (logits, logits.stride(0), allowed, integers, numbers, num_rows, vocab_size)
+    found = (statistics, block_maxima, candidates, counts, ranks)
+    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": _WARPS, "enable_fp_fusion": False}
+    _scan[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **sizes)
+    of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
+    if are_truncated:
+        _collect[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **of_chunks, **sizes)
+    _choose[num_rows,](*read, *found, ranked, are_sound, **of_chunks, **sizes)
+    return DeviceChoice(ranked, are_sound)
+
+
+@triton.jit(do_not_specialize=["num_rows", "ranks"])
+def _scan(
+    logits,
+    row_stride,
+    allowed,
+    integers,
+    numbers,
+    num_rows,
+    vocab_size,
+    statistics,
+    block_maxima,
+    candidates,
+    counts,
+    ranks,
+    CAPACITY: tl.constexpr,
+    ID_BITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, chunk, num_chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    values, are_faulty = load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature)
+    peak = tl.max(values)
+    mass = 0.0
+    if is_truncated(top_k, top_p, distance):
+        mass = tl.sum(tl.exp(values - tl.maximum(peak, _SMALLEST)))
+        tl.store(counts + row, 0)
+        if top_k > 0:
+            of_tokens = tl.where(tokens < vocab_size, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
+            blocks = (row * num_chunks + chunk) * (CHUNK // BLOCK) + tl.arange(0, CHUNK // BLOCK)
+            of_blocks = tl.max(tl.reshape(of_tokens, [CHUNK // BLOCK, BLOCK]), axis=1)
+            tl.store(block_maxima + blocks, of_blocks)
+    else:
+        if tl.load(integers + 3 * num_rows + row) != 0:
+            key, position = tl.load(integers + row), tl.load(integers + num_rows + row)
+            values += gumbel_of_blocks(key, position, chunk * (CHUNK // 8), CHUNK // 8)
+        perturbed = rank_of(tl.maximum(values, _SMALLEST), tokens, ID_BITS)
+        perturbed = tl.where(tokens < vocab_size, perturbed, LOWEST_RANK)
+        best = tl.max(perturbed)
+        for place in range(ranks):
+            tl.store(candidates + row.to(tl.int64) * CAPACITY + chunk * ranks + place, best)
+            best = tl.max(tl.where(perturbed < best, perturbed, LOWEST_RANK))
+    at = statistics + row * num_chunks + chunk
+    tl.store(at, peak)
+    tl.store(at + num_rows * num_chunks, mass)
+    tl.store(at + 2 * num_rows * num_chunks, tl.max(are_faulty.to(tl.float32)))
+
+
+@triton.jit(do_not_specialize=["num_rows", "ranks"])
+def _collect(
+    logits,
+    row_stride,
+    allowed,
+    integers,
+    numbers,
+    num_rows,
+    vocab_size,
+    statistics,
+    block_maxima,
+    candidates,
+    counts,
+    ranks,
+    CAPACITY: tl.constexpr,
+    ID_BITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNKS_PADDED: tl.constexpr,
+):
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
+    if is_truncated(top_k, top_p, distance):
+        peak, mass, _ = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
+        bound = peak + distance
+        if top_k > 0:
+            # The k-th largest of the blocks' maxima: k tokens are at least as large.
+            num_blocks: tl.constexpr = CHUNKS * (CHUNK // BLOCK)
+            of_row = block_maxima + row * num_blocks
+            source = (of_row, num_blocks, logits, row_stride, allowed, row, vocab_size, temperature, True)
+            bound = value_of(
+                search(lowest_rank(ID_BITS), rank_above(peak, ID_BITS), top_k, peak, source, False, ID_BITS),
+                ID_BITS,
+            )
+        elif top_p < 1.0:
+            # Tokens below this have together less mass than top-p leaves out.
+            left_out = ((1.0 - top_p) * mass / vocab_size).to(tl.float32)
+            bound = tl.maximum(bound, peak + tl.log(left_out) - _SAFETY)
+        tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+        values, _ = load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature)
+        # The first tokens are those that follow where fewer than ``ranks`` may be chosen.
+        picked = (tokens < vocab_size) & ((values >= bound) | (tokens < ranks))
+        count = tl.sum(picked.to(tl.int32))
+        places = tl.atomic_add(counts + row, count) + tl.cumsum(picked.to(tl.int32)) - 1
+        tl.store(
+            candidates + row.to(tl.int64) * CAPACITY + places,
+            rank_of(values, tokens, ID_BITS),
+            mask=picked & (places < CAPACITY),
+        )
+
+
+@triton.jit(do_not_specialize=["num_rows", "ranks"])
+def _choose(
+    logits,
+    row_stride,
+    allowed,
+    integers,
+    numbers,
+    num_rows,
+    vocab_size,
+    statistics,
+    block_maxima,
+    candidates,
+    counts,
+    ranks,
+    ranked,
+    are_sound,
+    CAPACITY: tl.constexpr,
+    ID_BITS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNKS_PADDED: tl.constexpr,
+):
+    row = tl.program_id(0)
+    top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
+    peak, mass, is_sound = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
+    tl.store(are_sound + row, is_sound)
+    is_cut = is_truncated(top_k, top_p, distance)
+    length = CHUNKS * ranks
+    if is_cut:
+        length = tl.load(counts + row)
+    are_collected = length <= CAPACITY
+    if not are_collected:
+        length = vocab_size
+    of_row = candidates + row.to(tl.int64) * CAPACITY
+    source = (of_row, length, logits, row_stride, allowed, row, vocab_size, temperature, are_collected)
+
+    cut, above = lowest_rank(ID_BITS), rank_above(peak, ID_BITS)  # what ranks below the cut is banned
+    if top_k > 0:
+        cut = search(cut, above, top_k, peak, source, False, ID_BITS)
+    if top_p < 1.0:
+        if top_k > 0:
+            units = tl.zeros([TILE], tl.int64)
+            for start in range(0, length, TILE):
+                candidate_ranks = load_ranks(start, source, ID_BITS)
+                units += tl.where(candidate_ranks >= cut, mass_of(candidate_ranks, peak, ID_BITS), 0)
+            mass = (tl.sum(units).to(tl.float64) / UNITS).to(tl.float32)
+        # In float32, as the reference has it: what equals add up to may be the very mass that is asked for.
+        likeliest = tl.div_rn(1.0, tl.maximum(mass, 1.0))
+        enough = tl.ceil(top_p / likeliest.to(tl.float64) * UNITS).to(tl.int64)
+        cut = search(cut, above, enough, peak, source, True, ID_BITS)
+    if distance > -_INFINITY:
+        cut = tl.maximum(cut, rank_of(peak + distance, (1 << ID_BITS) - 1, ID_BITS))
+
+    key, position = tl.load(integers + row), tl.load(integers + num_rows + row)
+    is_noisy = tl.load(integers + 3 * num_rows + row) != 0
+    previous = tl.full((), _HIGHEST, tl.int64)
+    for place in range(ranks):
+        best = tl.full((), LOWEST_RANK, tl.int64)
+        for start in range(0, length, TILE):
+            perturbed = load_ranks(start, source, ID_BITS)
+            if is_cut:
+                tokens, values = token_of(perturbed, ID_BITS), value_of(perturbed, ID_BITS)
+                if is_noisy:
+                    values += gumbel_at(key, position, tokens)
+                values = tl.where(perturbed >= cut, tl.maximum(values, _SMALLEST), _SMALLEST)
+                perturbed = tl.where(perturbed > LOWEST_RANK, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
+            best = tl.maximum(best, tl.max(tl.where(perturbed < previous, perturbed, LOWEST_RANK)))
+        tl.store(ranked + row * ranks + place, token_of(best, ID_BITS))
+        previous = best
+
+
+@triton.jit
+def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PADDED: tl.constexpr):
+    """The row's largest logit, the mass of all tokens relative to that one's, and whether it is sound."""
+    chunks = tl.arange(0, CHUNKS_PADDED)
+    at, inside = statistics + row * CHUNKS + chunks, chunks < CHUNKS
+    peaks = tl.load(at, mask=inside, other=-_INFINITY)
+    masses = tl.load(at + num_rows * CHUNKS, mask=inside, other=0.0)
+    faults = tl.load(at + 2 * num_rows * CHUNKS, mask=inside, other=0.0)
+    peak = tl.maximum(tl.max(peaks), _SMALLEST)
+    is_sound = (tl.max(peaks) > -_INFINITY) & (tl.max(faults) == 0.0)
+    return peak, tl.sum(masses * tl.exp(peaks - peak)), is_sound

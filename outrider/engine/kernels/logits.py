@@ -1,0 +1,53 @@
+"""Logits as the kernels see them: masked, divided by temperature, and as integers in the order of choice.
+
+A token's *rank* is an int64 that is larger the larger its logit and, among equals, the lower its id. So no
+two tokens of a row have the same rank, and where a setting cuts off is one number.
+"""
+
+import triton
+import triton.language as tl
+
+_INFINITY = tl.constexpr(float("inf"))
+_INT32_MAX = tl.constexpr(2**31 - 1)
+
+LOWEST_RANK = tl.constexpr(-(2**63))  # below that of any token
+
+
+@triton.jit
+def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature):
+    """float32 and bool, of the shape of tokens: the masked and scaled logits, and which are no numbers.
+
+    What is NaN or positive infinity counts as banned, as do tokens beyond the vocabulary.
+    """
+    inside = tokens < vocab_size
+    given = tl.load(logits + row.to(tl.int64) * row_stride + tokens, mask=inside, other=-_INFINITY)
+    given = given.to(tl.float32)
+    scaled = tl.div_rn(given, temperature)
+    if allowed is not None:
+        words_per_row = tl.cdiv(vocab_size, 32)
+        words = tl.load(allowed + row.to(tl.int64) * words_per_row + tokens // 32, mask=inside, other=0)
+        scaled = tl.where((words >> (tokens % 32)) & 1 != 0, scaled, -_INFINITY)
+    is_faulty = (given != given) | (given == _INFINITY) | (scaled == _INFINITY)
+    scaled = tl.where(scaled < _INFINITY, scaled, -_INFINITY)
+    return tl.where(scaled == 0.0, 0.0, scaled), is_faulty  # of two zeros the integers would differ
+
+
+@triton.jit
+def rank_of(values, tokens, ID_BITS: tl.constexpr):
+    """int64: the ranks of tokens whose logits are values, float32 and no negative zero."""
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & _INT32_MAX)
+    return (ordered.to(tl.int64) << ID_BITS) | (((1 << ID_BITS) - 1) - tokens)
+
+
+@triton.jit
+def value_of(ranks, ID_BITS: tl.constexpr):
+    """float32: the logits of tokens with these ranks."""
+    ordered = (ranks >> ID_BITS).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & _INT32_MAX)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def token_of(ranks, ID_BITS: tl.constexpr):
+    """int32: the ids of tokens with these ranks."""
+    return ((1 << ID_BITS) - 1) - (ranks & ((1 << ID_BITS) - 1)).to(tl.int32)
