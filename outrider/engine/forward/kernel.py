@@ -64,7 +64,8 @@ def find_kernel(
     except ImportError as error:
         logger.error("attention gathers its blocks, which is slow: pip install triton (%s)", error)
         return None
-    return PagedAttention(block_size, part_slots(context_length))
+    memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return PagedAttention(block_size, part_slots(context_length), memory)
 
 
 def part_slots(context_length: int) -> int:

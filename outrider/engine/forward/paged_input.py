@@ -1,7 +1,9 @@
 """A step's work as the paged kernels take it: one buffer of numbers, copied to the device at once."""
 
+import math
 from collections.abc import Sequence as Items
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -48,13 +50,7 @@ class Layout:
             many_tiles=int((-(-counts[~is_few] // MANY_TILE)).sum()),
         )
 
-    def fits(self, other: "Layout") -> bool:
-        """Whether there is room for what the other holds."""
-        return all(own >= theirs for own, theirs in zip(self._sizes(), other._sizes(), strict=True))
-
-    def _sizes(self) -> tuple[int, ...]:
-        return astuple(self)
-
+    @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         rows = (self.rows,)
         return {
@@ -73,13 +69,13 @@ class Layout:
     @property
     def size(self) -> int:
         """Numbers in the buffer."""
-        return sum(int(np.prod(shape)) for shape in self._shapes().values())
+        return sum(math.prod(shape) for shape in self._shapes.values())
 
     def split(self, buffer: Any) -> "PagedInput[Any]":
         """Views of a numpy array or a tensor [size]."""
         views, start = {}, 0
-        for name, shape in self._shapes().items():
-            stop = start + int(np.prod(shape))
+        for name, shape in self._shapes.items():
+            stop = start + math.prod(shape)
             views[name] = buffer[start:stop].reshape(shape)
             start = stop
         return PagedInput(**views)

@@ -25,13 +25,14 @@ class Tiling:
 
     rows: int  # of a tile
     lines: int  # at most: its rows times the query heads computed together
-    slots: int  # at a time, a power of two
     warps: int
-    stages: int  # of reading ahead
 
 
-FEW = Tiling(FEW_TILE, 64, slots=64, warps=4, stages=3)
-MANY = Tiling(MANY_TILE, 128, slots=64, warps=8, stages=3)
+FEW = Tiling(FEW_TILE, 64, warps=4)
+MANY = Tiling(MANY_TILE, 128, warps=8)
+STAGES = 2  # of reading ahead
+MOST_SLOTS = 128  # at a time
+SHARE = 0.6  # of a multiprocessor's memory, for the keys and values that are read ahead
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -163,8 +164,9 @@ def _attend_tile(
         )
         summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
         largest = new
-    weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(total))
-    summed = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+    divisor = tl.where(total == 0.0, 1.0, total)
+    weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(divisor))
+    summed = summed / divisor[:, None]
     to = row * KV_HEADS * REPEATS + query_head
     if SPLIT > 0:
         to = to * splits + split
@@ -238,11 +240,13 @@ def _join_parts(
 class PagedAttention:
     """The kernels for one engine.
 
-    split: slots of a part of the context.
+    split: slots of a part of the context, a multiple of MOST_SLOTS.
+    shared_memory: bytes that a program may have on a multiprocessor.
     """
 
     block_size: int
     split: int
+    shared_memory: int
 
     def __call__(
         self,
@@ -276,7 +280,7 @@ class PagedAttention:
         held = rows if len(paged.few_tiles) else 0
         parts = query.new_empty(held, heads, splits, value_dim, dtype=torch.float32)
         weights = query.new_empty(held, heads, splits, dtype=torch.float32)
-        width = max(LEAST_LINES, triton.next_power_of_2(value_dim))
+        widths = [max(LEAST_LINES, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
         for tiles, tiling, split in ((paged.few_tiles, FEW, self.split), (paged.many_tiles, MANY, 0)):
             if not len(tiles):
                 continue
@@ -307,19 +311,19 @@ class PagedAttention:
                 GROUP=group,
                 KEY_DIM=key_dim,
                 VALUE_DIM=value_dim,
-                KEY_WIDTH=max(LEAST_LINES, triton.next_power_of_2(key_dim)),
-                VALUE_WIDTH=width,
+                KEY_WIDTH=widths[0],
+                VALUE_WIDTH=widths[1],
                 BLOCK=self.block_size,
                 FIELDS=TILE_FIELDS,
                 M=max(LEAST_LINES, group * tiling.rows),
-                N=tiling.slots,
+                N=self._slots(sum(widths) * query.element_size()),
                 SPLIT=split,
                 WINDOW=window is not None,
                 SOFTCAP=softcap is not None,
                 SINKS=sinks is not None,
                 PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
                 num_warps=tiling.warps,
-                num_stages=tiling.stages,
+                num_stages=STAGES,
             )
         if len(paged.few_tiles):
             _join_parts[(rows, heads)](
@@ -331,9 +335,14 @@ class PagedAttention:
                 splits,
                 HEADS=heads,
                 VALUE_DIM=value_dim,
-                VALUE_WIDTH=width,
+                VALUE_WIDTH=widths[1],
                 SPLIT=self.split,
                 SINKS=sinks is not None,
                 num_warps=1,
             )
         return output
+
+    def _slots(self, size: int) -> int:
+        """At a time, of so many bytes each: a power of two."""
+        most = int(SHARE * self.shared_memory / STAGES / size)
+        return min(MOST_SLOTS, max(LEAST_LINES, 1 << (most.bit_length() - 1)))

@@ -121,7 +121,9 @@ def plan_memory(
     graphs = 0
     if on_cuda and not settings.batch_invariant:
         longest = min(num_blocks * settings.block_size, model.context_length)
-        parts = -(-longest // part_slots(model.context_length)) * model.query_heads // settings.tensor_parallel
+        parts = (
+            -(-longest // part_slots(model.context_length)) * model.query_heads // settings.tensor_parallel
+        )
         row = parts * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
         activations += (settings.prefill_chunk + num_logits) * row
         if settings.graphs and settings.tensor_parallel == 1:

@@ -1,0 +1,102 @@
+"""What the paged kernels are told of a step is what the step's sequences say of themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.decoding.draft import MAX_NODES, ROOT, Draft
+from outrider.engine.forward.attention_groups import QuerySpan, form_groups
+from outrider.engine.forward.batch import pack
+from outrider.engine.forward.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, WORD_BITS, Layout, fill
+from outrider.engine.step_input import Feed
+from tests.support.paged_attention import paged_input, visible_slots
+
+BLOCK = 8
+CPU = torch.device("cpu")
+TREE = Draft((1, 2, 3, 4, 5), (ROOT, 0, 0, 1, 2))
+WIDE = Draft(tuple(range(100)), (ROOT,) * 100)
+
+
+def feeds_of(*specs: tuple[int, int, Draft | None]) -> list[Feed]:
+    """Of (slots written before, tokens, tree) each; blocks in disorder, the sequences' own."""
+    order = np.random.default_rng(0).permutation(200)
+    feeds, taken = [], 0
+    for number, (start, count, tree) in enumerate(specs):
+        blocks = order[taken : taken + -(-(start + count) // BLOCK) + 1]  # one that is reserved
+        taken += len(blocks)
+        feeds.append(Feed(list(range(number, number + count)), min(count, 3), start, blocks, tree))
+    return feeds
+
+
+STEPS = {
+    "single tokens": [(0, 1, None), (7, 1, None), (8, 1, None), (300, 1, None)],
+    "chains": [(20, 5, None), (3, FEW_QUERIES, None), (40, 9, None)],
+    "prompts": [(0, 3 * MANY_TILE + 1, None), (50, MANY_TILE, None), (11, FEW_QUERIES + 1, None)],
+    "a tree": [(20, 6, TREE), (9, 1, None)],
+    "a tree of which a part is fed": [(20, 2, TREE)],
+    "a tree of several words, and a prompt": [(30, 101, WIDE), (5, 2, None), (0, 40, None)],
+}
+
+
+@pytest.mark.parametrize("specs", STEPS.values(), ids=STEPS)
+def test_rows_tokens_places_and_masks(specs):
+    feeds = feeds_of(*specs)
+    given = paged_input(feeds, BLOCK)
+    batch = pack(feeds, BLOCK, torch.float32, CPU)
+    assert given.token_ids.tolist() == batch.token_ids.tolist()
+    assert given.position_ids.tolist() == batch.position_ids.tolist()
+    assert given.logit_rows.tolist() == batch.logit_rows.tolist()
+    slots = torch.arange(200 * BLOCK)[batch.slots]
+    assert given.slots.tolist() == slots.tolist()
+    seen = {}
+    for tile in torch.cat([given.few_tiles, given.many_tiles]).tolist():
+        lane, first, count, end, _ = tile
+        assert count <= (FEW_TILE if len(feeds[lane].tokens) <= FEW_QUERIES else MANY_TILE)
+        assert end <= feeds[lane].start + len(feeds[lane].tokens)
+        for row, visible in enumerate(visible_slots(given, tile, window=None)):
+            assert first + row not in seen
+            seen[first + row] = visible.nonzero().flatten().tolist()
+    first = 0
+    for feed in feeds:
+        span = QuerySpan(feed.blocks, first, len(feed.tokens), feed.start, feed.tree)
+        (group,) = form_groups([span], BLOCK, torch.float32, CPU)
+        mask = group.mask(None, 1, CPU)
+        for row in range(span.count):
+            expected = list(range(span.length)) if mask is None else (mask[0, 0, row] == 0).nonzero().flatten()
+            assert seen.pop(first + row) == list(map(int, expected))
+        first += span.count
+    assert not seen
+
+
+def test_an_end_says_which_kernel_a_row_is_of():
+    given = paged_input(feeds_of((4, 2, None), (0, 20, None)), BLOCK)
+    assert given.ends.tolist() == [5, 6] + [-1] * 20
+
+
+def test_what_is_left_of_a_larger_layout_is_padding_that_nobody_reads():
+    feeds = feeds_of((20, 6, TREE), (9, 1, None))
+    room = Layout(16, 16, 16, 50, MAX_NODES // WORD_BITS, 16, 0)
+    layout = replace(room, lanes=len(feeds))
+    padded = layout.split(fill(layout, feeds, BLOCK, spare_slot=999))
+    exact = paged_input(feeds, BLOCK)
+    for name in ("token_ids", "position_ids"):
+        assert getattr(padded, name)[0, :7].tolist() == getattr(exact, name)[0].tolist()
+        assert not getattr(padded, name)[0, 7:].any()
+    for name in ("seen", "ends"):
+        assert getattr(padded, name).tolist() == [*getattr(exact, name).tolist(), *[0] * 9]
+    assert padded.slots.tolist() == [*exact.slots.tolist(), *[999] * 9]
+    assert padded.few_tiles[:2].tolist() == exact.few_tiles.tolist()
+    assert not padded.few_tiles[2:].any()
+    assert padded.ancestors[:7, :1].tolist() == exact.ancestors.tolist()
+
+
+def test_a_part_of_the_sequences_is_a_part_of_the_buffer():
+    """So that no more of it has to be copied to the device."""
+    room = Layout(16, 16, 16, 50, 1, 16, 0)
+    buffer = torch.arange(room.size)
+    part = replace(room, lanes=3)
+    for name, own in vars(part.split(buffer[: part.size])).items():
+        whole = getattr(room.split(buffer), name)
+        assert own.tolist() == whole[: len(own)].tolist()

@@ -1,0 +1,101 @@
+"""The kernels of attention, in Triton's interpreter, say what plain arithmetic says."""
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.step_input import Feed
+from tests.support.paged_attention import PlainAttention, paged_input
+
+pytest.importorskip("triton", reason="pip install triton")
+from outrider.engine.kernels.paged_attention import MOST_SLOTS, PagedAttention  # noqa: E402
+
+SHARED_MEMORY = 100_000
+TREE = Draft((1, 2, 3, 4), (ROOT, 0, 0, 1))
+STEP = [(50, 1, None), (33, 5, None), (7, 3, TREE), (200, 6, TREE), (0, 70, None), (150, 17, None), (0, 1, None)]
+NUM_BLOCKS = 120
+
+
+def feeds_of(specs, block_size):
+    order = np.random.default_rng(0).permutation(NUM_BLOCKS)
+    feeds, taken = [], 0
+    for start, count, tree in specs:
+        blocks = order[taken : taken + -(-(start + count) // block_size)]
+        taken += len(blocks)
+        feeds.append(Feed([0] * count, 1, start, blocks, tree))
+    return feeds
+
+
+def compared(heads, kv_heads, dims, block_size, dtype, specs=STEP, **rules):
+    """What the kernels give, and what plain arithmetic does, float32."""
+    generator = torch.Generator().manual_seed(0)
+    key_dim, value_dim = dims
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    keys = random(NUM_BLOCKS * block_size, kv_heads, key_dim)
+    values = random(NUM_BLOCKS * block_size, kv_heads, value_dim)
+    given = paged_input(feeds_of(specs, block_size), block_size)
+    query = random(len(given.slots), heads, key_dim).transpose(0, 1)
+    if rules.pop("with_sinks", False):
+        rules["sinks"] = random(heads)
+    ours = PagedAttention(block_size, MOST_SLOTS, SHARED_MEMORY)(given, query, keys, values, **rules)
+    plain = PlainAttention(block_size)(given, query.float(), keys.float(), values.float(), **rules)
+    return ours.float(), plain
+
+
+CASES = {
+    "groups of query heads": (8, 2, (32, 32), 16, {}),
+    "as many key/value heads, and a window": (4, 4, (16, 16), 8, {"window": 30}),
+    "sizes that are no powers of two, soft-capped, with sinks": (
+        6,
+        1,
+        (40, 24),
+        16,
+        {"softcap": 2.0, "with_sinks": True, "scaling": 0.3},
+    ),
+    "a window shorter than a block": (2, 2, (16, 16), 16, {"window": 10, "with_sinks": True}),
+    "more query heads than are computed together": (16, 1, (16, 16), 4, {"specs": STEP[:2] + STEP[5:]}),
+}
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dims", "block_size", "rules"), CASES.values(), ids=CASES)
+def test_single_tokens_chains_trees_and_prompts(heads, kv_heads, dims, block_size, rules):
+    ours, plain = compared(heads, kv_heads, dims, block_size, torch.float32, **rules)
+    torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-5)
+
+
+def test_half_precision():
+    """bfloat16 products are wrong in Triton's interpreter."""
+    ours, plain = compared(8, 2, (64, 64), 16, torch.float16)
+    torch.testing.assert_close(ours, plain, atol=2e-3, rtol=2e-3)
+
+
+def test_a_row_does_not_depend_on_its_company():
+    """Bit for bit: not on other sequences, nor on what else its own feeds."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
+    query = torch.randn(30, 4, 16, generator=generator)
+    attend = PagedAttention(16, MOST_SLOTS, SHARED_MEMORY)
+    feeds = feeds_of([(300, 9, None), (70, 1, None), (0, 20, None)], 16)
+    together = attend(paged_input(feeds, 16), query.transpose(0, 1), keys, values)
+    alone = attend(paged_input(feeds[:1], 16), query[:9].transpose(0, 1), keys, values)
+    assert torch.equal(together[:9], alone)
+    for place in range(9):
+        single = Feed([0], 1, 300 + place, feeds[0].blocks, None)
+        row = query[place : place + 1].transpose(0, 1)
+        assert torch.equal(attend(paged_input([single], 16), row, keys, values)[0], together[place])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
+def test_what_is_not_finite_stays_with_its_sequence():
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
+    feeds = feeds_of([(40, 3, None), (70, 2, None)], 16)
+    keys[int(feeds[0].blocks[1]) * 16 + 3] = torch.nan
+    query = torch.randn(5, 4, 16, generator=generator).transpose(0, 1)
+    output = PagedAttention(16, MOST_SLOTS, SHARED_MEMORY)(paged_input(feeds, 16), query, keys, values)
+    assert output[:3].isnan().all()
+    assert output[3:].isfinite().all()
