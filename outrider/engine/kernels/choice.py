@@ -26,7 +26,7 @@ from outrider.engine.kernels.row_settings import is_truncated, load_settings, pa
 CHUNK = 4096  # tokens that a program reads
 BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
 CAPACITY = 16384  # candidates that are gathered; a row that has more is read again instead
-_WARPS = 8
+WARPS = 8
 
 _SAFETY = tl.constexpr(0.01)  # by how much a bound is lower than computed, more than rounding makes of it
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
@@ -70,7 +70,7 @@ def choose_on_device(
 
     read = (logits, logits.stride(0), allowed, integers, numbers, num_rows, vocab_size)
     found = (statistics, block_maxima, candidates, counts, ranks)
-    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": _WARPS, "enable_fp_fusion": False}
+    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": WARPS, "enable_fp_fusion": False}
     _scan[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **sizes)
     of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
     if are_truncated:
