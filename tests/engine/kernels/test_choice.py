@@ -86,19 +86,17 @@ def test_rows_may_lie_apart(small_chunks: None) -> None:
     assert chosen(logits, rows, 1) == expected(logits, rows, 1)
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 500}, {"top_p": 0.99}, {"min_p": 1e-9}])
+@pytest.mark.parametrize("asked", [{"top_k": 500}, {"top_p": 0.99}, {"min_p": 1e-9}])
 def test_a_row_with_more_candidates_than_are_collected(
-    monkeypatch: pytest.MonkeyPatch, small_chunks: None, settings: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
-    rows, logits = [row(3, temperature=1.5, **settings)], random(1, 2500, 0.5)
-    wanted = expected(logits, rows, 2)
-    assert chosen(logits, rows, 2) == wanted
+    rows, logits = [row(3, temperature=1.5, **asked)], random(1, 2500, 0.5)
     monkeypatch.setattr(choice, "CAPACITY", 100)
-    assert chosen(logits, rows, 2) == wanted
+    assert chosen(logits, rows, 1) == expected(logits, rows, 1)
 
 
 @given(st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_among_equals_the_lower_ids_are_kept(data: st.DataObject) -> None:
     vocab_size = data.draw(st.integers(2, 40))
     values = data.draw(st.lists(st.sampled_from([-INFINITY, -1.0, -0.0, 0.0, 2.0]), min_size=vocab_size))
@@ -114,13 +112,13 @@ def test_among_equals_the_lower_ids_are_kept(data: st.DataObject) -> None:
     assert chosen(logits, rows, ranks) == expected(logits, rows, ranks)
 
 
-@pytest.mark.parametrize("asked", [{"top_k": 70}, {"top_p": 0.7}, {"top_p": 0.7, "top_k": 91}])
+@pytest.mark.parametrize("asked", [{"top_k": 17}, {"top_p": 0.7}, {"top_p": 0.7, "top_k": 25}])
 def test_a_cut_in_the_middle_of_many_equals(asked: dict[str, Any]) -> None:
-    # Whether the last token kept is the right one shows where all tokens before it are named as well.
-    logits = torch.zeros(1, 100)
-    logits[0, 50] = 1.0
+    # All tokens are named: first those that were kept, by their noise, then the others by their ids.
+    logits = torch.zeros(1, 30)
+    logits[0, 20] = 1.0
     rows = [row(1, **asked)]
-    assert chosen(logits, rows, 100) == expected(logits, rows, 100)
+    assert chosen(logits, rows, 30) == expected(logits, rows, 30)
 
 
 def test_a_mask_bans_what_its_bits_do_not_allow(small_chunks: None) -> None:
@@ -148,6 +146,7 @@ def test_a_row_that_is_not_sound_is_reported_and_gets_some_token(asked: dict[str
     assert (found.ranked[:, 0] != found.ranked[:, 1]).all()
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_a_row_without_an_allowed_token_and_one_that_overflows_are_not_sound() -> None:
     logits = torch.full((3, 40), 1e38)
     allowed = torch.tensor([[-1, -1], [0, 0], [-1, -1]], dtype=torch.int32)
@@ -172,7 +171,7 @@ def step(logits: Tensor, rows: list[list[Row]], ranks: int, are_finite: Tensor) 
         [one.ranked for one in choices],
         [one.are_sound for one in choices],
         finite,
-        [one.processed.cpu() for one in choices],
+        [one.processed.cpu() for one in choices if one.rows],
     )
 
 
