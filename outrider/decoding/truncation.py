@@ -67,10 +67,28 @@ def _keep(logits: Tensor, largest: Tensor, counts: Tensor) -> None:
     logits.masked_fill_(logits < last, BANNED)
     following = largest.gather(1, counts[:, None].clamp(max=largest.shape[1] - 1))
     tied = ((following == last) & (last > BANNED)).squeeze(1) & (counts < largest.shape[1])
+    ties_kept = counts - (largest > last).sum(dim=1)
+    if logits.device.type != "cpu":
+        ties_kept = torch.where(tied, ties_kept, logits.shape[1])
+        logits.masked_fill_(ties_after(logits == last, ties_kept), BANNED)
+        return
+    # To ask which rows are tied is no wait here, and most often few are.
     for row in tied.nonzero().flatten().tolist():
-        above = int((largest[row] > last[row]).sum())
         ties = (logits[row] == last[row]).nonzero().flatten()
-        logits[row, ties[int(counts[row]) - above :]] = BANNED
+        logits[row, ties[int(ties_kept[row]) :]] = BANNED
+
+
+def ties_after(is_tie: Tensor, counts: Tensor) -> Tensor:
+    """bool [num_rows, vocab_size], like is_tie: each row's ties but for the first counts[row]."""
+    num_rows, vocab_size = is_tie.shape
+    blocks = torch.nn.functional.pad(is_tie, (0, -vocab_size % _BLOCK)).view(num_rows, -1, _BLOCK)
+    # Sums of blocks are much cheaper than one for each token.
+    up_to = blocks.sum(dim=2, dtype=torch.int32).cumsum(dim=1)
+    block = (up_to < counts[:, None]).sum(dim=1, keepdim=True).clamp_(max=blocks.shape[1] - 1)
+    inside = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1)
+    missing = counts[:, None] - up_to.gather(1, block) + inside.sum(dim=1, keepdim=True)
+    last = block * _BLOCK + (inside.cumsum(dim=1) < missing).sum(dim=1, keepdim=True)
+    return is_tie & (torch.arange(vocab_size, dtype=torch.int32, device=is_tie.device) > last.int())
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:

@@ -21,6 +21,7 @@ from outrider.decoding.penalties import leave_an_end
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import SETTINGS, choose, logprobs, probabilities, process, runners_up
 from outrider.decoding.settings import Sampling
+from outrider.decoding.truncation import ties_after
 
 BANNED = -math.inf
 LOGITS = torch.tensor([0.5, -1.0, 2.0, 1.0, 0.0])
@@ -278,3 +279,27 @@ def test_each_setting_is_one_entry() -> None:
     for chosen in asked:
         assert sum(setting.applies(row(**chosen)) for setting in ASKED_FOR) == 1
     assert not any(setting.applies(row()) for setting in SETTINGS)
+
+
+@pytest.mark.parametrize("chosen", [{"top_k": 300}, {"top_p": 0.6}, {"top_k": 900, "top_p": 0.8}])
+def test_of_many_equals_in_a_large_vocabulary_the_lower_ids_are_kept(chosen: dict[str, Any]) -> None:
+    # As large numbers in bfloat16 are.
+    logits = (torch.randn(4, 50_021, generator=torch.Generator().manual_seed(6)) * 3).bfloat16()
+    kept = process(logits, [row(**chosen)] * 4) > BANNED
+    order = logits.float().sort(dim=1, descending=True, stable=True).indices
+    cut_among_equals = 0
+    for one, which, likeliest in zip(logits, kept, order, strict=True):
+        count = int(which.sum())
+        assert which[likeliest[:count]].all()
+        cut_among_equals += int(one[likeliest[count - 1]] == one[likeliest[count]])
+    assert cut_among_equals
+
+
+@given(st.integers(1, 200), st.floats(0, 1), st.data())
+@settings(max_examples=60)
+def test_ties_after_a_number_of_them_are_found(vocab_size: int, share: float, data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 10**6))
+    is_tie = torch.rand(3, vocab_size, generator=torch.Generator().manual_seed(seed)) < share
+    counts = torch.tensor(data.draw(st.lists(st.integers(1, vocab_size), min_size=3, max_size=3)))
+    expected = is_tie & (is_tie.cumsum(dim=1) > counts[:, None])
+    assert torch.equal(ties_after(is_tie, counts), expected)

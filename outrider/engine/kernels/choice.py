@@ -26,7 +26,7 @@ from outrider.engine.kernels.row_settings import is_truncated, load_settings, pa
 CHUNK = 4096  # tokens that a program reads
 BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
 CAPACITY = 16384  # candidates that are gathered; a row that has more is read again instead
-_WARPS = 8
+WARPS = 8
 
 _SAFETY = tl.constexpr(0.01)  # by how much a bound is lower than computed, more than rounding makes of it
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
@@ -69,12 +69,14 @@ def choose_on_device(
     are_sound = torch.empty(num_rows, dtype=torch.bool, device=device)
 
     read = (logits, logits.stride(0), allowed, integers, numbers, num_rows, vocab_size)
-    found = (statistics, block_maxima, candidates, counts, ranks)
-    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": _WARPS, "enable_fp_fusion": False}
-    _scan[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **sizes)
+    found = (statistics, candidates, counts, ranks)
+    sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": WARPS, "enable_fp_fusion": False}
+    _scan[num_rows, num_chunks](*read, *found, block_maxima, CHUNK=CHUNK, BLOCK=BLOCK, **sizes)
     of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
     if are_truncated:
-        _collect[num_rows, num_chunks](*read, *found, CHUNK=CHUNK, BLOCK=BLOCK, **of_chunks, **sizes)
+        _collect[num_rows, num_chunks](
+            *read, *found, block_maxima, CHUNK=CHUNK, BLOCK=BLOCK, **of_chunks, **sizes
+        )
     _choose[num_rows,](*read, *found, ranked, are_sound, **of_chunks, **sizes)
     return DeviceChoice(ranked, are_sound)
 
@@ -89,10 +91,10 @@ def _scan(
     num_rows,
     vocab_size,
     statistics,
-    block_maxima,
     candidates,
     counts,
     ranks,
+    block_maxima,
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -138,10 +140,10 @@ def _collect(
     num_rows,
     vocab_size,
     statistics,
-    block_maxima,
     candidates,
     counts,
     ranks,
+    block_maxima,
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -190,7 +192,6 @@ def _choose(
     num_rows,
     vocab_size,
     statistics,
-    block_maxima,
     candidates,
     counts,
     ranks,

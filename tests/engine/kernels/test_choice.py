@@ -1,0 +1,198 @@
+"""Tokens chosen by the kernels are those of outrider.decoding; without a GPU in Triton's interpreter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import process, runners_up
+from outrider.decoding.settings import Sampling
+from outrider.engine import sampler
+
+choice = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INFINITY = float("inf")
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.6},
+    {"top_k": 3},
+    {"top_k": 10**12},
+    {"top_p": 0.9},
+    {"min_p": 0.2},
+    {"temperature": 0.8, "top_p": 0.95},
+    {"temperature": 1.7, "top_k": 40, "top_p": 0.8, "min_p": 0.03},
+    {"temperature": 0.0, "verification": "block"},
+]
+
+
+def row(index: int = 0, **chosen: Any) -> Row:
+    return Row(Sampling(**chosen), (2**64 - 1) // (index + 1), 7 * index, (), ())
+
+
+ROWS = [row(index, **chosen) for index, chosen in enumerate(SETTINGS)]
+
+
+def random(num_rows: int, vocab_size: int, spread: float = 3.0, seed: int = 0) -> Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def expected(logits: Tensor, rows: Sequence[Row], ranks: int) -> list[list[int]]:
+    return runners_up(process(logits, rows), rows, ranks).tolist()
+
+
+def chosen(logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None = None) -> list[list[int]]:
+    mask = None if allowed is None else allowed.to(DEVICE)
+    found = choice.choose_on_device(logits.to(DEVICE), rows, ranks, mask)
+    assert found.are_sound.all()
+    return found.ranked.tolist()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a large vocabulary has them: many chunks of a row, many blocks in each."""
+    monkeypatch.setattr(choice, "CHUNK", 256)
+    monkeypatch.setattr(choice, "BLOCK", 8)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype", "ranks"),
+    [(5, torch.float32, 4), (1000, torch.bfloat16, 1), (1237, torch.float16, 3)],
+)
+def test_every_setting_chooses_as_the_reference_does(
+    small_chunks: None, vocab_size: int, dtype: torch.dtype, ranks: int
+) -> None:
+    logits = random(len(ROWS), vocab_size).to(dtype)
+    assert chosen(logits, ROWS, ranks) == expected(logits, ROWS, ranks)
+
+
+def test_a_vocabulary_of_more_than_one_chunk() -> None:
+    rows = [ROWS[0], ROWS[3], ROWS[7]]
+    logits = random(3, 9001)
+    assert chosen(logits, rows, 2) == expected(logits, rows, 2)
+
+
+def test_rows_may_lie_apart(small_chunks: None) -> None:
+    logits = random(4, 700)[::2, 3:611]
+    rows = [ROWS[2], ROWS[5]]
+    assert chosen(logits, rows, 1) == expected(logits, rows, 1)
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 500}, {"top_p": 0.99}, {"min_p": 1e-9}])
+def test_a_row_with_more_candidates_than_are_collected(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    rows, logits = [row(3, temperature=1.5, **asked)], random(1, 2500, 0.5)
+    monkeypatch.setattr(choice, "CAPACITY", 100)
+    assert chosen(logits, rows, 1) == expected(logits, rows, 1)
+
+
+@given(st.data())
+@settings(max_examples=10)
+def test_among_equals_the_lower_ids_are_kept(data: st.DataObject) -> None:
+    vocab_size = data.draw(st.integers(2, 40))
+    values = data.draw(st.lists(st.sampled_from([-INFINITY, -1.0, -0.0, 0.0, 2.0]), min_size=vocab_size))
+    logits = torch.tensor([[1.0, *values][:vocab_size]])
+    asked = {
+        "temperature": data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "top_k": data.draw(st.integers(0, vocab_size + 1)),
+        "top_p": data.draw(st.sampled_from([0.3, 0.5, 0.75, 1.0])),
+        "min_p": data.draw(st.sampled_from([0.0, 0.1])),
+    }
+    rows = [row(data.draw(st.integers(0, 10**6)), **asked)]
+    ranks = data.draw(st.integers(1, min(vocab_size, 4)))
+    assert chosen(logits, rows, ranks) == expected(logits, rows, ranks)
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 17}, {"top_p": 0.7}, {"top_p": 0.7, "top_k": 25}])
+def test_a_cut_in_the_middle_of_many_equals(asked: dict[str, Any]) -> None:
+    # All tokens are named: first those that were kept, by their noise, then the others by their ids.
+    logits = torch.zeros(1, 30)
+    logits[0, 20] = 1.0
+    rows = [row(1, **asked)]
+    assert chosen(logits, rows, 30) == expected(logits, rows, 30)
+
+
+def test_a_mask_bans_what_its_bits_do_not_allow(small_chunks: None) -> None:
+    num_rows, vocab_size = len(ROWS), 517
+    logits = random(num_rows, vocab_size)
+    is_allowed = random(num_rows, vocab_size, seed=9) > 1.0
+    padded = np.pad(is_allowed.numpy(), ((0, 0), (0, -vocab_size % 32)))
+    allowed = torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+    masked = logits.masked_fill(~is_allowed, -INFINITY)
+    assert chosen(logits, ROWS, 2, allowed) == expected(masked, ROWS, 2)
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.0}, {"top_k": 2, "top_p": 0.5, "min_p": 0.1}])
+def test_a_row_that_is_not_sound_is_reported_and_gets_some_token(asked: dict[str, Any]) -> None:
+    logits = torch.zeros(6, 37)
+    logits[1, 30] = torch.nan
+    logits[2, 3] = INFINITY
+    logits[3] = -INFINITY
+    logits[4, 5] = -INFINITY
+    logits[5] = -INFINITY
+    logits[5, 36] = 1.0
+    found = choice.choose_on_device(logits.to(DEVICE), [row(**asked)] * 6, 2)
+    assert found.are_sound.tolist() == [True, False, False, False, True, True]
+    assert ((found.ranked >= 0) & (found.ranked < 37)).all()
+    assert (found.ranked[:, 0] != found.ranked[:, 1]).all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_a_row_without_an_allowed_token_and_one_that_overflows_are_not_sound() -> None:
+    logits = torch.full((3, 40), 1e38)
+    allowed = torch.tensor([[-1, -1], [0, 0], [-1, -1]], dtype=torch.int32)
+    rows = [row(), row(), row(temperature=0.01)]
+    found = choice.choose_on_device(logits.to(DEVICE), rows, 1, allowed.to(DEVICE))
+    assert found.are_sound.tolist() == [True, False, False]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step is told."""
+
+    ranked: list[list[tuple[int, ...]]]
+    are_sound: list[list[bool]]
+    are_finite: list[bool]
+    processed: list[Tensor]
+
+
+def step(logits: Tensor, rows: list[list[Row]], ranks: int, are_finite: Tensor) -> Outcome:
+    choices, finite = sampler.choose_tokens(logits.to(DEVICE), rows, are_finite.to(DEVICE), ranks)
+    return Outcome(
+        [one.ranked for one in choices],
+        [one.are_sound for one in choices],
+        finite,
+        [one.processed.cpu() for one in choices if one.rows],
+    )
+
+
+def test_a_step_is_told_the_same_whoever_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[row(), row(1, logit_bias={3: 30.0}, top_p=0.9)], [], [row(2, bad_token_ids=(4, 5))]]
+    logits, are_finite = random(3, 50).bfloat16(), torch.tensor([True, False, True, True])
+    logits[2, 4] = torch.nan  # in spite of the ban the row is not sound
+    outcomes = []
+    for has_kernels in (False, True):
+        monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)
+        outcomes.append(step(logits, rows, 2, are_finite))
+    usual, on_device = outcomes
+    assert usual.ranked[:2] == on_device.ranked[:2]
+    assert usual.ranked[0][1][0] == 3
+    assert usual.are_sound == on_device.are_sound == [[True, True], [], [False]]
+    assert usual.are_finite == on_device.are_finite == [True, False, True, True]
+    for one, other in zip(usual.processed, on_device.processed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_step_without_rows_still_tells_what_is_finite() -> None:
+    choices, are_finite = sampler.choose_tokens(torch.empty(0, 9), [[], []], torch.tensor([True, False]))
+    assert [one.ranked for one in choices] == [[], []]
+    assert are_finite == [True, False]

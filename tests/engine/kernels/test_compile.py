@@ -1,0 +1,26 @@
+"""The kernels compile for the GPUs that they are for, and a thread's registers hold what it works on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_no_kernel_spills_registers(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.support.compiled"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert not run.returncode, run.stderr
+    found = json.loads(run.stdout)
+    print(found)
+    assert len(found) == 6
+    for name, used in found.items():
+        assert not used["spilled"], name
+        assert used["registers"] <= 128, name  # so that two programs of 8 warps share a multiprocessor
