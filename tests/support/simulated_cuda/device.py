@@ -31,6 +31,7 @@ ASKS = {
 # Only find memory, or look at it in another way.
 NO_LAUNCH = {
     aten._unsafe_view.default,
+    aten.detach_.default,
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
