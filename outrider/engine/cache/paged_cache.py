@@ -176,15 +176,27 @@ class PagedCache:
         return moves, np.concatenate([np.zeros(0, np.int64), *cleared])
 
     def make(self, moves: list[Move], cleared: Numbers) -> None:
-        """Copies, one move after the other, and clears."""
-        for move in moves:
-            source, target = torch.from_numpy(move.source), torch.from_numpy(move.target)
-            for stored in self._stored:
+        """Copies, one move after the other, and clears: a few launches, however many the moves and layers."""
+        if not moves and not len(cleared):
+            return
+        move = composed(moves)
+        slots = np.concatenate([move.source, move.target, cleared])
+        source, target, emptied = self._on_device(slots).split(
+            [len(move.source), len(move.target), len(cleared)]
+        )
+        for stored in self._stored:
+            if len(target):
                 stored[:, target] = stored[:, source]
-        if len(cleared):
-            slots = torch.from_numpy(cleared)
-            for stored in self._stored:
-                stored[:, slots] = 0.0
+            if len(emptied):
+                stored.index_fill_(1, emptied, 0.0)
+
+    def _on_device(self, slots: Numbers) -> torch.Tensor:
+        """Without waiting for the device."""
+        numbers = torch.from_numpy(slots)
+        device = self._stored[0].device
+        if device.type == "cuda":  # from memory that is not pinned a copy would wait
+            numbers = numbers.pin_memory()
+        return numbers.to(device, non_blocking=True)
 
     def are_finite(self, slots: Rows) -> torch.Tensor:
         """bool [num_slots]: whether every key and value there is, in all layers."""
@@ -218,6 +230,15 @@ class PagedCache:
         del sequence.blocks[keep:], sequence.digests[keep:]
         sequence.cached = min(sequence.cached, keep * self.block_size)
         sequence.forget_pending()
+
+
+def composed(moves: list[Move]) -> Move:
+    """One move that does what these do one after the other, if it reads everything before it writes."""
+    origins: dict[int, int] = {}  # of what a slot holds in the end: the slot that holds it now
+    for move in moves:
+        read = [origins.get(slot, slot) for slot in move.source.tolist()]
+        origins.update(zip(move.target.tolist(), read, strict=True))
+    return Move(np.array([*origins.values()], np.int64), np.array([*origins], np.int64))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

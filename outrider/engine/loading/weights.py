@@ -35,6 +35,8 @@ def load_model(settings: EngineSettings) -> Any:
         UnsupportedModelError: transformers cannot load it as a decoder, or it cannot be quantized or shared.
     """
     device = resolve_device(settings.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels and graphs that are not torch's own run on the current one
     try:
         config = AutoConfig.from_pretrained(settings.model)
         check_config(config, settings)

@@ -4,18 +4,22 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.cache.blocks import BlockPool
-from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.cache.paged_cache import PagedCache, composed
 from outrider.engine.engine import Engine
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Move
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.simulated_cuda.counts import Counts
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 BLOCK = 4
 GREEDY = Sampling(temperature=0, max_tokens=64)
@@ -158,6 +162,45 @@ def test_a_kept_branch_stays_pending_with_all_that_is_known_of_it(seed: int) -> 
     assert sequence.pending == pending.after([pending.tokens[node] for node in path])
     expected = {ROOT: ranked.get(last)} | {place: ranked.get(node) for place, node in enumerate(kept)}
     assert sequence.ranked == {node: best for node, best in expected.items() if best is not None}
+
+
+def test_moves_at_once_do_what_they_do_one_after_the_other() -> None:
+    """Also where one reads or writes what another wrote."""
+    rng = random.Random(0)
+    for _ in range(50):
+        moves = []
+        for count in rng.choices(range(4), k=5):
+            source, target = (np.array(rng.sample(range(8), count), np.int64) for _ in range(2))
+            moves.append(Move(source, target))
+        expected = np.arange(8)
+        for move in moves:
+            expected[move.target] = expected[move.source]
+        slots, at_once = np.arange(8), composed(moves)
+        slots[at_once.target] = slots[at_once.source]
+        assert (slots == expected).all()
+
+
+@needs_compiler
+def test_moves_cost_the_same_however_many_they_are() -> None:
+    """On a GPU: one copy, and for keys and for values a reading, a writing and a filling."""
+    moves = [Move(np.arange(8, 8 + count), np.arange(count)) for count in (1, 3, 2)]
+    with simulated_cuda() as cuda:
+        cache = PagedCache(dict.fromkeys(range(4), (2, 8, 8)), 6, BLOCK, torch.float32, torch.device("cuda"))
+        keys = cache.keys[3]
+        keys.copy_(torch.arange(keys.numel(), device="cuda").view_as(keys))
+        before = keys.clone()
+        cuda.counts = Counts()
+        cache.make(moves, np.arange(20, 24))
+        assert cuda.counts.totals() == {
+            "launches": 6,
+            "pinned_copies": 1,
+            "pageable_copies": 0,
+            "copies_out": 0,
+            "waits": 0,
+        }
+        assert keys[:3].tolist() == before[8:11].tolist()
+        assert keys[3:20].tolist() == before[3:20].tolist()
+        assert not keys[20:24].any()
 
 
 @pytest.mark.parametrize("seed", range(50))

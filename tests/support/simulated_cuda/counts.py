@@ -1,0 +1,55 @@
+"""What work on a simulated GPU costs, and which lines of ours it comes from."""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+@dataclass
+class Counts:
+    """How often each thing happened, by the line and the operation that caused it."""
+
+    launches: Counter[str] = field(default_factory=Counter)  # of kernels; a replayed graph is one
+    pinned_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of pinned memory
+    pageable_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of other memory
+    copies_out: Counter[str] = field(default_factory=Counter)  # from the device
+    waits: Counter[str] = field(default_factory=Counter)  # until all is done that was launched
+
+    def totals(self) -> dict[str, int]:
+        return {one.name: getattr(self, one.name).total() for one in fields(self)}
+
+    def report(self) -> str:
+        """Every line that caused something, the most expensive first."""
+        return "\n".join(
+            f"{one.name}: {count} x {cause}"
+            for one in fields(self)
+            for cause, count in getattr(self, one.name).most_common()
+        )
+
+
+def cause(operation: object) -> str:
+    """The newest line of the product that is being run, or else of a test, and what it does."""
+    frame: FrameType | None = sys._getframe(1)
+    of_a_test = ""
+    while frame is not None:
+        name = _name_of(frame.f_code.co_filename)
+        if name.startswith("outrider/"):
+            return f"{name}:{frame.f_lineno} {operation}"
+        if name and not of_a_test:
+            of_a_test = f"{name}:{frame.f_lineno} {operation}"
+        frame = frame.f_back
+    return of_a_test or str(operation)
+
+
+@cache
+def _name_of(path: str) -> str:
+    """Of a file of ours; nothing of others, and of those that simulate."""
+    if not path.startswith(f"{ROOT}/") or path.startswith(f"{HERE}/") or "site-packages" in path:
+        return ""
+    return path.removeprefix(f"{ROOT}/")

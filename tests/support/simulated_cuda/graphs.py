@@ -1,0 +1,124 @@
+"""Streams, events and CUDA graphs of a simulated device. All streams are one: work is done in its order."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from tests.support.simulated_cuda.device import SimulatedCuda
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
+
+
+class Stream:
+    """Stands for torch.cuda.Stream."""
+
+    cuda: "SimulatedCuda"  # set by a subclass
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.device = self.cuda.device_of("cuda" if device is None else device)
+
+    def wait_stream(self, stream: "Stream") -> None:
+        pass
+
+    def wait_event(self, event: "Event") -> None:
+        pass
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or self.cuda.Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.cuda.wait("stream.synchronize")
+
+    def query(self) -> bool:
+        self.cuda.must_not_capture("stream.query")
+        self.cuda.deliver()
+        return True
+
+
+class Event:
+    """Stands for torch.cuda.Event."""
+
+    cuda: "SimulatedCuda"  # set by a subclass
+
+    def __init__(self, enable_timing: bool = False, **options: object) -> None:
+        self._recorded = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._recorded = self.cuda.transfers_begun
+
+    def wait(self, stream: Stream | None = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        self.cuda.wait("event.synchronize", self._recorded)
+
+    def query(self) -> bool:
+        self.cuda.must_not_capture("event.query")
+        self.cuda.deliver(self._recorded)
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 0.0
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph: what was launched while it was captured, and where the results lie."""
+
+    cuda: "SimulatedCuda"  # set by a subclass
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._work: list[Callable[[], Any]] = []
+        self._is_captured = False
+        self.is_invalid = False
+
+    def record(self, work: Callable[[], Any]) -> None:
+        self._work.append(work)
+
+    def capture_begin(self, pool: object = None, **options: object) -> None:
+        if self.cuda.stream is self.cuda.default_stream:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        if self.cuda.capturing is not None:
+            raise RuntimeError("another graph is being captured")
+        self.cuda.capturing = self
+
+    def capture_end(self) -> None:
+        self.cuda.capturing = None
+        if self.is_invalid:
+            raise torch.AcceleratorError(INVALIDATED)
+        self._is_captured = True
+
+    def replay(self) -> None:
+        if not self._is_captured:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        self.cuda.must_not_capture("graph.replay")
+        self.cuda.launched("graph.replay")
+        with torch.inference_mode():  # numbers change wherever they were made
+            for work in self._work:
+                work()
+
+    def reset(self) -> None:
+        self._work = []
+        self._is_captured = False
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+@contextmanager
+def on_stream(cuda: "SimulatedCuda", stream: Stream | None) -> Iterator[None]:
+    """Stands for torch.cuda.stream."""
+    before, device = cuda.stream, cuda.current
+    if stream is not None:
+        cuda.stream = stream
+        cuda.current = stream.device
+    try:
+        yield
+    finally:
+        cuda.stream = before
+        cuda.current = device

@@ -1,0 +1,123 @@
+"""A machine with simulated GPUs, for as long as a test wants it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import transformers.utils.import_utils
+from triton.runtime.interpreter import GridExecutor
+
+from tests.support.simulated_cuda.device import SimulatedCuda
+from tests.support.simulated_cuda.graphs import on_stream
+from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
+from tests.support.simulated_cuda.kernels import FA2, FlashBackend, add_kernels, interpreted
+from tests.support.simulated_cuda.tensor import SimulatedTensor
+
+FUTURE = torch.__future__
+MEMORY = 80 * 2**30
+PROPERTIES = SimpleNamespace(
+    name="simulated H100", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132
+)
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason=MISSING)
+
+
+@contextmanager
+def simulated_cuda(device_count: int = 2, flash: FlashBackend = FA2) -> Iterator[SimulatedCuda]:
+    """While it lasts, torch has CUDA devices; after it everything is as it was.
+
+    flash: which FlashAttention these devices have.
+    """
+    guard = load_guard()
+    cuda = SimulatedCuda(guard, device_count)
+    add_kernels(cuda, flash)
+    with ExitStack() as undo:
+        guard.put_in_place(device_count)
+        undo.callback(guard.take_away)
+        for owner, name, value in _replacements(cuda):
+            undo.enter_context(patch.object(owner, name, value, create=True))
+        for setting, old in (
+            (torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors()),
+            (
+                FUTURE.set_overwrite_module_params_on_conversion,
+                FUTURE.get_overwrite_module_params_on_conversion(),
+            ),
+        ):
+            undo.callback(setting, old)
+            setting(True)  # tensors and parameters come to the device by operations, which are seen here
+        undo.callback(_forget_what_is_available)
+        _forget_what_is_available()
+        undo.enter_context(cuda)
+        yield cuda
+
+
+class _Generator(torch.Generator):
+    """A generator of the CPU, whatever device is asked for."""
+
+    def __new__(cls, device: object = "cpu") -> "_Generator":
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+def _forget_what_is_available() -> None:
+    """Which transformers remembers."""
+    for function in vars(transformers.utils.import_utils).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
+def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
+    """Of what, which name, and by what."""
+    for name, value in _torch_cuda(cuda).items():
+        yield torch.cuda, name, value
+    yield torch.cuda.graph, "default_capture_stream", None
+    yield torch._C, "_host_emptyCache", lambda: None
+    yield torch, "Generator", _Generator
+    yield torch.Tensor, "pin_memory", lambda tensor: cuda.pin(tensor.clone())
+    yield torch.Tensor, "is_pinned", lambda tensor: cuda.is_pinned(tensor)
+    yield SimulatedTensor, "of", cuda
+    yield GridExecutor, "__call__", interpreted(cuda, GridExecutor.__call__)
+
+
+def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
+    def set_device(device: Any) -> None:
+        cuda.current = cuda.device_of(device)
+
+    @contextmanager
+    def device_context(device: Any) -> Iterator[None]:
+        before = cuda.current
+        if device is not None:
+            set_device(device)
+        try:
+            yield
+        finally:
+            cuda.current = before
+
+    return {
+        "_lazy_init": lambda: None,
+        "CUDAGraph": cuda.Graph,
+        "Event": cuda.Event,
+        "Stream": cuda.Stream,
+        "current_device": lambda: cuda.current.index,
+        "current_stream": lambda device=None: cuda.stream,
+        "default_stream": lambda device=None: cuda.default_stream,
+        "device": device_context,
+        "device_count": lambda: cuda.device_count,
+        "empty_cache": lambda: None,
+        "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
+        "get_device_name": lambda device=None: PROPERTIES.name,
+        "get_device_properties": lambda device=None: PROPERTIES,
+        "graph_pool_handle": lambda: (0, 1),
+        "is_available": lambda: True,
+        "is_current_stream_capturing": lambda: cuda.capturing is not None,
+        "is_initialized": lambda: True,
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "memory_allocated": lambda device=None: 0,
+        "memory_reserved": lambda device=None: 0,
+        "set_device": set_device,
+        "stream": lambda stream: on_stream(cuda, stream),
+        "synchronize": lambda device=None: cuda.wait("synchronize"),
+    }

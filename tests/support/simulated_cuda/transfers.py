@@ -1,0 +1,116 @@
+"""Copies between host and simulated device, and waiting for them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tests.support.simulated_cuda.counts import Counts, cause
+from tests.support.simulated_cuda.graphs import NOT_PERMITTED, Graph, Stream
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    """A copy to the host that nobody has waited for yet."""
+
+    number: int  # in the order in which copies began
+    target: torch.Tensor
+    numbers: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """A copy to the device that may still be reading its source."""
+
+    number: int
+    source: torch.Tensor
+    numbers: torch.Tensor  # as they were when it began
+    cause: str
+
+
+class Transfers:
+    """Counts what is launched, copied and waited for.
+
+    What is copied to the host without waiting arrives there when somebody waits, no sooner; and what is
+    copied to the device without waiting must not change before. So reading or writing too early shows.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.capturing: Graph | None = None
+        self.default_stream: Stream
+        self.stream: Stream
+        self.transfers_begun = 0
+        self._arriving: list[_Arriving] = []
+        self._leaving: list[_Leaving] = []
+        self._pinned: dict[int, torch.Tensor] = {}  # by address; held, so that no other memory takes it
+
+    def launched(self, operation: object) -> None:
+        self.counts.launches[cause(operation)] += 1
+
+    def must_not_capture(self, operation: object) -> None:
+        """Raises where a graph is being captured, which is then lost."""
+        if self.capturing is not None:
+            self.capturing.is_invalid = True
+            raise torch.AcceleratorError(f"{NOT_PERMITTED}: {cause(operation)}")
+
+    def wait(self, operation: object, begun: int | None = None) -> None:
+        """Until all that was launched is done. begun: copies that began after so many are not waited for."""
+        self.must_not_capture(operation)
+        self.counts.waits[cause(operation)] += 1
+        self.deliver(begun)
+
+    def deliver(self, begun: int | None = None) -> None:
+        """Ends the copies that began, or the first ``begun`` of them."""
+        newest = self.transfers_begun if begun is None else begun
+        leaving = [one for one in self._leaving if one.number <= newest]
+        arriving = [one for one in self._arriving if one.number <= newest]
+        self._leaving = [one for one in self._leaving if one.number > newest]
+        self._arriving = [one for one in self._arriving if one.number > newest]
+        with torch.inference_mode():
+            for out in arriving:
+                out.target.copy_(out.numbers)
+        for one in leaving:
+            if not torch.isclose(one.source, one.numbers, rtol=0.0, atol=0.0, equal_nan=True).all():
+                raise RuntimeError(f"pinned memory changed while it was still copied from: {one.cause}")
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Has the CPU tensor's memory count as pinned."""
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def copy_in(
+        self, source: torch.Tensor, target: torch.Tensor, operation: object, *, non_blocking: bool
+    ) -> None:
+        """Copies the CPU tensor into what lies on the device."""
+        if not self.is_pinned(source):
+            self.must_not_capture(operation)
+            self.counts.pageable_copies[cause(operation)] += 1
+        elif self.capturing is not None:
+            self.capturing.record(lambda: self.copy_in(source, target, operation, non_blocking=True))
+        else:
+            self.counts.pinned_copies[cause(operation)] += 1
+        if not non_blocking:
+            self.wait(operation)
+        elif self.is_pinned(source) and self.capturing is None:
+            self.transfers_begun += 1
+            self._leaving.append(_Leaving(self.transfers_begun, source, source.clone(), cause(operation)))
+        target.copy_(source)
+
+    def copy_out(
+        self, source: torch.Tensor, target: torch.Tensor, operation: object, *, non_blocking: bool
+    ) -> None:
+        """Copies what lies on the device into the CPU tensor."""
+        if self.capturing is not None and non_blocking and self.is_pinned(target):
+            self.capturing.record(lambda: self.copy_out(source, target, operation, non_blocking=True))
+            return
+        if non_blocking and self.is_pinned(target):
+            self.transfers_begun += 1
+            numbers = source.to(target.dtype, copy=True)
+            self._arriving.append(_Arriving(self.transfers_begun, target, numbers))
+        else:
+            self.wait(operation)
+            target.copy_(source)
+        self.counts.copies_out[cause(operation)] += 1
