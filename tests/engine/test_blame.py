@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,10 +12,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.blame import NO_MEMORY
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheLostError
-from outrider.engine.forward.batch import Batch, pack
-from outrider.engine.forward.graphs import Computed, Graphs
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed
 from outrider.engine.work import Failed, Generate, Propose, Proposed, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
 from tests.support.model import model_of
@@ -272,19 +268,3 @@ def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Pat
         run(fresh)
         assert tuple(alone.tokens) == text
         fresh.close(alone)
-
-
-def test_a_graph_that_cannot_be_captured_is_gone_without(caplog: pytest.LogCaptureFixture) -> None:
-    def capture(forward: Callable[[], Computed]) -> NoReturn:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    def forward(batch: Batch) -> Computed:
-        return torch.zeros(batch.num_tokens, 4), None
-
-    graphs = Graphs(forward, capture, BLOCK, spare_block=4)
-    feed = Feed([3], 1, 0, np.zeros(1, np.int64), None)
-    batch = pack([feed], BLOCK, torch.float32, torch.device("cpu"), is_paged=True)
-    for _ in range(3):
-        assert graphs.run(batch) is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "1 sequences with 1 tokens each" in caplog.text

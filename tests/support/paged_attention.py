@@ -1,4 +1,4 @@
-"""Attention over the paged cache in plain arithmetic: what the kernels must say, and what stands in for them."""
+"""Attention over the paged cache in plain arithmetic: what kernels must say, and what stands in for them."""
 
 import math
 from dataclasses import dataclass

@@ -64,8 +64,8 @@ def test_rows_tokens_places_and_masks(specs):
         (group,) = form_groups([span], BLOCK, torch.float32, CPU)
         mask = group.mask(None, 1, CPU)
         for row in range(span.count):
-            expected = list(range(span.length)) if mask is None else (mask[0, 0, row] == 0).nonzero().flatten()
-            assert seen.pop(first + row) == list(map(int, expected))
+            visible = torch.ones(span.length) if mask is None else mask[0, 0, row] == 0
+            assert seen.pop(first + row) == visible.nonzero().flatten().tolist()
         first += span.count
     assert not seen
 

@@ -9,11 +9,19 @@ from outrider.engine.step_input import Feed
 from tests.support.paged_attention import PlainAttention, paged_input
 
 pytest.importorskip("triton", reason="pip install triton")
-from outrider.engine.kernels.paged_attention import MOST_SLOTS, PagedAttention  # noqa: E402
+from outrider.engine.kernels.paged_attention import MOST_SLOTS, PagedAttention
 
 SHARED_MEMORY = 100_000
 TREE = Draft((1, 2, 3, 4), (ROOT, 0, 0, 1))
-STEP = [(50, 1, None), (33, 5, None), (7, 3, TREE), (200, 6, TREE), (0, 70, None), (150, 17, None), (0, 1, None)]
+STEP = [  # slots written before, tokens, tree
+    (50, 1, None),
+    (33, 5, None),
+    (7, 3, TREE),
+    (200, 6, TREE),
+    (0, 70, None),
+    (150, 17, None),
+    (0, 1, None),
+]
 NUM_BLOCKS = 120
 
 
@@ -57,7 +65,7 @@ CASES = {
         {"softcap": 2.0, "with_sinks": True, "scaling": 0.3},
     ),
     "a window shorter than a block": (2, 2, (16, 16), 16, {"window": 10, "with_sinks": True}),
-    "more query heads than are computed together": (16, 1, (16, 16), 4, {"specs": STEP[:2] + STEP[5:]}),
+    "more query heads than are computed together": (16, 1, (16, 16), 4, {"specs": STEP[:3] + STEP[5:]}),
 }
 
 

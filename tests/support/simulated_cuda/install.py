@@ -14,27 +14,28 @@ from triton.runtime.interpreter import GridExecutor
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import on_stream
 from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
-from tests.support.simulated_cuda.kernels import FA2, FlashBackend, add_kernels, interpreted
+from tests.support.simulated_cuda.kernels import interpreted
 from tests.support.simulated_cuda.tensor import SimulatedTensor
 
 FUTURE = torch.__future__
 MEMORY = 80 * 2**30
 PROPERTIES = SimpleNamespace(
-    name="simulated H100", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132
+    name="simulated H100",
+    total_memory=MEMORY,
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    shared_memory_per_block_optin=232_448,
 )
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=MISSING)
 
 
 @contextmanager
-def simulated_cuda(device_count: int = 2, flash: FlashBackend = FA2) -> Iterator[SimulatedCuda]:
-    """While it lasts, torch has CUDA devices; after it everything is as it was.
-
-    flash: which FlashAttention these devices have.
-    """
+def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
+    """While it lasts, torch has CUDA devices; after it everything is as it was."""
     guard = load_guard()
     cuda = SimulatedCuda(guard, device_count)
-    add_kernels(cuda, flash)
     with ExitStack() as undo:
         guard.put_in_place(device_count)
         undo.callback(guard.take_away)

@@ -1,0 +1,161 @@
+"""Attention by kernels and captured passes say what the ordinary way says.
+
+Neither runs without CUDA: here plain arithmetic stands in for the kernels, and a capture runs its pass again.
+What is tested is all that surrounds them. The kernels are in tests/engine/kernels, and all of it together in
+tests/engine/test_on_simulated_gpu.py.
+"""
+
+import logging
+
+import pytest
+import torch
+
+import outrider.engine.forward.forward_pass
+import outrider.engine.forward.graphs
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.forward.batch import paged_batch
+from outrider.engine.forward.kernel import find_kernel, part_slots
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request, generate
+from tests.support.checkpoints import write_checkpoint
+from tests.support.paged_attention import PlainAttention
+
+PROMPT_LENGTHS = (1, 5, 9, 30, 61)
+
+
+class Capture:
+    """Runs the pass again into the same memory."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+
+    def __call__(self, work):
+        self.captured += 1
+        work()
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+
+def requests() -> list[Request]:
+    generator = torch.Generator().manual_seed(1)
+    prompts = [tuple(torch.randint(256, (n,), generator=generator).tolist()) for n in PROMPT_LENGTHS]
+    sampling = Sampling(temperature=0.7, max_tokens=24)
+    return [Request(prompt, sampling, key) for key, prompt in enumerate(prompts)]
+
+
+class Guesses:
+    """A drafter that knows the text, and errs at every fifth position."""
+
+    def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.texts = texts
+
+    def propose(self, asked):
+        drafts = []
+        for one in asked:
+            prompt = tuple(one.text.tokens[: one.text.prompt_length])
+            done = len(one.text.tokens) - len(prompt)
+            ahead = self.texts[prompt][done : done + one.depth]
+            drafts.append(
+                Draft.chain([t ^ 1 if (done + i) % 5 == 4 else t for i, t in enumerate(ahead)][:-1])
+            )
+        return drafts
+
+    def forget(self, text):
+        pass
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gpt_oss"])
+def checkpoint(request, tmp_path_factory):
+    """With nothing special, with sliding windows, soft-capped, with sinks."""
+    return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture
+def capture(monkeypatch) -> Capture:
+    """The engine believes that it has kernels, and captures."""
+    capture = Capture()
+    owner = outrider.engine.forward.forward_pass
+    monkeypatch.setattr(owner, "find_kernel", lambda _, block_size, *others: PlainAttention(block_size))
+    monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
+    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 8, 32))
+    return capture
+
+
+def engine_of(folder, **settings) -> Engine:
+    return Engine.from_settings(
+        EngineSettings(model=str(folder), block_size=8, cache_memory=2**22, prefill_chunk=16, **settings)
+    )
+
+
+def texts_of(engine: Engine) -> list[tuple[int, ...]]:
+    return [output.tokens for output in generate(engine, None, requests(), 0)]
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint):
+    return texts_of(engine_of(checkpoint))
+
+
+def test_kernels_and_graphs_say_the_same(checkpoint, expected, capture):
+    engine = engine_of(checkpoint)
+    assert capture.captured == 4
+    assert texts_of(engine) == expected
+    texts = {request.prompt: tokens for request, tokens in zip(requests(), expected, strict=True)}
+    outputs = generate(engine, Guesses(texts), requests(), 4)
+    assert [output.tokens for output in outputs] == expected
+    assert sum(output.accepted for output in outputs) > 40
+    assert capture.replayed > 30
+
+
+def test_graphs_can_be_switched_off(checkpoint, expected, capture):
+    assert texts_of(engine_of(checkpoint, graphs=False)) == expected
+    assert capture.captured == 0
+
+
+def test_what_a_graph_reads_lives_as_long_as_the_graph(checkpoint, capture, monkeypatch):
+    """Memory that is freed after a capture is another's when the graph is replayed."""
+    seen = []
+
+    def noted(*given):
+        seen.append(given)
+        return paged_batch(*given)
+
+    monkeypatch.setattr(outrider.engine.forward.graphs, "paged_batch", noted)
+    engine = engine_of(checkpoint)
+    graphs = engine.runner._forward._graphs
+    held = {graphs._buffer.untyped_storage().data_ptr(), graphs._every.untyped_storage().data_ptr()}
+    for given, logit_rows, *_ in seen:
+        read = [*vars(given).values(), logit_rows]
+        assert {tensor.untyped_storage().data_ptr() for tensor in read} <= held
+
+
+def test_a_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, capture, monkeypatch, caplog):
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(outrider.engine.forward.forward_pass, "CudaCapture", lambda: refuse)
+    with caplog.at_level(logging.WARNING):
+        engine = engine_of(checkpoint)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4
+    assert "steps of up to 32 tokens go without a CUDA graph" in caplog.text
+    assert texts_of(engine) == expected
+
+
+def test_there_is_no_kernel_without_cuda():
+    assert find_kernel({0: (2, 16, 16)}, 16, 512, torch.device("cpu")) is None
+
+
+def test_heads_that_no_kernel_takes_are_an_error_in_the_log(caplog):
+    assert find_kernel({0: (1, 576, 512)}, 16, 512, torch.device("cuda")) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "576 dimensions" in caplog.text
+
+
+def test_a_context_is_read_in_few_parts():
+    assert [part_slots(length) for length in (512, 8192, 8193, 131072, 131073)] == [256, 256, 256, 4096, 4096]
