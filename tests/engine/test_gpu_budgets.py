@@ -29,12 +29,12 @@ FLAT = {
     ("branches", "greedy"): ("8x5", "8x5 tree"),
 }
 IN_MORE_LAYERS = ("8x5", "8x5 tree")  # the same
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1},
 }
 # The fastest way that there is.
-SETTINGS = {"device": "cuda", "dtype": "bfloat16", "block_size": 8}
+SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "block_size": 8}
 FLASH = FA3
 LAYERS = (2, 4)
 
