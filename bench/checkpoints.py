@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bench.inflate import Size, inflate
 from outrider.demo.prompts import DEMO
@@ -18,9 +19,38 @@ INFLATED = {
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
 }
 INFLATED_DRAFT = Size(hidden=1024, layers=12, intermediate=3008, heads=32, kv_heads=16)  # 150 M
-# For a GPU, in bfloat16: about 8 B and 1 B.
-GPU_TARGET = Size(hidden=4096, layers=36, intermediate=14336, heads=128, kv_heads=64)
-GPU_DRAFT = Size(hidden=2048, layers=16, intermediate=8192, heads=64, kv_heads=32)
+# The shapes of Llama 3, 8 B and 1 B, and of one to see that a benchmark runs.
+LLAMAS: dict[str, dict[str, Any]] = {
+    "8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 65536,
+    },
+    "1B": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "max_position_embeddings": 65536,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+        "max_position_embeddings": 1024,
+    },
+}
+PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely as in trained models
 
 
 def inflated_target(name: str) -> Path:
@@ -33,20 +63,24 @@ def inflated_draft() -> Path:
     return _inflated("draft", FOLDER / "draft-150M", INFLATED_DRAFT)
 
 
-def gpu_target() -> Path:
-    """The demo target inflated to GPU_TARGET, bfloat16."""
-    return _inflated("target", FOLDER / "target-8B", GPU_TARGET, torch.bfloat16)
-
-
-def gpu_draft() -> Path:
-    """The demo draft inflated to GPU_DRAFT, bfloat16."""
-    return _inflated("draft", FOLDER / "draft-1B", GPU_DRAFT, torch.bfloat16)
-
-
-def _inflated(role: str, path: Path, size: Size, dtype: torch.dtype = torch.float32) -> Path:
+def llama(name: str, device: str) -> Path:
+    """Random weights in a shape of LLAMAS, bfloat16, made on the device; no token ends a sequence."""
+    path = FOLDER / f"llama-{name}"
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)
-        inflate(DEMO / role, path, dtype, **asdict(size))
+        torch.manual_seed(0)
+        config = LlamaConfig(dtype="bfloat16", eos_token_id=None, **LLAMAS[name])
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.get_output_embeddings().weight.data *= PEAKED
+        model.save_pretrained(path)
+    return path
+
+
+def _inflated(role: str, path: Path, size: Size) -> Path:
+    if not (path / "config.json").exists():
+        print(f"making {path}", flush=True)
+        inflate(DEMO / role, path, torch.float32, **asdict(size))
     return path
 
 

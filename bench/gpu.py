@@ -1,49 +1,78 @@
 """The engine on a GPU, in one process and without Ray: `python -m bench gpu`.
 
-Makes its pair on the spot under ./checkpoints: the demo target inflated to about 8 B parameters and the demo
-draft to about 1 B, bfloat16 (18 GB of disk, 45 GB of GPU memory). Then, each part alone on the device:
+Random weights in the shapes of Llama 3, 8 B and 1 B, with 128,256 tokens of vocabulary, are made on the spot
+under ./checkpoints (19 GB of disk). Each part says which way its steps went, and is saved when it is done:
 
-- steps: one token of one sequence as a share of the bandwidth limit (the weights of the linear layers read
-  once, at the bandwidth measured by summing a buffer), with graphs and without; 1 to 9 tokens beside
-  one; batches; batch-invariant numerics;
-- speculation end to end against plain decoding, by batch, greedy;
-- transformers' own `generate`, plain and assisted by the same draft, one sequence;
-- a step of the draft as it is and, where bitsandbytes is installed, in 8 and 4 bit.
+- steps: one token of one sequence as a share of the bandwidth limit (weights of the linear layers read once,
+  at the bandwidth measured by summing a buffer); chains of 2 to 9 tokens, a tree, batches; greedy and with
+  top-p; with graphs and without; batch-invariant numerics;
+- prompts: seconds to the first token, by the length of the prompt and of its chunks;
+- speculation: tokens per second with Drafts that are right as often as is said, and that cost nothing, since
+  the draft model has a GPU of its own; beside plain decoding and transformers' `generate`.
 
-`--target` and `--draft` name other checkpoints; with `--device cpu` it runs anywhere, to see that it runs.
+`--models tiny --device cpu` runs anywhere, to see that it runs.
 """
 
 import argparse
 import gc
+import random
 import statistics
 import time
-from collections.abc import Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.checkpoints import gpu_draft, gpu_target
-from bench.engine import requests_of, row_of, run
+from bench.checkpoints import llama
 from bench.report import save, table
-from bench.step import Steps
+from bench.step import GREEDY, Steps
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.asked import Asked, Text
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request
+from outrider.engine.speculate import Request, generate
+from outrider.engine.work import Generate
 
-KIND = "json"
-TOKENS = (1, 2, 3, 5, 9)
-BATCHES = (8, 32, 64)
+PROMPT = range(10, 210)
+SHAPES = (
+    (1, 1),
+    (1, 2),
+    (1, 3),
+    (1, 5),
+    (1, 9),
+    (8, 1),
+    (8, 5),
+    (64, 1),
+    (64, 5),
+    (256, 1),
+)  # sequences, tokens
+TREE = (8, 5)
+WAYS: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    "no graphs": {"graphs": False},
+    "batch_invariant": {"batch_invariant": True},
+}
+FEW_SHAPES = ((1, 1), (8, 5))  # of the slower ways
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "top-p": Sampling(temperature=0.8, top_p=0.95, max_tokens=1500, ignore_eos=True),
+}
+CHUNKS = (512, 2048, 8192)
+ACCEPTANCE = 0.8  # of each drafted token after one that was right
 BUFFER_BYTES = 2**32
 REPETITIONS = 20
 
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
+    """With a cache that suits all parts."""
     fields = {"model": str(model), "dtype": "bfloat16", "device": device, **settings}
+    if device == "cpu":
+        fields["cache_memory"] = 2**28
     return Engine.from_settings(EngineSettings.model_validate(fields))
 
 
@@ -67,37 +96,58 @@ def linear_bytes(checkpoint: Path) -> int:
     return sum(2 * m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
 
 
-def step_seconds(of: Engine, sequences: int, tokens: int) -> float:
-    """The median of some steps; the first capture graphs."""
-    steps = Steps(of, sequences, tokens)
-    taken = [steps.take() for _ in range(REPETITIONS)]
-    steps.close()
-    return statistics.median(taken[3:])
-
-
-def step_rows(target: Path, device: str, bandwidth: float) -> list[dict[str, Any]]:
-    """One row per way of running and shape of a step."""
-    limit = linear_bytes(target) / bandwidth
+def step_rows(model: Path, device: str, bandwidth: float) -> list[dict[str, Any]]:
+    """One row per way, shape of a step, and sampling."""
+    limit = linear_bytes(model) / bandwidth
     rows = []
-    ways: dict[str, dict[str, Any]] = {
-        "graphs": {},
-        "no graphs": {"graphs": False},
-        "batch_invariant": {"batch_invariant": True},
-    }
-    for way, settings in ways.items():
-        of = engine(target, device, **settings)
-        one = step_seconds(of, 1, 1)
-        shapes = [(1, tokens) for tokens in TOKENS] + [(batch, 1) for batch in BATCHES]
-        for sequences, tokens in shapes:
-            seconds = step_seconds(of, sequences, tokens)
+    for way, settings in WAYS.items():
+        of = engine(model, device, max_sequences=256, **settings)
+        for sequences, tokens in SHAPES if way == "graphs" else FEW_SHAPES:
+            for sampling in SAMPLINGS if way == "graphs" else ("greedy",):
+                for branches in (False, True) if (sequences, tokens) == TREE else (False,):
+                    steps = Steps(
+                        of,
+                        sequences,
+                        tokens,
+                        branches=branches,
+                        sampling=SAMPLINGS[sampling],
+                        prompt=PROMPT,
+                    )
+                    taken = [steps.take() for _ in range(REPETITIONS)]
+                    steps.close()
+                    assert of.last_step is not None
+                    rows.append(
+                        {
+                            "asked": way,
+                            "path": of.last_step.path,
+                            "sequences": sequences,
+                            "tokens each": tokens,
+                            "draft": "tree" if branches else "chain",
+                            "sampling": sampling,
+                            "ms": statistics.median(taken[3:]) * 1e3,
+                            "share of the bandwidth limit": limit / statistics.median(taken[3:]),
+                        }
+                    )
+        del of
+        free()
+    return rows
+
+
+def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """One row per length of the prompt and of its chunks."""
+    rows = []
+    for chunk in CHUNKS:
+        of = engine(model, device, prefill_chunk=chunk, graphs=False, max_sequences=16)
+        for length in lengths:
+            taken = [first_token_seconds(of, length, seed) for seed in range(3)]
+            assert of.last_step is not None
             rows.append(
                 {
-                    "way": way,
-                    "sequences": sequences,
-                    "tokens each": tokens,
-                    "ms": seconds * 1e3,
-                    "to one token": seconds / one,
-                    "share of the bandwidth limit": limit / seconds if sequences * tokens == 1 else None,
+                    "prompt": length,
+                    "chunk": chunk,
+                    "path": of.last_step.path,
+                    "first token s": min(taken[1:]),
+                    "tokens/s": length / min(taken[1:]),
                 }
             )
         del of
@@ -105,66 +155,94 @@ def step_rows(target: Path, device: str, bandwidth: float) -> list[dict[str, Any
     return rows
 
 
+def first_token_seconds(of: Engine, length: int, seed: int) -> float:
+    prompt = tuple(random.Random(seed).choices(range(10, 500), k=length))
+    begun = time.perf_counter()
+    sequence = of.open(length, seed, Sampling(temperature=0, max_tokens=1))
+    of.submit(Generate(sequence.number, 0, prompt, 1))
+    while of.has_work:
+        of.step()
+    seconds = time.perf_counter() - begun
+    of.close(sequence)
+    return seconds
+
+
+@dataclass
+class KnownText:
+    """Drafts what the target will say, with a wrong token now and then."""
+
+    texts: dict[tuple[int, ...], tuple[int, ...]]
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """Each token is right with probability ACCEPTANCE, if those before it are."""
+        return [self._draft(one.text, one.depth) for one in asked]
+
+    def _draft(self, text: Text, depth: int) -> Draft:
+        known = self.texts[tuple(text.tokens[: text.prompt_length])]
+        done = len(text.tokens) - text.prompt_length
+        ahead = known[done : done + depth]
+        return Draft.chain([token if self.chance.random() < ACCEPTANCE else token ^ 1 for token in ahead])
+
+    def forget(self, text: Text) -> None:
+        pass
+
+
 def speculation_rows(
-    target: Path, draft: Path, device: str, batches: Sequence[int], depths: Sequence[int], tokens: int
+    model: Path, device: str, batches: Sequence[int], depths: Sequence[int], tokens: int
 ) -> list[dict[str, Any]]:
-    """One row per batch and depth, as in bench.engine."""
-    of_target, of_draft = engine(target, device), engine(draft, device)
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    """One row per batch and depth; depth 0 is plain."""
+    of = engine(model, device)
+    sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
     rows = []
     for batch in batches:
-        requests = requests_of(KIND, tokenizer, batch, tokens, 0.0)
-        for depth in depths:
-            run(of_target, of_draft, requests, depth)  # warms up
-            pairs = []
-            for _ in range(2):
-                plain = run(of_target, of_draft, requests, 0)
-                pairs.append((plain, run(of_target, of_draft, requests, depth)))
-            rows.append(row_of(KIND, batch, depth, pairs))
-    return rows
+        requests = [Request((*PROMPT, number), sampling, number) for number in range(batch)]
+        texts = {one.prompt: output.tokens for one, output in zip(requests, generate(of, None, requests, 0))}
+        plain = None
+        for depth in (0, *depths):
+            begun = time.perf_counter()
+            outputs = generate(of, KnownText(texts) if depth else None, requests, depth)
+            rate = batch * tokens / (time.perf_counter() - begun)
+            plain = plain or rate
+            rows.append(
+                {
+                    "batch": batch,
+                    "depth": depth,
+                    "tokens/s": rate,
+                    "to plain": rate / plain,
+                    "tokens / pass": tokens / statistics.mean(output.target_passes for output in outputs),
+                    "same text": sum(
+                        output.tokens == texts[one.prompt] for one, output in zip(requests, outputs)
+                    ),
+                }
+            )
+    del of
+    free()
+    return [*rows, *generate_rows(model, device, batches, tokens)]
 
 
 @torch.inference_mode()
-def generate_rows(target: Path, draft: Path, device: str, tokens: int) -> list[dict[str, Any]]:
-    """transformers' `generate`, plain and assisted: tokens per second of one sequence."""
-    of_target, of_draft = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device).eval()
-        for path in (target, draft)
-    )
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    (request,) = requests_of(KIND, tokenizer, 1, tokens, 0.0)
+def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int) -> list[dict[str, Any]]:
+    """transformers' `generate`, plain."""
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device).eval()
     rows = []
-    for way, assistant in {"plain": None, "assisted": of_draft}.items():
-        taken = [generate_seconds(of_target, assistant, request, tokens) for _ in range(3)]
-        rows.append({"generate": way, "tokens/s": tokens / min(taken[1:])})
-    return rows
-
-
-def generate_seconds(model: Any, assistant: Any, request: Request, tokens: int) -> float:
-    ids = torch.tensor([request.prompt], device=model.device)
-    begun = time.perf_counter()
-    model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        assistant_model=assistant,
-        do_sample=False,
-        min_new_tokens=tokens,
-        max_new_tokens=tokens,
-        pad_token_id=0,
-    )
-    return time.perf_counter() - begun
-
-
-def draft_rows(draft: Path, device: str) -> list[dict[str, Any]]:
-    """One row per kind of weights: a step of one token, and of five."""
-    can_quantize = device == "cpu" or find_spec("bitsandbytes") is not None
-    rows = []
-    for weights in (None, "int8", "int4") if can_quantize else (None,):
-        of = engine(draft, device, quantization=weights)
-        one, five = step_seconds(of, 1, 1), step_seconds(of, 1, 5)
-        rows.append({"weights": weights or "bfloat16", "one token ms": one * 1e3, "five ms": five * 1e3})
-        del of
-        free()
+    for batch in batches:
+        ids = torch.tensor([[*PROMPT, number] for number in range(batch)], device=device)
+        taken = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            theirs.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=0.8,
+                top_p=0.95,
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+                pad_token_id=0,
+            )
+            taken.append(time.perf_counter() - begun)
+        rows.append({"batch": batch, "depth": "transformers", "tokens/s": batch * tokens / min(taken)})
     return rows
 
 
@@ -178,28 +256,33 @@ def free() -> None:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description="The engine on a GPU.")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--target", type=Path, help="a checkpoint; made if left out")
-    parser.add_argument("--draft", type=Path, help="a checkpoint; made if left out")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--depths", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--models", nargs="+", choices=["8B", "1B", "tiny"], default=["8B", "1B"])
+    parser.add_argument("--parts", nargs="+", choices=["steps", "prompts", "speculation"], default=None)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[4096, 32768], help="tokens")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 8])
     parser.add_argument("--tokens", type=int, default=128, help="generated per request")
     options = parser.parse_args(arguments)
     device: str = options.device
-    target, draft = options.target or gpu_target(), options.draft or gpu_draft()
     bandwidth = read_bandwidth(device)
     print(f"{bandwidth / 1e9:.0f} GB/s", flush=True)
-    parts: dict[str, list[dict[str, Any]]] = {}
-
-    def done(name: str, rows: list[dict[str, Any]]) -> None:
-        parts[name] = rows
-        print(f"\n{name}\n{table(rows)}", flush=True)
-        save("gpu", [], bandwidth=bandwidth, **parts)  # what is done is kept if a later part fails
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in options.models:
+        model = llama(name, device)
         free()
+        parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+            "steps": lambda: step_rows(model, device, bandwidth),
+            "speculation": lambda: speculation_rows(
+                model, device, options.batches, options.depths, options.tokens
+            ),
+            "prompts": lambda: prompt_rows(model, device, options.prompts),
+        }
+        for part in options.parts or parts:
+            rows = [{"model": name, **row} for row in parts[part]()]
+            print(f"\n{name}: {part}\n{table(rows)}", flush=True)
+            found[part] = found.get(part, []) + rows
+            save("gpu", [], bandwidth=bandwidth, device=device_name(device), **found)  # if a later part fails
 
-    done("steps", step_rows(target, device, bandwidth))
-    done(
-        "speculation",
-        speculation_rows(target, draft, device, options.batches, options.depths, options.tokens),
-    )
-    done("generate", generate_rows(target, draft, device, options.tokens))
-    done("draft_steps", draft_rows(draft, device))
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"

@@ -39,7 +39,7 @@ def measure() -> list[dict[str, Any]]:
     results: Any = [SimpleNamespace(timings=SimpleNamespace(queue=1e-4))] * 8
 
     def step() -> None:
-        engine.last_step = StepTimings(1e-4, 1e-2, 1e-4, 1.02e-2, 8, 40)
+        engine.last_step = StepTimings(1e-4, 1e-2, 1e-4, 1.02e-2, 8, 40, "graph")
         of_worker.stepped(results)
 
     totals, of_gateway = Totals(), Instruments(OF_GATEWAYS)

@@ -15,7 +15,7 @@ from torch import nn
 
 from bench.checkpoints import inflated_target
 from bench.report import save, table
-from outrider.decoding.draft import Draft
+from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
@@ -27,6 +27,7 @@ from outrider.engine.work import Verify
 PROMPT = tuple(range(10, 74))
 TOKENS = (1, 2, 3, 5, 9)  # of one sequence in one step: a committed one and drafted ones
 BATCHES = (8, 32)  # sequences of one token each
+GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
 
 
 class Stopwatch:
@@ -57,13 +58,27 @@ class Stopwatch:
 class Steps:
     """Steps of one shape on the same sequences."""
 
-    def __init__(self, engine: Engine, sequences: int, tokens: int) -> None:
-        sampling = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
+    def __init__(
+        self,
+        engine: Engine,
+        sequences: int,
+        tokens: int,
+        *,
+        branches: bool = False,
+        sampling: Sampling = GREEDY,
+        prompt: Sequence[int] = PROMPT,
+    ) -> None:
+        """
+        Args:
+            tokens: of each sequence: a committed one, and drafted ones in a chain.
+            branches: the drafted ones are siblings instead.
+        """
         self._engine = engine
         self._round = 0
-        self._draft = Draft.chain([5] * (tokens - 1))
-        self._sequences = [engine.open(len(PROMPT), number, sampling) for number in range(sequences)]
-        self.take(PROMPT)
+        drafted = range(5, 4 + tokens)
+        self._draft = Draft((*drafted,), (ROOT,) * len(drafted)) if branches else Draft.chain(drafted)
+        self._sequences = [engine.open(len(prompt), number, sampling) for number in range(sequences)]
+        self.take(tuple(prompt))
 
     def take(self, tokens: tuple[int, ...] = ()) -> float:
         """Seconds of one step; the first takes the prompt in."""

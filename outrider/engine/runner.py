@@ -8,7 +8,7 @@ from typing import Protocol
 
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.forward.batch import Item
+from outrider.engine.forward.batch import Item, Path
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import context_length, end_of_sequence
@@ -35,6 +35,7 @@ class StepTimings:
     total: float
     sequences: int
     tokens: int
+    path: Path
 
 
 @dataclass
@@ -176,7 +177,13 @@ class ModelRunner:
         for task, _ in selected:
             task.took_part(begun, passed - built, sampled - passed, step)
         self.last_step = StepTimings(
-            built - begun, passed - built, sampled - passed, sampled - begun, len(selected), batch.num_tokens
+            built - begun,
+            passed - built,
+            sampled - passed,
+            sampled - begun,
+            len(selected),
+            batch.num_tokens,
+            batch.path,
         )
         return step, choices, are_finite
 

@@ -181,9 +181,8 @@ class PagedCache:
             return
         move = composed(moves)
         slots = np.concatenate([move.source, move.target, cleared])
-        source, target, emptied = self._on_device(slots).split(
-            [len(move.source), len(move.target), len(cleared)]
-        )
+        sizes = [len(move.source), len(move.target), len(cleared)]
+        source, target, emptied = self._on_device(slots).split_with_sizes(sizes)
         for stored in self._stored:
             if len(target):
                 stored[:, target] = stored[:, source]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, 
 from outrider.engine.forward.paged_input import PagedInput
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import Feed, Rows
+
+# Attention gathers its blocks; it reads them where they lie; the whole pass is replayed besides.
+Path = Literal["gathered", "kernels", "graph"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Batch:
     block_size: int
     dtype: torch.dtype  # of queries and masks
     paged: PagedInput[torch.Tensor] | None  # for a kernel that reads the cache where it lies
+
+    @property
+    def path(self) -> Path:
+        """How its pass is computed."""
+        return "gathered" if self.paged is None else "kernels"
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from outrider.decoding.draft import MAX_NODES
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.forward.batch import Batch, paged_batch
+from outrider.engine.forward.batch import Batch, Path, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import FEW_QUERIES, WORD_BITS, Layout, fill
 from outrider.engine.step_input import Feed
@@ -54,6 +54,10 @@ class GraphBatch(Batch):
     """A step that a graph computes; what it feeds lies in the graph's memory already."""
 
     compute: Callable[[], ForwardOutput]
+
+    @property
+    def path(self) -> Path:
+        return "graph"
 
 
 class Graphs:
