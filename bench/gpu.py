@@ -18,7 +18,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ SAMPLINGS = {
     "top-p": Sampling(temperature=0.8, top_p=0.95, max_tokens=1500, ignore_eos=True),
 }
 CHUNKS = (512, 2048, 8192)
+PARTS = ("steps", "speculation", "prompts")
 ACCEPTANCE = 0.8  # of each drafted token after one that was right
 BUFFER_BYTES = 2**32
 REPETITIONS = 20
@@ -70,7 +71,7 @@ REPETITIONS = 20
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
     """With a cache that suits all parts."""
-    fields = {"model": str(model), "dtype": "bfloat16", "device": device, **settings}
+    fields = {"model": str(model), "dtype": "bfloat16", "device": device, "self_check": False, **settings}
     if device == "cpu":
         fields["cache_memory"] = 2**28
     return Engine.from_settings(EngineSettings.model_validate(fields))
@@ -197,7 +198,8 @@ def speculation_rows(
     rows = []
     for batch in batches:
         requests = [Request((*PROMPT, number), sampling, number) for number in range(batch)]
-        texts = {one.prompt: output.tokens for one, output in zip(requests, generate(of, None, requests, 0))}
+        known = [output.tokens for output in generate(of, None, requests, 0)]
+        texts = {request.prompt: text for request, text in zip(requests, known, strict=True)}
         plain = None
         for depth in (0, *depths):
             begun = time.perf_counter()
@@ -212,7 +214,7 @@ def speculation_rows(
                     "to plain": rate / plain,
                     "tokens / pass": tokens / statistics.mean(output.target_passes for output in outputs),
                     "same text": sum(
-                        output.tokens == texts[one.prompt] for one, output in zip(requests, outputs)
+                        output.tokens == text for output, text in zip(outputs, known, strict=True)
                     ),
                 }
             )
@@ -257,7 +259,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description="The engine on a GPU.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", choices=["8B", "1B", "tiny"], default=["8B", "1B"])
-    parser.add_argument("--parts", nargs="+", choices=["steps", "prompts", "speculation"], default=None)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--prompts", type=int, nargs="+", default=[4096, 32768], help="tokens")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 8])
@@ -270,19 +272,14 @@ def main(arguments: Sequence[str]) -> None:
     for name in options.models:
         model = llama(name, device)
         free()
-        parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
-            "steps": lambda: step_rows(model, device, bandwidth),
-            "speculation": lambda: speculation_rows(
-                model, device, options.batches, options.depths, options.tokens
-            ),
-            "prompts": lambda: prompt_rows(model, device, options.prompts),
-        }
-        for part in options.parts or parts:
-            rows = [{"model": name, **row} for row in parts[part]()]
+        for part in options.parts:
+            if part == "steps":
+                rows = step_rows(model, device, bandwidth)
+            elif part == "speculation":
+                rows = speculation_rows(model, device, options.batches, options.depths, options.tokens)
+            else:
+                rows = prompt_rows(model, device, options.prompts)
+            rows = [{"model": name, **row} for row in rows]
             print(f"\n{name}: {part}\n{table(rows)}", flush=True)
             found[part] = found.get(part, []) + rows
-            save("gpu", [], bandwidth=bandwidth, device=device_name(device), **found)  # if a later part fails
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+            save("gpu", [], bandwidth=bandwidth, **found)  # what is done is kept if a later part fails
