@@ -19,10 +19,11 @@ from actors.rank import OtherRanks
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
-from tests.support.patience import START_S
+from tests.support.patience import PATIENCE, START_S
 from tests.support.trust import TRUST
 
 pytestmark = pytest.mark.slow
+LOAD_S = 30.0 * PATIENCE  # both ranks have started by then
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_a_rank_that_hangs_takes_its_group_with_it(
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "llama", "llama")
     settings = EngineSettings(
-        model=str(checkpoint), cache_memory=2**22, threads=1, tensor_parallel=2, load_timeout_s=15.0
+        model=str(checkpoint), cache_memory=2**22, threads=1, tensor_parallel=2, load_timeout_s=LOAD_S
     )
     first = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=0)
     replica = ray.remote(Replica).options(num_cpus=1, scheduling_strategy=first)
@@ -72,7 +73,7 @@ def test_a_rank_that_hangs_takes_its_group_with_it(
     assert len(pids) == 2
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], START_S)
     assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert "load_timeout_s=15" in said(pids)
+    assert f"load_timeout_s={LOAD_S:g}" in said(pids)
 
 
 def said(pids: list[int]) -> str:

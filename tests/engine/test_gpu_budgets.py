@@ -31,7 +31,7 @@ FLAT = {
 IN_MORE_LAYERS = ("4x5", "4x5 tree")  # the same
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
-    "top-p": {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
+    "top-p": {"temperature": 0.8, "top_p": 0.9},
 }
 # The fastest way that there is.
 SETTINGS = {"device": "cuda", "dtype": "float16", "block_size": 8}
