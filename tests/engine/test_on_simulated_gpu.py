@@ -5,7 +5,7 @@ The GPU is simulated: what it shows, and what it cannot, is in tests/support/sim
 
 import random
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 pytestmark = needs_compiler
 
-PROMPT_LENGTHS = (1, 5, 9, 30, 45)
+PROMPT_LENGTHS = (1, 5, 9, 20, 30)
 COUNT = 14
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -38,6 +38,17 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"top_k": 20, "repetition_penalty": 1.2, "logprobs": 2},
     {"temperature": 1.3, "min_p": 0.02, "presence_penalty": 0.5, "frequency_penalty": 0.3},
     {"min_tokens": 8, "logit_bias": {5: 2.0}, "bad_token_ids": (7,)},
+)
+
+
+SIMPLE: dict[str, Any] = {"temperature": 0.7}
+EVERY_SAMPLING = pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(SIMPLE, id="temperature alone"),
+        # Triton's interpreter takes a second for a row that is truncated.
+        pytest.param({}, id="every setting", marks=pytest.mark.slow),
+    ],
 )
 
 
@@ -58,12 +69,16 @@ WAYS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 5, 30))
+
+
 @pytest.fixture(params=WAYS.values(), ids=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     found: Way = request.param
     if not found.has_kernel:
         monkeypatch.setattr(outrider.engine.forward.forward_pass, "find_kernel", lambda *_: None)
-    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 16, 64))
     return found
 
 
@@ -95,20 +110,22 @@ def texts_of(outputs: Items[Output]) -> list[tuple[int, ...]]:
 
 
 @cache
-def on_the_cpu(folder: Path) -> list[tuple[int, ...]]:
-    return texts_of(generate(engine_of(folder, dtype="float32", device="cpu"), None, requests(), 0))
+def on_the_cpu(folder: Path, **sampling: Any) -> list[tuple[int, ...]]:
+    engine = engine_of(folder, dtype="float32", device="cpu")
+    return texts_of(generate(engine, None, requests(**sampling), 0))
 
 
 def launched(cuda: SimulatedCuda, name: str) -> bool:
     return any(name in cause for cause in cuda.counts.launches)
 
 
-def test_text_is_the_cpu_s(folder: Path, way: Way) -> None:
+@EVERY_SAMPLING
+def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> None:
     with simulated_cuda() as cuda:
         engine = engine_of(folder, device="cuda", dtype="float32", **way.settings)
-        texts = texts_of(generate(engine, None, requests(), 0))
+        texts = texts_of(generate(engine, None, requests(**sampling), 0))
     assert launched(cuda, way.launched)
-    assert texts == on_the_cpu(folder)
+    assert texts == on_the_cpu(folder, **sampling)
 
 
 @dataclass
@@ -120,7 +137,6 @@ class Guesses(Drafter):
 
     texts: dict[tuple[int, ...], tuple[int, ...]]
     siblings: int
-    drafted: list[int] = field(default_factory=list)
 
     def propose(self, asked: Items[Asked]) -> list[Draft]:
         return [self._draft(one) for one in asked]
@@ -145,19 +161,23 @@ class Guesses(Drafter):
         pass
 
 
-@pytest.mark.parametrize("siblings", [0, 1], ids=["chains", "trees"])
-def test_drafts_change_nothing(folder: Path, way: Way, siblings: int) -> None:
+@EVERY_SAMPLING
+@pytest.mark.parametrize(
+    "siblings", [pytest.param(0, id="chains", marks=pytest.mark.slow), pytest.param(1, id="trees")]
+)
+def test_drafts_change_nothing(folder: Path, way: Way, siblings: int, sampling: dict[str, Any]) -> None:
     """Drafts are verified, kept in part, moved and rolled back."""
-    plain = on_the_cpu(folder)
-    known = {request.prompt: text for request, text in zip(requests(), plain, strict=True)}
+    plain, asked = on_the_cpu(folder, **sampling), requests(**sampling)
+    known = {request.prompt: text for request, text in zip(asked, plain, strict=True)}
     with simulated_cuda():
         target = engine_of(folder, device="cuda", dtype="float32", **way.settings)
-        outputs = generate(target, Guesses(known, siblings), requests(), 4)
+        outputs = generate(target, Guesses(known, siblings), asked, 4)
     assert sum(output.accepted for output in outputs) > COUNT * len(outputs) // 3
     assert sum(output.drafted - output.accepted for output in outputs) >= len(outputs)
     assert texts_of(outputs) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", ["coupled", "rejection", "block"])
 def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, verification: str) -> None:
     """By every rule; ahead of the verdicts too, where the rule allows it."""
@@ -180,7 +200,7 @@ def test_a_short_cache_changes_nothing(folder: Path) -> None:
     block = 8 * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, kv heads, dimension, float32
     with simulated_cuda():
         engine = engine_of(folder, device="cuda", dtype="float32", cache_memory=12 * block)
-        asked = requests()
+        asked = requests(**SIMPLE)
         opened = [engine.open(len(one.prompt), one.noise_key, one.sampling) for one in asked]
         for sequence, request in zip(opened, asked, strict=True):
             engine.submit(Generate(sequence.number, 0, request.prompt, COUNT))
@@ -193,12 +213,13 @@ def test_a_short_cache_changes_nothing(folder: Path) -> None:
                     engine.close(opened[result.sequence])
     assert preemptions > 0
     texts = [tuple(one.tokens[one.prompt_length :]) for one in opened]
-    assert texts == on_the_cpu(folder)
+    assert texts == on_the_cpu(folder, **SIMPLE)
 
 
+@pytest.mark.slow
 def test_the_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
     with simulated_cuda():
         engine = engine_of(folder, device="cuda:1", dtype="float32", self_check=True)
         assert engine.settings.device == "cuda:1"
         assert torch.cuda.current_device() == 1
-        assert texts_of(generate(engine, None, requests(), 0)) == on_the_cpu(folder)
+        assert texts_of(generate(engine, None, requests(**SIMPLE), 0)) == on_the_cpu(folder, **SIMPLE)
