@@ -33,6 +33,7 @@ from bench.step import GREEDY, Steps
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.asked import Asked, Text
+from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
@@ -169,7 +170,7 @@ def first_token_seconds(of: Engine, length: int, seed: int) -> float:
 
 
 @dataclass
-class KnownText:
+class KnownText(Drafter):
     """Drafts what the target will say, with a wrong token now and then."""
 
     texts: dict[tuple[int, ...], tuple[int, ...]]

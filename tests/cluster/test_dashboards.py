@@ -21,8 +21,7 @@ pytestmark = [
 ]
 # What a service that is well has none of.
 MAY_BE_EMPTY = {
-    "Fallbacks and reopenings A",
-    "Fallbacks and reopenings B",
+    *(f"Fallbacks, reopenings and failures {query}" for query in "ABCD"),
     "Requests by outcome B",
     "Speculation on and off A",
 }

@@ -50,8 +50,8 @@ def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> 
     assert not wrong
 
 
-def ask(page: Page, prompt: str = '{"name": "') -> None:
-    """By keyboard alone."""
+def ask(page: Page, prompt: str = '[{"name": "') -> None:
+    """By keyboard alone. The answer is as long as it may be."""
     page.locator("#prompt").focus()
     page.keyboard.press("Control+a")
     page.keyboard.type(prompt)

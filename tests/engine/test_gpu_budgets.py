@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -27,12 +28,12 @@ FLAT = {
     ("rows", "greedy"): ("4x1", "4x5"),
     ("branches", "greedy"): ("4x5", "4x5 tree"),
 }
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.8, "top_p": 0.9},
 }
 # The fastest way that there is.
-SETTINGS = {"device": "cuda", "dtype": "float16", "block_size": 8}
+SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float16", "block_size": 8}
 LAYERS = (1, 2)
 
 

@@ -74,7 +74,7 @@ def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 5, 30))
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS)
+@pytest.fixture(params=[*WAYS.values()], ids=[*WAYS])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     found: Way = request.param
     if not found.has_kernel:

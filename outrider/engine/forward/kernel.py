@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -64,8 +64,8 @@ def find_kernel(
     except ImportError as error:
         logger.error("attention gathers its blocks, which is slow: pip install triton (%s)", error)
         return None
-    memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return PagedAttention(block_size, part_slots(context_length), memory)
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack some
+    return PagedAttention(block_size, part_slots(context_length), properties.shared_memory_per_block_optin)
 
 
 def part_slots(context_length: int) -> int:

@@ -120,14 +120,12 @@ def plan_memory(
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0
     if on_cuda and not settings.batch_invariant:
-        longest = min(num_blocks * settings.block_size, model.context_length)
-        parts = (
-            -(-longest // part_slots(model.context_length)) * model.query_heads // settings.tensor_parallel
-        )
-        row = parts * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
+        parts = -(-model.context_length // part_slots(model.context_length))
+        heads = -(-model.query_heads // settings.tensor_parallel)
+        row = parts * heads * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
         activations += (settings.prefill_chunk + num_logits) * row
         if settings.graphs and settings.tensor_parallel == 1:
-            rows = captured_sizes(num_logits)[-1]
+            rows = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))[-1]
             logits = rows * model.vocab_size * model.dtype.itemsize
             graphs = model.activation_bytes(rows, rows) + logits + rows * row
     else:
