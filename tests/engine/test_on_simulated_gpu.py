@@ -74,7 +74,13 @@ def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 5, 30))
 
 
-@pytest.fixture(params=[*WAYS.values()], ids=[*WAYS])
+# What graphs compute the kernels do.
+@pytest.fixture(
+    params=[
+        pytest.param(way, id=name, marks=pytest.mark.slow if name == "kernels" else ())
+        for name, way in WAYS.items()
+    ]
+)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     found: Way = request.param
     if not found.has_kernel:
@@ -196,6 +202,7 @@ def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, v
     assert sum(output.accepted for output in outputs) > COUNT
 
 
+@pytest.mark.slow
 def test_a_short_cache_changes_nothing(folder: Path) -> None:
     block = 8 * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, kv heads, dimension, float32
     with simulated_cuda():

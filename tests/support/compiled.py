@@ -1,4 +1,4 @@
-"""Compiles the kernels of the choice for GPUs that need not be there; prints what ptxas says, as JSON.
+"""Compiles kernels for GPUs that need not be there; prints what ptxas says, as JSON.
 
 A process of its own, since in that of the tests Triton may interpret: TRITON_INTERPRET=0 has to be set.
 """
@@ -14,7 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from outrider.engine.kernels import choice
+from outrider.engine.forward.paged_input import FEW_TILE, TILE_FIELDS
+from outrider.engine.kernels import choice, paged_attention
 
 TYPES = {
     "logits": "*bf16",
@@ -43,16 +44,63 @@ CONSTANTS = {
 ALIGNED = {"row_stride", "vocab_size", *(name for name, kind in TYPES.items() if kind.startswith("*"))}
 
 
-def compiled(kernel: Any, capability: int) -> dict[str, int]:
+# A tile of decoding and verifying in the shape of Llama 3 8B.
+TILE_TYPES = {
+    **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
+    **dict.fromkeys(("block_table", "tiles", "seen", "ancestors", "positions"), "*i64"),
+    **dict.fromkeys(("parts", "weights"), "*fp32"),
+    **dict.fromkeys(("query_head_stride", "query_row_stride", "table_stride", "words", "splits"), "i32"),
+    "scale": "fp32",
+}
+TILE_CONSTANTS: dict[str, Any] = {
+    **dict.fromkeys(("sinks", "softcap", "window")),
+    **dict.fromkeys(("KEY_DIM", "VALUE_DIM", "KEY_WIDTH", "VALUE_WIDTH"), 128),
+    **dict.fromkeys(("WINDOW", "SOFTCAP", "SINKS"), False),
+    "KV_HEADS": 8,
+    "REPEATS": 4,
+    "GROUP": 4,
+    "BLOCK": 16,
+    "FIELDS": TILE_FIELDS,
+    "M": 4 * FEW_TILE,
+    "SPLIT": 256,
+    "PRECISION": "tf32",
+}
+TILE_ALIGNED = {
+    "query_head_stride",
+    "query_row_stride",
+    *(n for n, kind in TILE_TYPES.items() if "*" in kind),
+}
+SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
+
+
+def of_choice(kernel: Any, capability: int) -> dict[str, int]:
+    options = {"num_warps": choice.WARPS, "enable_fp_fusion": False}
+    return compiled(kernel, capability, TYPES, CONSTANTS, ALIGNED, options)
+
+
+def of_attention(capability: int) -> dict[str, int]:
+    constants = {**TILE_CONSTANTS, "N": SLOTS[capability]}
+    options = {"num_warps": paged_attention.FEW.warps, "num_stages": paged_attention.STAGES}
+    kernel = paged_attention._attend_tile
+    return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
+
+
+def compiled(
+    kernel: Any,
+    capability: int,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    aligned: set[str],
+    options: dict[str, Any],
+) -> dict[str, int]:
     """Registers of a thread and bytes that it spills; capability is 90 for 9.0."""
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
-        signature={name: TYPES.get(name, "constexpr") for name in names},
-        constexprs={name: CONSTANTS[name] for name in names if name in CONSTANTS},
-        attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in ALIGNED},
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={name: constants[name] for name in names if name in constants},
+        attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in aligned},
     )
-    options = {"num_warps": choice.WARPS, "enable_fp_fusion": False}
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(found.asm["ptx"])
@@ -67,12 +115,11 @@ def compiled(kernel: Any, capability: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    said = {
+        f"{kernel.__name__} sm_{capability}": of_choice(kernel, capability)
+        for kernel in (choice._scan, choice._collect, choice._choose)
+        for capability in SLOTS
+    }
     print(
-        json.dumps(
-            {
-                f"{kernel.__name__} sm_{capability}": compiled(kernel, capability)
-                for kernel in (choice._scan, choice._collect, choice._choose)
-                for capability in (89, 90)
-            }
-        )
+        json.dumps(said | {f"_attend_tile sm_{capability}": of_attention(capability) for capability in SLOTS})
     )

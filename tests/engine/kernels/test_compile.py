@@ -20,7 +20,8 @@ def test_no_kernel_spills_registers(tmp_path: Path) -> None:
     assert not run.returncode, run.stderr
     found = json.loads(run.stdout)
     print(found)
-    assert len(found) == 6
+    assert len(found) == 8
     for name, used in found.items():
         assert not used["spilled"], name
-        assert used["registers"] <= 128, name  # so that two programs of 8 warps share a multiprocessor
+        # So that two programs of 8 warps share a multiprocessor, or of 4.
+        assert used["registers"] <= (240 if name.startswith("_attend_tile") else 128), name
