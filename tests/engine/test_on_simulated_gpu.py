@@ -21,6 +21,7 @@ from outrider.engine.asked import Asked, Text
 from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
+from outrider.engine.forward.graphs import CudaCapture
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated
@@ -230,3 +231,16 @@ def test_the_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
         assert engine.settings.device == "cuda:1"
         assert torch.cuda.current_device() == 1
         assert texts_of(generate(engine, None, requests(**SIMPLE), 0)) == on_the_cpu(folder, **SIMPLE)
+
+
+def test_a_pass_that_cannot_be_captured_leaves_the_stream_as_it_was() -> None:
+    with simulated_cuda():
+        numbers = torch.zeros(3, device="cuda")
+        before = torch.cuda.current_stream()
+
+        def waits() -> None:
+            numbers.sum().item()
+
+        with pytest.raises(RuntimeError, match="captur"):
+            CudaCapture()(waits)
+        assert torch.cuda.current_stream() is before

@@ -39,12 +39,14 @@ class CudaCapture:
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         """Raises RuntimeError where something in it cannot be captured."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
             work()  # libraries and kernels set themselves up, which cannot be captured
-        torch.cuda.current_stream().wait_stream(self._stream)
+        before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # A capture that fails leaves its stream the current one: the outer context puts it right.
+        with torch.cuda.stream(before), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         return graph.replay
 
