@@ -1,7 +1,6 @@
 """Streams, events and CUDA graphs of a simulated device. All streams are one: work is done in its order."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,15 +109,19 @@ class Graph:
         return (0, 0)
 
 
-@contextmanager
-def on_stream(cuda: "SimulatedCuda", stream: Stream | None) -> Iterator[None]:
-    """Stands for torch.cuda.stream."""
-    before, device = cuda.stream, cuda.current
-    if stream is not None:
-        cuda.stream = stream
-        cuda.current = stream.device
-    try:
-        yield
-    finally:
-        cuda.stream = before
-        cuda.current = device
+class StreamContext:
+    """Stands for what torch.cuda.stream gives: only its exit puts back what was current before."""
+
+    def __init__(self, cuda: "SimulatedCuda", stream: Stream | None) -> None:
+        self._cuda = cuda
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._before, self._device = self._cuda.stream, self._cuda.current
+        if self._stream is not None:
+            self._cuda.stream = self._stream
+            self._cuda.current = self._stream.device
+
+    def __exit__(self, *raised: object) -> None:
+        self._cuda.stream = self._before
+        self._cuda.current = self._device

@@ -12,7 +12,7 @@ import transformers.utils.import_utils
 from triton.runtime.interpreter import GridExecutor
 
 from tests.support.simulated_cuda.device import SimulatedCuda
-from tests.support.simulated_cuda.graphs import on_stream
+from tests.support.simulated_cuda.graphs import StreamContext
 from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
 from tests.support.simulated_cuda.kernels import interpreted
 from tests.support.simulated_cuda.tensor import SimulatedTensor
@@ -119,6 +119,6 @@ def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
         "set_device": set_device,
-        "stream": lambda stream: on_stream(cuda, stream),
+        "stream": lambda stream: StreamContext(cuda, stream),
         "synchronize": lambda device=None: cuda.wait("synchronize"),
     }
