@@ -13,6 +13,7 @@ from outrider.engine.kernels.paged_attention import MOST_SLOTS, PagedAttention
 
 SHARED_MEMORY = 100_000
 TREE = Draft((1, 2, 3, 4), (ROOT, 0, 0, 1))
+WIDE = Draft(tuple(range(70)), (ROOT,) * 70)  # its masks take two words; the last nodes are fed
 STEP = [  # slots written before, tokens, tree
     (50, 1, None),
     (33, 5, None),
@@ -21,6 +22,7 @@ STEP = [  # slots written before, tokens, tree
     (0, 70, None),
     (150, 17, None),
     (0, 1, None),
+    (100, 4, WIDE),
 ]
 NUM_BLOCKS = 120
 
