@@ -260,18 +260,7 @@ class PagedAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """
-        Args:
-            query: [heads, rows, key_dim], the last dimension contiguous.
-            keys, values: [slots, kv_heads, dim] of one layer, contiguous.
-            scaling: of scores; None: one by the root of key_dim.
-            window: positions that a query sees, its own included. Drafted ancestors are seen beyond it.
-            softcap: bound of scores (Gemma 2).
-            sinks: [heads] logits of a place that takes part in the softmax and holds nothing.
-
-        Returns:
-            [rows, heads, value_dim]
-        """
+        """See outrider.engine.forward.kernel.Kernel, which this is."""
         heads, rows, key_dim = query.shape
         kv_heads, value_dim = values.shape[1:]
         repeats = heads // kv_heads
