@@ -1,13 +1,34 @@
-"""What the front of a worker tells its engine and what it hears: a class per meaning, sequences by number."""
+"""What the front of a worker and its engine tell each other: a class per meaning, sequences by number.
 
-from dataclasses import dataclass
+They are two processes of one machine. What is told in one go travels as one message: a list of these.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct, msgpack
+from pydantic import BaseModel
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.work import Answered, Load, Work
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_timings import StepTimings
+from outrider.engine.work import Answered, Load, Result, Work
+
+RefusalKind = Literal["invalid", "too large", "failed"]
 
 
-@dataclass(frozen=True)
-class Open:
+class Message(Struct, frozen=True, tag=True):
+    pass
+
+
+class Start(Message, frozen=True):
+    """The engine that is wanted: first, once."""
+
+    settings: EngineSettings
+    host: str | None  # on which rank 0 meets the other ranks; None where there are none
+
+
+class Open(Message, frozen=True):
     """A new sequence, whose number is above those of all before."""
 
     sequence: int
@@ -16,40 +37,100 @@ class Open:
     sampling: Sampling
 
 
-@dataclass(frozen=True)
-class Submit:
+class Submit(Message, frozen=True):
     """Work for an open sequence. What the engine refuses ends it with the error."""
 
     work: Work
     round: int
-    arrived: float  # by time.perf_counter
+    arrived: float  # by time.perf_counter, which all processes of a machine share
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(Message, frozen=True):
     """Nobody wants to hear of the sequence any more."""
 
     sequence: int
 
 
-@dataclass(frozen=True)
-class Leave:
-    """Whatever is open ends with LeavingError, and what comes later too."""
+class AskReport(Message, frozen=True):
+    """How busy the engine is, once it is done with what came before the question."""
 
 
-@dataclass(frozen=True)
-class Stop:
-    """The same, and nothing is taken after it."""
+class Stop(Message, frozen=True):
+    """The engine's process is to end after the step under way."""
 
 
-ToEngine = Open | Submit | Close | Leave | Stop
+ToEngine = Start | Open | Submit | Close | AskReport | Stop
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A result, the round that asked for it, and how busy the engine was after the step."""
+class Meeting(Message, frozen=True):
+    """Rank 0 waits for the other ranks at this port of its host."""
+
+    port: int
+
+
+class Ready(Message, frozen=True):
+    """The engine is loaded."""
+
+    settings: EngineSettings  # those in force
+    vocab_size: int
+    max_length: int  # tokens of the longest sequence
+    imports_s: float
+    load_timings: LoadTimings
+
+
+class Unbuilt(Message, frozen=True):
+    """Why the engine could not be loaded."""
+
+    error: str  # the exception's class
+    reason: str
+
+
+class Stepped(Message, frozen=True):
+    """All that came of a step, and how busy the engine was after it. A step without results tells later."""
+
+    results: tuple[Result, ...]
+    rounds: tuple[int, ...]  # [results] which asked for them; 0 for a Failed
+    load: Load
+    finished_ns: int  # by time.time_ns
+    steps: tuple[StepTimings, ...]  # those that were not told of yet
+
+
+class Refused(Message, frozen=True):
+    """A sequence could not be opened, or not go on as it was asked to; it is closed."""
+
+    sequence: int
+    kind: RefusalKind
+    reason: str
+
+
+class Report(Message, frozen=True):
+    """How busy the engine is."""
+
+    load: Load
+    free_memory: int  # bytes of the device's that nobody has taken
+
+
+FromEngine = Meeting | Ready | Unbuilt | Stepped | Refused | Report
+
+
+class Answer(Struct, frozen=True):
+    """A result as its sequence's stream hears of it."""
 
     round: int
     result: Answered
     load: Load
     finished_ns: int  # by time.time_ns
+
+
+def _to_plain(value: Any) -> Any:
+    assert isinstance(value, BaseModel), f"{value!r} cannot travel between front and engine"
+    return value.model_dump(exclude_defaults=True)
+
+
+def _from_plain(kind: type[BaseModel], value: Any) -> BaseModel:
+    return kind.model_validate(value)
+
+
+encode = msgpack.Encoder(enc_hook=_to_plain).encode
+decode_to_engine = msgpack.Decoder(list[ToEngine], dec_hook=_from_plain).decode
+decode_from_engine = msgpack.Decoder(list[FromEngine], dec_hook=_from_plain).decode

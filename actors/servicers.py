@@ -1,19 +1,20 @@
-"""One bidirectional stream per sequence: its messages become work for the engine, results become replies."""
+"""One bidirectional stream per gateway: its messages become work for the engine, results become replies."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from actors.engine_loop import EngineLoop, EngineStoppedError, LeavingError, OpenSequence
+from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.messages import Answer
 from actors.tracing import StreamTrace
-from outrider.decoding.sampling import TokenLogprobs
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.engine.errors import EngineError, SequenceFailedError
 from outrider.engine.work import (
     AheadOutcome,
@@ -31,7 +32,8 @@ from outrider.engine.work import (
 )
 from protos import generation_pb2, rounds_pb2
 from protos.conversions import draft_from_message, draft_to_message, sampling_from_message, step_to_message
-from protos.stream_status import FAILED, LEAVING, TAKEN
+
+logger = logging.getLogger("ray.serve")
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
@@ -39,12 +41,19 @@ ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
 TRACED_AFTER_S = 0.005  # that a span is made after its answer: all others of the same step are out by then
 
+_CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
+    (LeavingError, rounds_pb2.Ended.LEAVING),
+    (SequenceFailedError, rounds_pb2.Ended.FAILED),
+    (EngineError, rounds_pb2.Ended.TOO_LARGE),
+    (ValueError, rounds_pb2.Ended.INVALID),
+)
+
 
 class Servicer(ABC, Generic[RequestT, ReplyT]):
-    """A sequence lives as long as its stream."""
+    """A stream carries the sequences of one gateway, which do not outlive it."""
 
-    def __init__(self, engine_loop: EngineLoop) -> None:
-        self._engine_loop = engine_loop
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
 
     @staticmethod
     @abstractmethod
@@ -59,69 +68,170 @@ class Servicer(ABC, Generic[RequestT, ReplyT]):
     def reply(answer: Answer) -> ReplyT:
         """The message for a result of that work; it does not name its sequence yet."""
 
-    def _named(self, reply: ReplyT, opening: RequestT) -> ReplyT:
-        reply.sequence, reply.epoch = opening.sequence, opening.epoch
-        return reply
+    @staticmethod
+    @abstractmethod
+    def replies(
+        taken: list[rounds_pb2.Taken], replies: list[ReplyT], ended: list[rounds_pb2.Ended]
+    ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
+        """The message that carries them all."""
 
     async def Stream(  # noqa: N802
-        self, requests: AsyncIterator[RequestT], context: "grpc.aio.ServicerContext[RequestT, ReplyT]"
+        self, requests: AsyncIterator[Any], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> None:
+        sequences = GatewaySequences[RequestT, ReplyT](self, self._engine)
+        reading = asyncio.create_task(sequences.read(requests))
+        self._engine.end.add_done_callback(sequences.wake)
+        reading.add_done_callback(sequences.wake)
         try:
-            opening = await _opening(requests)
-            # A stream may be cancelled here: nothing is open yet.
-            await context.send_initial_metadata((TAKEN,))
-            sequence = self._engine_loop.open(
-                opening.open.prompt_length,
-                opening.open.noise_key,
-                sampling_from_message(opening.open.sampling),
-            )
-        except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        trace = StreamTrace(partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S))
-        reading = asyncio.create_task(self._read(requests, sequence, opening, trace))
-        try:
-            async for answer in sequence.answers():
-                trace.answered(answer)
-                await context.write(self._named(self.reply(answer), opening))
-        except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except SequenceFailedError as error:
-            await context.abort(FAILED, f"the engine cannot go on with this sequence: {error}")
-        except EngineError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        except LeavingError as error:
-            await context.abort(LEAVING, str(error))
-        except EngineStoppedError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        finally:
-            # A coroutine is cancelled at once; a generator would be closed whenever it is collected.
-            reading.cancel()
-            sequence.close()
-            trace.ended()
-
-    async def _read(
-        self, requests: AsyncIterator[RequestT], sequence: OpenSequence, opening: RequestT, trace: StreamTrace
-    ) -> None:
-        """Hands the work on until the sender closes; a turn older than another is void."""
-        newest = 0
-        try:
-            async for request in requests:
-                if request.WhichOneof("request") == "close":
+            while True:
+                is_last = reading.done() or self._engine.end.done()
+                if (told := sequences.news()) is not None:
+                    await context.write(told)
+                elif is_last:
                     break
-                for name in ("sequence", "epoch"):
-                    told, opened = getattr(request, name), getattr(opening, name)
-                    if told != opened:
-                        raise ValueError(f"{name}={told}, this stream was opened with {opened}")
-                turn, work = self.work(sequence.number, request)
-                if turn.round >= newest:
-                    newest = turn.round
-                    trace.asked(turn)
-                    sequence.submit(turn.round, work)
-            sequence.put(None)
-        except DecodeError:
-            sequence.put(ValueError("a message of the stream cannot be read"))
+                else:
+                    await sequences.woken()
+            if reading.done() and isinstance(reading.exception(), DecodeError):
+                reason = "a message of the stream cannot be read"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            if self._engine.end.done() and not isinstance(self._engine.end.result(), LeavingError):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(self._engine.end.result()))
+        finally:
+            self._engine.end.remove_done_callback(sequences.wake)
+            reading.cancel()
+            sequences.close()
+
+
+@dataclass
+class Served:
+    """A sequence of a gateway."""
+
+    number: int  # at the engine
+    trace: StreamTrace
+    newest: int = 0  # round: an older turn is void
+
+
+Name = tuple[int, int]  # of a sequence at its gateway, and its epoch
+
+
+class GatewaySequences(Generic[RequestT, ReplyT]):
+    """Those of one stream: requests become work for the engine, answers become replies."""
+
+    def __init__(self, servicer: Servicer[RequestT, ReplyT], engine: EngineClient) -> None:
+        self._servicer: Servicer[RequestT, ReplyT] = servicer
+        self._engine = engine
+        self._later = partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S)
+        self._served: dict[Name, Served] = {}
+        self._taken: list[rounds_pb2.Taken] = []
+        self._replies: list[ReplyT] = []
+        self._ended: list[rounds_pb2.Ended] = []
+        self._has_news = asyncio.Event()
+
+    async def read(self, requests: AsyncIterator[Any]) -> None:
+        """Until the gateway has no more to say. Raises DecodeError."""
+        async for several in requests:
+            for request in several.requests:
+                self._take(request)
+
+    def news(self) -> Any:
+        """A message with all that the gateway has not heard, None where that is nothing."""
+        if not (self._taken or self._replies or self._ended):
+            return None
+        told = self._servicer.replies(self._taken, self._replies, self._ended)
+        self._taken, self._replies, self._ended = [], [], []
+        return told
+
+    def wake(self, _: object = None) -> None:
+        """Whoever waits for news is to look for himself."""
+        self._has_news.set()
+
+    async def woken(self) -> None:
+        await self._has_news.wait()
+        self._has_news.clear()
+
+    def close(self) -> None:
+        """The stream is over."""
+        for served in self._served.values():
+            self._engine.close(served.number)
+            served.trace.ended()
+        self._served.clear()
+
+    def _take(self, request: RequestT) -> None:
+        name = request.sequence, request.epoch
+        served, kind = self._served.get(name), request.WhichOneof("request")
+        try:
+            if kind == "open":
+                if served is not None:
+                    raise ValueError(f"sequence={name[0]} of epoch={name[1]} is open already")
+                self._open(name, request.open)
+            elif served is None:
+                if kind != "close":
+                    raise ValueError(
+                        f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
+                    )
+            elif kind == "close":
+                self._engine.close(served.number)
+                self._forget(name)
+            else:
+                self._submit(served, request)
+        except (ValueError, EngineStoppedError) as error:
+            self._end(name, error)
+        except Exception as error:  # a defect of ours, and no reason to give up the others
+            logger.exception("a request of a gateway failed")
+            self._end(name, SequenceFailedError(type(error).__name__))
+
+    def _open(self, name: Name, opening: rounds_pb2.Open) -> None:
+        number = self._engine.open(
+            opening.prompt_length,
+            opening.noise_key,
+            sampling_from_message(opening.sampling),
+            partial(self._hear, name),
+        )
+        self._served[name] = Served(number, StreamTrace(self._later))
+        self._taken.append(rounds_pb2.Taken(sequence=name[0], epoch=name[1]))
+        self.wake()
+
+    def _submit(self, served: Served, request: RequestT) -> None:
+        turn, work = self._servicer.work(served.number, request)
+        if turn.round >= served.newest:
+            served.newest = turn.round
+            served.trace.asked(turn)
+            self._engine.submit(turn.round, work)
+
+    def _hear(self, name: Name, answer: Answer | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._end(name, answer)
+            return
+        try:
+            self._served[name].trace.answered(answer)
+            reply = self._servicer.reply(answer)
         except Exception as error:
-            sequence.put(error)
+            logger.exception("an answer of the engine failed")
+            self._end(name, SequenceFailedError(type(error).__name__))
+            return
+        reply.sequence, reply.epoch = name
+        self._replies.append(reply)
+        self.wake()
+
+    def _end(self, name: Name, error: Exception) -> None:
+        """Says so, and frees what is held. Where the engine is gone the end of the stream says it."""
+        if name in self._served:
+            self._engine.close(self._served[name].number)
+            self._forget(name)
+        details = str(error)
+        if isinstance(error, SequenceFailedError):
+            details = f"the engine cannot go on with this sequence: {error}"
+        for kind, cause in _CAUSES:
+            if isinstance(error, kind):
+                sequence, epoch = name
+                self._ended.append(
+                    rounds_pb2.Ended(sequence=sequence, epoch=epoch, cause=cause, details=details)
+                )
+                self.wake()
+                return
+
+    def _forget(self, name: Name) -> None:
+        self._served.pop(name).trace.ended()
 
 
 class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
@@ -153,6 +263,12 @@ class DraftServicer(Servicer[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
             ahead = None if result.ahead is None else _ahead_outcome(result.ahead)
             reply.proposed.CopyFrom(rounds_pb2.Proposed(draft=draft, ahead=ahead))
         return reply
+
+    @staticmethod
+    def replies(
+        taken: list[rounds_pb2.Taken], replies: list[rounds_pb2.DraftReply], ended: list[rounds_pb2.Ended]
+    ) -> rounds_pb2.DraftReplies:
+        return rounds_pb2.DraftReplies(taken=taken, replies=replies, ended=ended)
 
 
 class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
@@ -189,6 +305,12 @@ class TargetServicer(Servicer[rounds_pb2.TargetRequest, rounds_pb2.TargetReply])
             load=_load(answer),
         )
 
+    @staticmethod
+    def replies(
+        taken: list[rounds_pb2.Taken], replies: list[rounds_pb2.TargetReply], ended: list[rounds_pb2.Ended]
+    ) -> rounds_pb2.TargetReplies:
+        return rounds_pb2.TargetReplies(taken=taken, replies=replies, ended=ended)
+
 
 def _verify(sequence: int, message: rounds_pb2.Verify) -> Verify:
     turn, draft = message.turn, draft_from_message(message.draft)
@@ -214,16 +336,6 @@ def _until(
     turn = message.turn
     count = message.until - turn.base - len(turn.tokens)
     return kind(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
-
-
-async def _opening(requests: AsyncIterator[RequestT]) -> RequestT:
-    """The first message."""
-    with suppress(DecodeError):
-        async for request in requests:
-            if request.WhichOneof("request") == "open":
-                return request
-            break
-    raise ValueError("the first message of a stream must be Open")
 
 
 def _logprobs(position: TokenLogprobs) -> generation_pb2.TokenLogprobs:

@@ -1,4 +1,4 @@
-"""Ends a worker's process once its engine has failed, or loading it or a step of it goes on for too long.
+"""Ends the process of an engine once loading it or a step of it goes on for too long.
 
 Time is given by looks, not by the clock: a process that was stopped as a whole, or got no processor, has not
 hung.
@@ -44,8 +44,6 @@ def _watch_load(is_over: threading.Event, load_timeout_s: float, end: Callable[[
 def _watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:
     seen, looks = None, 0
     while looks * POLL_S < step_timeout_s:
-        if engine_loop.failure is not None:
-            leave(f"the engine failed: {engine_loop.failure!r}")
         step = engine_loop.step_under_way
         looks = looks + 1 if step is not None and step == seen else 0
         seen = step

@@ -1,32 +1,32 @@
-"""Draft and target workers: an engine behind a gRPC server of its own, inside a Serve replica.
+"""Draft and target workers: a gRPC server inside a Serve replica, and an engine beside it.
 
-The process that deploys them imports this module for their names alone. So what takes torch is imported where
-it is used, by the replicas.
+Nothing here imports torch: the engine's process does, and the ranks that share its model.
 """
 
 import asyncio
-import gc
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar
 
 import grpc
 import ray
 
+from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
+from actors.engine_process import EngineProcess
+from actors.garbage import settle
 from actors.leaving import leave
+from actors.messages import Ready
+from actors.metrics import EngineMetrics
+from actors.rank import OtherRanks
+from actors.servicers import DraftServicer, TargetServicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from outrider.engine.settings import EngineSettings
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS
 from protos import rounds_pb2_grpc
 from protos.trust import Trust
-
-if TYPE_CHECKING:
-    from actors.engine_loop import EngineLoop
-    from outrider.engine.engine import Engine
 
 logger = logging.getLogger("ray.serve")
 
@@ -56,106 +56,79 @@ async def start_server(
     return server, f"{host}:{port}"
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """For imports of thousands of modules: the garbage collector would take a fifth of their time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def settle() -> None:
-    """To be called when all is loaded, which is to stay.
-
-    The garbage collector would go over it again and again, a quarter of a second in which no stream moves.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 class Worker:
-    """One engine, one server, one Serve replica."""
+    """One Serve replica: a gRPC server, and behind it an engine in a process of its own."""
 
     role: ClassVar[str]
-    ranks: tuple[int, ...] = ()  # process ids beside this one
+    ranks: tuple[int, ...]  # process ids of the engine: rank 0 first
 
     def __init__(
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
         """start_tracing: for this process; returns what ends it."""
-        begun = time.perf_counter()
-        with importing():
-            from actors.engine_loop import EngineLoop
-            from actors.watchdog import loading, watch
-        imported = time.perf_counter()
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         self._trust = trust
-        with loading(settings.load_timeout_s, leave):
-            self._engine_loop = EngineLoop(lambda: self.build(settings))
-        self._leaving.callback(self._engine_loop.stop)
-        watch(self._engine_loop, settings.step_timeout_s)
-        self._engine = self._engine_loop.engine
+        self._engine, self._ready = self.start(settings)
         settle()
         logger.info(
             "%s worker: %s with %d threads, %d tokens in a sequence; imports %.2f s, %s",
             self.role,
             settings.model,
-            self._engine.settings.threads,
-            self._engine.max_length,
-            imported - begun,
-            self._engine.load_timings,
+            self._ready.settings.threads,
+            self._ready.max_length,
+            self._ready.imports_s,
+            self._ready.load_timings,
         )
 
-    def build(self, settings: EngineSettings) -> "Engine":
-        """The engine, in the thread that will drive it."""
-        from outrider.engine.engine import Engine
+    def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
+        """The engine, once it is loaded. This process leaves as soon as the engine's does."""
+        engine = EngineProcess(settings, leave)
+        self._leaving.callback(engine.join)
+        self.ranks = (engine.pid,)
+        return engine, engine.ready()
 
-        return Engine.from_settings(settings)
-
-    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
+    def add_servicer(self, engine: EngineClient, server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
-        self._engine_loop.attach(asyncio.get_running_loop())
-        self._publishing = asyncio.create_task(self._publish())
+        metrics = EngineMetrics(Instruments(OF_WORKERS), self.role)
+        self._client = EngineClient(metrics.stepped)
+        await self._client.connect(self._engine.connection)
+        self._client.end.add_done_callback(_leave_unless_drained)
+        self._leaving.push_async_callback(self._client.stop)
+        self._publishing = asyncio.create_task(self._publish(metrics))
+        self._leaving.callback(self._publishing.cancel)
         host = ray.util.get_node_ip_address()
         server, address = await start_server(
-            lambda server: self.add_servicer(self._engine_loop, server), host, self._trust
+            lambda server: self.add_servicer(self._client, server), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
-        self._leaving.callback(self._engine_loop.leave)  # first: gateways go on elsewhere at once
+        self._leaving.callback(self._client.leave)  # first: gateways go on elsewhere at once
         return {
             "role": self.role,
-            "model": self._engine.settings.model,
+            "model": self._ready.settings.model,
             "address": address,
             "pid": os.getpid(),
             "ranks": self.ranks,
             "node": ray.get_runtime_context().get_node_id(),
-            "vocab_size": self._engine.vocab_size,
-            "max_length": self._engine.max_length,
-            "settings": self._engine.settings.model_dump(exclude={"model"}),
+            "vocab_size": self._ready.vocab_size,
+            "max_length": self._ready.max_length,
+            "settings": self._ready.settings.model_dump(exclude={"model"}),
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks for it now and then where the deployment scales."""
-        load = await self._engine_loop.load()
+        load = (await self._client.report()).load
         return {
-            SEQUENCES: self._engine_loop.open_sequences,
+            SEQUENCES: self._client.open_sequences,
             CACHE_IN_USE: 1 - load.free_blocks / load.total_blocks,
         }
 
-    async def _publish(self) -> None:
-        from actors.metrics import EngineMetrics
-
-        metrics = EngineMetrics(self._engine, Instruments(OF_WORKERS), self.role)
-        self._engine_loop.after_each_step(metrics.stepped)
+    async def _publish(self, metrics: EngineMetrics) -> None:
         while True:
-            self._engine_loop.command(metrics.publish)
+            metrics.publish(await self._client.report())
             await asyncio.sleep(PUBLISH_S)
 
     async def __del__(self) -> None:
@@ -163,33 +136,34 @@ class Worker:
         await self._leaving.aclose()
 
 
+def _leave_unless_drained(end: "asyncio.Future[EngineStoppedError]") -> None:
+    if not isinstance(end.result(), LeavingError):
+        leave(str(end.result()))
+
+
 class DraftWorker(Worker):
     role = "draft"
 
-    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
-        from actors.servicers import DraftServicer
-
+    def add_servicer(self, engine: EngineClient, server: grpc.aio.Server) -> None:
         rounds_pb2_grpc.add_DraftWorkerServicer_to_server(  # type: ignore[no-untyped-call]
-            DraftServicer(engine_loop), server
+            DraftServicer(engine), server
         )
 
 
 class TargetWorker(Worker):
     role = "target"
 
-    def build(self, settings: EngineSettings) -> "Engine":
+    def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
         if settings.tensor_parallel == 1:
-            return super().build(settings)
-        from actors.rank import OtherRanks
-        from outrider.engine.engine import Engine
-
+            return super().start(settings)
         others = OtherRanks(settings)
-        self.ranks = others.pids
-        return Engine.from_settings(settings, others.join())
+        engine = EngineProcess(settings, leave, others.host)
+        self._leaving.callback(engine.join)
+        ready = engine.ready(others.meet)
+        self.ranks = (engine.pid, *others.pids)
+        return engine, ready
 
-    def add_servicer(self, engine_loop: "EngineLoop", server: grpc.aio.Server) -> None:
-        from actors.servicers import TargetServicer
-
+    def add_servicer(self, engine: EngineClient, server: grpc.aio.Server) -> None:
         rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]
-            TargetServicer(engine_loop), server
+            TargetServicer(engine), server
         )

@@ -15,13 +15,14 @@ from typing import Any
 
 import ray
 
+from actors.messages import Report, Stepped
 from actors.metrics import EngineMetrics
 from bench.report import save, table
 from gateway.observe.metrics import publish
 from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.settings import Speculation
-from outrider.engine.runner import StepTimings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.work import Load
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
@@ -34,13 +35,10 @@ LOAD = Load(decoding=8, running=8, waiting=0, free_blocks=900, total_blocks=1000
 
 def measure() -> list[dict[str, Any]]:
     """A row per thing that is recorded; microseconds, medians."""
-    engine = SimpleNamespace(load=lambda: LOAD, free_memory=lambda: 10**9)
-    of_worker = EngineMetrics(engine, Instruments(OF_WORKERS), "target")  # type: ignore[arg-type]
-    results: Any = [SimpleNamespace(timings=SimpleNamespace(queue=1e-4))] * 8
-
-    def step() -> None:
-        engine.last_step = StepTimings(1e-4, 1e-2, 1e-4, 1.02e-2, 8, 40, "graph")
-        of_worker.stepped(results)
+    of_worker = EngineMetrics(Instruments(OF_WORKERS), "target")
+    results: Any = (SimpleNamespace(timings=SimpleNamespace(queue=1e-4)),) * 8
+    timings = StepTimings(1e-4, 1e-2, 1e-4, 1.02e-2, 8, 40, "graph")
+    stepped, report = Stepped(results, (1,) * 8, LOAD, 0, (timings,)), Report(LOAD, 10**9)
 
     totals, of_gateway = Totals(), Instruments(OF_GATEWAYS)
     generation: Any = SimpleNamespace(
@@ -72,9 +70,11 @@ def measure() -> list[dict[str, Any]]:
     assert sum(one.sequences for one in totals.in_force().values()) == SEQUENCES
     quiet = _microseconds(lambda: second(0), REPETITIONS // 10)
     busy = _microseconds(lambda: second(10), REPETITIONS // 10)
+    of_step = _microseconds(lambda: of_worker.stepped(stepped))
+    of_second = _microseconds(lambda: of_worker.publish(report))
     return [
-        {"of": "target worker", "what": "a step with eight answers", "microseconds": _microseconds(step)},
-        {"of": "target worker", "what": "once a second", "microseconds": _microseconds(of_worker.publish)},
+        {"of": "target worker", "what": "a step with eight answers", "microseconds": of_step},
+        {"of": "target worker", "what": "once a second", "microseconds": of_second},
         {
             "of": "gateway",
             "what": f"once a second, {SEQUENCES} sequences, {TASKS} tasks",

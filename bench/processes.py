@@ -1,4 +1,4 @@
-"""Draft and target as processes of their own behind real gRPC, as in the service, without Ray."""
+"""Draft and target as in the service, without Ray: front and engine in processes of their own, real gRPC."""
 
 import asyncio
 import multiprocessing
@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from actors.worker import settle
+from actors.garbage import settle
 from gateway.workers.streams import Role, Worker
 from outrider.engine.settings import EngineSettings
-from tests.support.local_worker import local_worker
+from tests.support.local_worker import process_worker
 from tests.support.relay import relay
 
 
@@ -46,9 +46,9 @@ def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> Non
     """The process of a worker, until it is ended."""
 
     async def serve() -> None:
-        async with local_worker(role, settings) as worker:
+        async with process_worker(role, settings) as worker:
             settle()
-            ready.send(worker.published)
+            ready.send(worker)
             await asyncio.Event().wait()
 
     asyncio.run(serve())

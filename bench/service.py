@@ -27,8 +27,7 @@ from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.processes import at_distance, process_of, worker_process
 from bench.report import save, table
-from gateway.workers.fleet import CHANNEL_OPTIONS
-from gateway.workers.streams import Worker
+from gateway.workers.streams import CHANNEL_OPTIONS, Worker
 from outrider.demo.prompts import KINDS
 from outrider.engine.speculate import Request
 from protos import rounds_pb2, rounds_pb2_grpc
@@ -44,7 +43,7 @@ class Echo(rounds_pb2_grpc.TargetWorkerServicer):
     async def Stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Answers each message at once."""
         async for _ in requests:
-            yield rounds_pb2.TargetReply()
+            yield rounds_pb2.TargetReplies()
 
 
 async def two_bare_hops(address: str, pause_s: float) -> float:
@@ -55,7 +54,7 @@ async def two_bare_hops(address: str, pause_s: float) -> float:
         times = []
         for _ in range(BARE_HOPS):
             begun = time.perf_counter()
-            await call.write(rounds_pb2.TargetRequest())
+            await call.write(rounds_pb2.TargetRequests())
             await call.read()
             times.append(time.perf_counter() - begun)
             await asyncio.sleep(pause_s)

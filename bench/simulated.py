@@ -6,7 +6,6 @@ messages, and the engines with their scheduling, draft-ahead and waiting for com
 
 import asyncio
 import hashlib
-import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -137,7 +136,7 @@ class SimulatedStream:
         base, self._known = self._known, len(self.sequence)
         return rounds_pb2.Turn(round=round_number, base=base, tokens=self.sequence.since(base))
 
-    async def send(self, request: Any, timeout: float = math.inf) -> None:
+    def send(self, request: Any) -> None:
         asyncio.get_running_loop().call_later(self.hop_s, self.worker.take, self._number, request)
 
     async def receive(self, round_number: int, timeout: float | None = None) -> Any:
@@ -152,7 +151,7 @@ class SimulatedStream:
     def answer(self, reply: Any) -> None:
         asyncio.get_running_loop().call_later(self.hop_s, self._replies.put_nowait, reply)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self.worker.close(self._number)
 
 

@@ -8,10 +8,11 @@ import torch
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.runner import Outcome, StepTimings, size_of
+from outrider.engine.runner import Outcome, size_of
 from outrider.engine.sampler import Choices
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_timings import StepTimings
 from outrider.pace.cost_model import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence

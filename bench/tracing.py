@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from tokenizers import Tokenizer
 
-from actors.worker import settle
+from actors.garbage import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.load import STRIDE, cache_bytes, mode
 from bench.load_rows import Row, interval

@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 import psutil  # type: ignore[import-untyped]
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from bench.processes import process_of
 from bench.report import save, table
@@ -24,21 +23,6 @@ from protos import rounds_pb2
 
 WARM_UP = 20  # steps
 DRAFT = rounds_pb2.Draft(tokens=[11, 12, 13, 14], parents=[-1, 0, 1, 2])
-
-
-def _of_a_step(name: str, one: str) -> Any:
-    """A message that holds those of all sequences."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"bench/{name}.proto", package="bench", syntax="proto3", dependency=["protos/rounds.proto"]
-    )
-    field = file.message_type.add(name=name).field.add(name="all", number=1, label=3, type=11)
-    field.type_name = f".outrider.rounds.v1.{one}"
-    pool = descriptor_pool.Default()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"bench.{name}"))
-
-
-Requests, Replies = _of_a_step("Requests", "TargetRequest"), _of_a_step("Replies", "TargetReply")
 
 
 def request(sequence: int, round_number: int) -> rounds_pb2.TargetRequest:
@@ -77,14 +61,14 @@ async def _serve(sequences: int, ready: Connection) -> None:
 
     async def stream_of_all(requests: AsyncIterator[Any], context: Any) -> None:
         async for asked in requests:
-            await context.write(Replies(all=[reply(one) for one in asked.all]))
+            await context.write(rounds_pb2.TargetReplies(replies=[reply(one) for one in asked.requests]))
 
     target = rounds_pb2.TargetRequest, rounds_pb2.TargetReply
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(stream, taken.FromString, given.SerializeToString)
         for name, stream, (taken, given) in (
             ("Each", stream_each, target),
-            ("All", stream_of_all, (Requests, Replies)),
+            ("All", stream_of_all, (rounds_pb2.TargetRequests, rounds_pb2.TargetReplies)),
         )
     }
     server = grpc.aio.server()
@@ -111,12 +95,14 @@ async def a_stream_each(channel: grpc.aio.Channel, sequences: int) -> Callable[[
 
 
 async def one_stream(channel: grpc.aio.Channel, sequences: int) -> Callable[[int], Any]:
-    method: Any = channel.stream_stream("/bench.Wire/All", Requests.SerializeToString, Replies.FromString)
+    several, told = rounds_pb2.TargetRequests, rounds_pb2.TargetReplies
+    method: Any = channel.stream_stream("/bench.Wire/All", several.SerializeToString, told.FromString)
     call: Any = method()
 
     async def step(round_number: int) -> None:
-        await call.write(Requests(all=[request(number, round_number) for number in range(sequences)]))
-        assert all(answer.round == round_number for answer in (await call.read()).all)
+        asked = [request(number, round_number) for number in range(sequences)]
+        await call.write(rounds_pb2.TargetRequests(requests=asked))
+        assert all(answer.round == round_number for answer in (await call.read()).replies)
 
     return step
 

@@ -1,11 +1,76 @@
 from protos import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[DraftRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ...) -> None: ...
+
+class TargetRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[TargetRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[TargetRequest, _Mapping]]] = ...) -> None: ...
+
+class DraftReplies(_message.Message):
+    __slots__ = ("taken", "replies", "ended")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    taken: _containers.RepeatedCompositeFieldContainer[Taken]
+    replies: _containers.RepeatedCompositeFieldContainer[DraftReply]
+    ended: _containers.RepeatedCompositeFieldContainer[Ended]
+    def __init__(self, taken: _Optional[_Iterable[_Union[Taken, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+
+class TargetReplies(_message.Message):
+    __slots__ = ("taken", "replies", "ended")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    taken: _containers.RepeatedCompositeFieldContainer[Taken]
+    replies: _containers.RepeatedCompositeFieldContainer[TargetReply]
+    ended: _containers.RepeatedCompositeFieldContainer[Ended]
+    def __init__(self, taken: _Optional[_Iterable[_Union[Taken, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+
+class Taken(_message.Message):
+    __slots__ = ("sequence", "epoch")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("sequence", "epoch", "cause", "details")
+    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CAUSE_UNSPECIFIED: _ClassVar[Ended.Cause]
+        INVALID: _ClassVar[Ended.Cause]
+        TOO_LARGE: _ClassVar[Ended.Cause]
+        FAILED: _ClassVar[Ended.Cause]
+        LEAVING: _ClassVar[Ended.Cause]
+    CAUSE_UNSPECIFIED: Ended.Cause
+    INVALID: Ended.Cause
+    TOO_LARGE: Ended.Cause
+    FAILED: Ended.Cause
+    LEAVING: Ended.Cause
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    cause: Ended.Cause
+    details: str
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[_Union[Ended.Cause, str]] = ..., details: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("sequence", "epoch", "open", "propose", "close")

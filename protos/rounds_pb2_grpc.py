@@ -36,8 +36,8 @@ class DraftWorkerStub:
         """
         self.Stream = channel.stream_stream(
                 '/outrider.rounds.v1.DraftWorker/Stream',
-                request_serializer=protos_dot_rounds__pb2.DraftRequest.SerializeToString,
-                response_deserializer=protos_dot_rounds__pb2.DraftReply.FromString,
+                request_serializer=protos_dot_rounds__pb2.DraftRequests.SerializeToString,
+                response_deserializer=protos_dot_rounds__pb2.DraftReplies.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +55,8 @@ def add_DraftWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
-                    request_deserializer=protos_dot_rounds__pb2.DraftRequest.FromString,
-                    response_serializer=protos_dot_rounds__pb2.DraftReply.SerializeToString,
+                    request_deserializer=protos_dot_rounds__pb2.DraftRequests.FromString,
+                    response_serializer=protos_dot_rounds__pb2.DraftReplies.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -84,8 +84,8 @@ class DraftWorker:
             request_iterator,
             target,
             '/outrider.rounds.v1.DraftWorker/Stream',
-            protos_dot_rounds__pb2.DraftRequest.SerializeToString,
-            protos_dot_rounds__pb2.DraftReply.FromString,
+            protos_dot_rounds__pb2.DraftRequests.SerializeToString,
+            protos_dot_rounds__pb2.DraftReplies.FromString,
             options,
             channel_credentials,
             insecure,
@@ -108,8 +108,8 @@ class TargetWorkerStub:
         """
         self.Stream = channel.stream_stream(
                 '/outrider.rounds.v1.TargetWorker/Stream',
-                request_serializer=protos_dot_rounds__pb2.TargetRequest.SerializeToString,
-                response_deserializer=protos_dot_rounds__pb2.TargetReply.FromString,
+                request_serializer=protos_dot_rounds__pb2.TargetRequests.SerializeToString,
+                response_deserializer=protos_dot_rounds__pb2.TargetReplies.FromString,
                 _registered_method=True)
 
 
@@ -127,8 +127,8 @@ def add_TargetWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
-                    request_deserializer=protos_dot_rounds__pb2.TargetRequest.FromString,
-                    response_serializer=protos_dot_rounds__pb2.TargetReply.SerializeToString,
+                    request_deserializer=protos_dot_rounds__pb2.TargetRequests.FromString,
+                    response_serializer=protos_dot_rounds__pb2.TargetReplies.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -156,8 +156,8 @@ class TargetWorker:
             request_iterator,
             target,
             '/outrider.rounds.v1.TargetWorker/Stream',
-            protos_dot_rounds__pb2.TargetRequest.SerializeToString,
-            protos_dot_rounds__pb2.TargetReply.FromString,
+            protos_dot_rounds__pb2.TargetRequests.SerializeToString,
+            protos_dot_rounds__pb2.TargetReplies.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,14 +30,10 @@ class DraftWorker(Drafter):
         self._sequence = sequence
         self._stream: DraftStream | None = None
         self._vocab_size = 0  # of the ids that all workers know
-        self._untold: WorkerLostError | None = None  # noticed by one who was cancelled meanwhile
         self._asked = 0  # number of the newest Propose: there may be several to one turn of the target
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
         """A Propose voids whatever the worker was asked before."""
-        if self._untold is not None:
-            lost, self._untold = self._untold, None
-            raise lost
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
             self._stream = self._fleet.open_draft(self._sequence)
@@ -48,15 +44,15 @@ class DraftWorker(Drafter):
             turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, leaves=leaves
         )
         try:
-            await stream.send(rounds_pb2.DraftRequest(propose=propose))
+            stream.send(rounds_pb2.DraftRequest(propose=propose))
         except REFUSALS as error:
-            raise await self._lost(error) from error
+            raise self._lost(error) from error
         reply = await self._reply(stream, asked)
-        draft = await self._draft(reply.proposed.draft)
+        draft = self._draft(reply.proposed.draft)
         timings, ahead = reply.timings, _outcome(reply)
 
         async def following() -> Draft:
-            return await self._draft((await self._reply(stream, asked)).prepared.draft)
+            return self._draft((await self._reply(stream, asked)).prepared.draft)
 
         return Proposal(
             draft,
@@ -73,28 +69,27 @@ class DraftWorker(Drafter):
         try:
             reply = await stream.receive(asked)
         except REFUSALS as error:
-            raise await self._lost(error) from error
+            raise self._lost(error) from error
         assert reply is not None  # there is no limit to the wait
         return reply
 
-    async def _draft(self, message: rounds_pb2.Draft) -> Draft:
+    def _draft(self, message: rounds_pb2.Draft) -> Draft:
         try:
             return received_draft(message, self._sequence.sampling.verification, self._vocab_size)
         except ValueError as error:
-            raise await self._lost(error) from error
+            raise self._lost(error) from error
 
-    async def _lost(self, error: Exception) -> WorkerLostError:
+    def _lost(self, error: Exception) -> WorkerLostError:
         """What to raise; the stream is given up."""
+        self.close()
         had_it = isinstance(error, SequenceFailedError | SequenceLostError)
-        self._untold = lost = (SequenceLostError if had_it else WorkerLostError)(str(error))
-        await self.aclose()
-        self._untold = None
-        return lost
+        return (SequenceLostError if had_it else WorkerLostError)(str(error))
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
+        """Another is opened when it is asked again."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            await stream.aclose()
+            stream.close()
 
 
 def _outcome(reply: rounds_pb2.DraftReply) -> AheadOutcome | None:

@@ -24,6 +24,5 @@ class Drafter(ABC):
             WorkerLostError: there will be none; whoever asks again may have more luck.
         """
 
-    async def aclose(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Frees what is held for the sequence."""
-        return

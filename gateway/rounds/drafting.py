@@ -250,9 +250,9 @@ class Drafting:
         tasks = [task for task in (self._begun, self._taking_in) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if self._drafter is not None:
-            await self._drafter.aclose()
+            self._drafter.close()  # whoever waits for what follows may be cancelled
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self) -> None:
         """Hands the prompt over, once; nobody waits for it."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
@@ -116,14 +116,12 @@ class Rounds:
         try:
             while self._sequence.finish_reason is None:
                 try:
-                    async with (
-                        aclosing(self._fleet.open_target(self._sequence, apart=losses > 0)) as target,
-                        aclosing(self._with(target)) as steps,
-                    ):
-                        async for step in steps:
-                            failures = losses = 0
-                            self._fleet.passed(target)
-                            yield step
+                    with closing(self._fleet.open_target(self._sequence, apart=losses > 0)) as target:
+                        async with aclosing(self._with(target)) as steps:
+                            async for step in steps:
+                                failures = losses = 0
+                                self._fleet.passed(target)
+                                yield step
                 except WorkerLostError as lost:
                     failures += 1
                     losses += isinstance(lost, SequenceLostError)
@@ -182,7 +180,7 @@ class Rounds:
         while proposal is not None:
             if not self._is_verifying:
                 self._is_verifying = True
-                await target.send(self._verify(target, proposal))
+                target.send(self._verify(target, proposal))
             step = await self._verdict(target, proposal, continues, draft_s)
             depth = self._drafting.depth() if step.finish_reason is None else 0
             following = None if self._ahead is None else self._ahead.trimmed(self._sequence)
@@ -224,7 +222,7 @@ class Rounds:
         turn = target.turn(self._sequence.round, self._trace.ahead)
         extend = rounds_pb2.Extend(turn=turn, draft=draft_to_message(prepared.draft))
         try:
-            await target.send(rounds_pb2.TargetRequest(extend=extend))
+            target.send(rounds_pb2.TargetRequest(extend=extend))
         except GatewayError:  # whoever waits for the Verdict notices too
             self._ahead = None
 
@@ -259,7 +257,7 @@ class Rounds:
                         not until,
                         min(len(self._sequence) + PLAIN_STRETCH, self._sequence.limit),
                     )
-                    await target.send(self._grant(target, until, is_first=is_first))
+                    target.send(self._grant(target, until, is_first=is_first))
                 begun = asyncio.get_running_loop().time()
                 reply = await self._reply(target)
                 target_s = asyncio.get_running_loop().time() - begun
@@ -295,7 +293,7 @@ class Rounds:
             if reply.HasField("draft"):
                 draft = received_draft(reply.draft, rule, self._fleet.vocab_size())
         except ValueError as error:
-            raise await target.lost(error) from error
+            raise target.lost(str(error)) from error
         origins = [Origin.ACCEPTED] * len(reply.accepted) + [own]
         logprobs = reply.logprobs or [None] * len(reply.tokens)
         self._sequence.generated.extend(reply.tokens)

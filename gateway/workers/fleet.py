@@ -8,22 +8,13 @@ from gateway.sequence import Sequence
 from gateway.workers.prefixes import Prefixes
 from gateway.workers.streams import Link, Role, Worker, WorkerStream
 from outrider.decoding.settings import Sampling
-from protos import rounds_pb2, rounds_pb2_grpc
+from protos import rounds_pb2
 from protos.trust import Trust
 
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
 
 IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier than the least busy one
-
-# A silent peer counts as lost after the sum of the first two. It is the ping's own time-out that acts: gRPC
-# gives it a minute, and keepalive_timeout_ms does not shorten it.
-CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", -1),
-)
 
 
 class Fleet:
@@ -45,11 +36,11 @@ class Fleet:
         workers = {worker.address: worker for worker in self._workers()}
         for address in self._links.keys() - workers.keys():
             if self._links[address].streams == 0:
-                closing = asyncio.ensure_future(self._links.pop(address).channel.close(grace=None))
+                closing = asyncio.create_task(self._links.pop(address).aclose())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
         for address in workers.keys() - self._links.keys():
-            self._links[address] = Link(workers[address], self._trust.connect(address, CHANNEL_OPTIONS))
+            self._links[address] = Link(workers[address], self._trust)
         return [self._links[address] for address in workers]
 
     def open_target(self, sequence: Sequence, *, apart: bool = False) -> TargetStream:
@@ -61,9 +52,7 @@ class Fleet:
             WorkerLostError: there is no target, or none for a sequence that is to be apart.
         """
         link = self._choose("target", sequence, self._trials() if apart else ())
-        stub = rounds_pb2_grpc.TargetWorkerStub(link.channel)  # type: ignore[no-untyped-call]
-        call = stub.Stream(metadata=self._trust.metadata)
-        stream = TargetStream(link, call, rounds_pb2.TargetRequest, sequence, sequence.sampling)
+        stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, sequence.sampling)
         if apart:
             self._on_trial[stream.address] = stream
         return stream
@@ -81,10 +70,8 @@ class Fleet:
     def open_draft(self, sequence: Sequence) -> DraftStream:
         """Raises WorkerLostError if there is no draft worker."""
         link = self._choose("draft", sequence)
-        stub = rounds_pb2_grpc.DraftWorkerStub(link.channel)  # type: ignore[no-untyped-call]
-        call = stub.Stream(metadata=self._trust.metadata)
         sampling = _without(range(self.vocab_size(), link.worker.vocab_size), sequence.sampling)
-        return DraftStream(link, call, rounds_pb2.DraftRequest, sequence, sampling)
+        return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling)
 
     def vocab_size(self) -> int:
         """Of the ids that all workers know; 0 without any."""
@@ -114,7 +101,7 @@ class Fleet:
 
     async def close(self) -> None:
         for link in self._links.values():
-            await link.channel.close(grace=None)
+            await link.aclose()
 
 
 def _without(ids: range, sampling: Sampling) -> Sampling:

@@ -1,11 +1,12 @@
 """One sequence's stream to one worker: turns out, replies in."""
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from gateway.errors import (
     GatewayError,
@@ -15,21 +16,32 @@ from gateway.errors import (
     WorkerLostError,
 )
 from gateway.sequence import Sequence
+from gateway.workers.connection import Connection
 from outrider.decoding.settings import Sampling
-from protos import rounds_pb2
+from protos import rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_to_message
-from protos.stream_status import FAILED, LEAVING, TAKEN
+from protos.trust import Trust
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
-SEND_TIMEOUT_S = 2.0
-CLOSE_GRACE_S = 0.2  # for the worker to confirm a normal end before the call is cancelled
 LOAD_AGE_S = 2.0  # for which a reported load is believed
 SUSPECT_S = 5.0  # for which a worker that was lost comes last when one is chosen
-_BROKEN = (grpc.RpcError, asyncio.InvalidStateError)  # what a finished call raises
-_REFUSED = {grpc.StatusCode.INVALID_ARGUMENT: "prompt", grpc.StatusCode.RESOURCE_EXHAUSTED: "max_tokens"}
+_REFUSED = {rounds_pb2.Ended.INVALID: "prompt", rounds_pb2.Ended.TOO_LARGE: "max_tokens"}
+_SERVICES: dict[Role, tuple[Any, Any]] = {
+    "target": (rounds_pb2_grpc.TargetWorkerStub, rounds_pb2.TargetRequests),
+    "draft": (rounds_pb2_grpc.DraftWorkerStub, rounds_pb2.DraftRequests),
+}
+
+# A silent peer counts as lost after the sum of the first two. It is the ping's own time-out that acts: gRPC
+# gives it a minute, and keepalive_timeout_ms does not shorten it.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+)
 
 
 @dataclass(frozen=True)
@@ -39,26 +51,27 @@ class Worker:
     role: Role
     model: str  # folder or hub id
     address: str  # host:port of its gRPC server
-    pid: int
+    pid: int  # of the process that speaks gRPC
     node: str
     vocab_size: int
     max_length: int  # tokens of context
-    ranks: tuple[int, ...] = ()  # process ids of a target's others
+    ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
     settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs
 
 
-@dataclass
 class Link:
-    """This gateway's connection to one worker, and what it last heard over it."""
+    """What this gateway has to do with one worker, and what it last heard of it."""
 
-    worker: Worker
-    channel: grpc.aio.Channel
-    streams: int = 0  # open ones of this gateway
-    load: rounds_pb2.Load | None = None  # from the newest reply
-    step_ns: int = 0  # of the newest step that it told of
-    heard_at: float = 0.0  # when that was, in the event loop's time
-    suspect_until: float = 0.0  # the same clock
-    closing: set[asyncio.Task[None]] = field(default_factory=set)  # streams that are about to end
+    def __init__(self, worker: Worker, trust: Trust) -> None:
+        self.worker = worker
+        self._trust = trust
+        self._channel: grpc.aio.Channel = trust.connect(worker.address, CHANNEL_OPTIONS)
+        self._connection: Connection | None = None
+        self.streams = 0  # open ones of this gateway
+        self.load: rounds_pb2.Load | None = None  # from the newest reply
+        self.step_ns = 0  # of the newest step that it told of
+        self.heard_at = 0.0  # when that was, in the event loop's time
+        self.suspect_until = 0.0  # the same clock
 
     def busy(self, now: float) -> int:
         """Sequences there: those that we know of, or more if other gateways had some just now."""
@@ -66,28 +79,46 @@ class Link:
             return self.streams
         return max(self.streams, self.load.running + self.load.waiting)
 
+    def connection(self) -> Connection:
+        """The one that there is, or another where it is over."""
+        if self._connection is None or self._connection.is_over:
+            stub, requests = _SERVICES[self.worker.role]
+            call = stub(self._channel).Stream(metadata=self._trust.metadata)
+            self._connection = Connection(call, requests)
+        return self._connection
+
+    def suspect(self) -> None:
+        """For a while it is not to be trusted."""
+        self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
+
+    async def aclose(self) -> None:
+        """Ends whatever is open."""
+        if self._connection is not None:
+            await self._connection.aclose()
+        await self._channel.close(grace=None)
+
 
 class WorkerStream(Generic[RequestT, ReplyT]):
     """``send`` and ``receive`` raise WorkerLostError once the stream is broken."""
 
-    def __init__(
-        self, link: Link, call: Any, request: type[RequestT], sequence: Sequence, sampling: Sampling
-    ) -> None:
+    def __init__(self, link: Link, request: type[RequestT], sequence: Sequence, sampling: Sampling) -> None:
         """sampling: the sequence's, as this worker is to take it."""
         self._sampling = sampling
         self._link = link
-        self._call = call
         self._request: type[RequestT] = request
         self._sequence = sequence
         self._opened = False
-        self.is_closed = False  # by ourselves
+        self._was_taken = False  # by the worker
         self._known = 0  # tokens of the sequence that the worker was told
-        self._read: asyncio.Task[ReplyT] | None = None
-        self._writing = asyncio.Lock()  # a call takes one message after the other
-        self._writes: set[asyncio.Task[None]] = set()  # under way: they outlive whoever sends
+        self._replies: deque[ReplyT] = deque()
+        self._has_news = asyncio.Event()
+        self._end: Callable[[], GatewayError] | None = None
+        self.is_closed = False  # by ourselves
         link.streams += 1
         sequence.epoch += 1
         self._epoch = sequence.epoch
+        self._connection = link.connection()
+        self._connection.listen((sequence.number, self._epoch), self)
 
     @property
     def address(self) -> str:
@@ -108,42 +139,24 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             traceparent=traceparent,
         )
 
-    async def send(self, request: RequestT, timeout: float = SEND_TIMEOUT_S) -> None:
+    def send(self, request: RequestT) -> None:
         """The first request opens the sequence at the worker.
-
-        Args:
-            timeout: seconds in which the worker has to take the message off our hands.
 
         Raises:
             WorkerLostError: the stream is broken.
             InvalidRequestError: the worker cannot serve such a sequence.
             SequenceFailedError: its engine cannot go on with it.
         """
-        # A write that is cancelled, or crosses another, may leave the worker's side open for ever.
-        writing = asyncio.create_task(self._write(request))
-        self._writes.add(writing)
-        writing.add_done_callback(self._writes.discard)
-        writing.add_done_callback(_error_of)
-        await asyncio.wait({writing}, timeout=timeout)
-        if not writing.done():
-            self._call.cancel()  # nobody is to wait for what follows from half a message
-            raise await self.lost(TimeoutError(f"no message was taken in {timeout:g} s"))
-        error = _error_of(writing)
-        if error is not None:
-            raise await self.lost(error) from error
+        if self._end is not None:
+            raise self._end()
+        if not self._opened:
+            self._opened = True
+            self._tell(self._request(open=self._opening()))
+        self._tell(request)
 
-    async def _write(self, request: RequestT) -> None:
-        async with self._writing:
-            if self.is_closed:
-                return  # it had to wait for another until nobody wanted it any more
-            if not self._opened:
-                self._opened = True
-                await self._call.write(self._named(self._request(open=self._opening())))
-            await self._call.write(self._named(request))
-
-    def _named(self, request: RequestT) -> RequestT:
+    def _tell(self, request: RequestT) -> None:
         request.sequence, request.epoch = self._sequence.number, self._epoch
-        return request
+        self._connection.tell(request)
 
     def _opening(self) -> rounds_pb2.Open:
         return rounds_pb2.Open(
@@ -157,86 +170,71 @@ class WorkerStream(Generic[RequestT, ReplyT]):
 
         Replies to older rounds are dropped on the way. Raises as ``send`` does.
         """
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        while True:
-            self._read = self._read or asyncio.create_task(self._call.read())
-            # Cancelling a read would cancel the call: a read outlives the wait for it.
-            await asyncio.wait({self._read}, timeout=None if deadline is None else deadline - loop.time())
-            if not self._read.done():
-                return None
-            read, self._read = self._read, None
-            reply = await self._result(read)
-            self._link.load, self._link.heard_at = reply.load, loop.time()
-            self._link.step_ns = reply.timings.last_step.ns or self._link.step_ns
-            if reply.round == round_number:
-                return reply
-
-    async def _result(self, read: asyncio.Task[ReplyT]) -> ReplyT:
         try:
-            reply = read.result()
-        except (*_BROKEN, asyncio.CancelledError) as error:
-            raise await self.lost(error) from error
-        if not isinstance(reply, Message):  # grpc.aio.EOF
-            raise await self.lost(None)
+            async with asyncio.timeout(timeout):
+                while (reply := self._next(round_number)) is None:
+                    self._has_news.clear()
+                    await self._has_news.wait()
+        except TimeoutError:
+            return None
         return reply
 
-    async def lost(self, error: BaseException | None) -> GatewayError:
-        """What to raise, and a note that this worker is not to be trusted for a while.
+    def _next(self, round_number: int) -> ReplyT | None:
+        """None where it has not come."""
+        while self._replies:
+            if (reply := self._replies.popleft()).round == round_number:
+                return reply
+        if self._end is not None:
+            raise self._end()
+        return None
 
-        error: why: the call broke, or a reply makes no sense; None: the worker ended the stream.
-        """
-        code = await self._call.code() if self._call.done() else None
-        if code in _REFUSED:
-            return InvalidRequestError(_REFUSED[code], await self._call.details())
-        worker = self._link.worker
-        place = f"{worker.role} worker {worker.address}"
-        if code is FAILED:
-            return SequenceFailedError(f"{place}: {await self._call.details()}")
-        self._link.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
-        self._call.cancel()  # where it is silent, and not over
-        was_taken = TAKEN in tuple(await self._call.initial_metadata() or ())
-        kind = SequenceLostError if was_taken and code is not LEAVING else WorkerLostError
-        return kind(f"{place}: {_reason(error)}")
+    def lost(self, reason: str) -> WorkerLostError:
+        """What to raise where a reply makes no sense; the worker is not to be trusted for a while."""
+        self.broken(reason)
+        assert self._end is not None
+        error = self._end()
+        assert isinstance(error, WorkerLostError)
+        return error
 
-    async def aclose(self) -> None:
-        """Ends the stream, saying so where it is a normal end; the worker frees the sequence either way.
-
-        A reader that has what it wants may be cancelled meanwhile: the worker hears of the end all the same.
-        """
+    def close(self) -> None:
+        """Ends the stream: the worker frees the sequence."""
         self._link.streams -= 1
         self.is_closed = True
-        closing = asyncio.create_task(self._close())
-        self._link.closing.add(closing)
-        closing.add_done_callback(self._link.closing.discard)
-        await asyncio.shield(closing)
+        self._connection.forget((self._sequence.number, self._epoch))
+        if self._opened:
+            self._tell(self._request(close=rounds_pb2.Close()))
 
-    async def _close(self) -> None:
-        if self._sequence.finish_reason is not None:
-            goodbye = asyncio.create_task(self._say_goodbye())
-            self._writes.add(goodbye)
-            await asyncio.wait({goodbye}, timeout=CLOSE_GRACE_S)
-        self._call.cancel()
-        for writing in self._writes:
-            writing.cancel()  # one that waits for a connection would not hear of the end of its call
-        reading = [] if self._read is None else [self._read]
-        await asyncio.gather(*reading, *self._writes, return_exceptions=True)
+    # What the connection calls.
 
-    async def _say_goodbye(self) -> None:
-        async with self._writing:
-            await self._call.write(self._named(self._request(close=rounds_pb2.Close())))
-            await self._call.done_writing()
-        await self._call.code()
+    def taken(self) -> None:
+        """The worker has read the opening."""
+        self._was_taken = True
 
+    def put(self, reply: ReplyT) -> None:
+        """The worker's next reply."""
+        link = self._link
+        link.load, link.heard_at = reply.load, asyncio.get_running_loop().time()
+        link.step_ns = reply.timings.last_step.ns or link.step_ns
+        self._replies.append(reply)
+        self._has_news.set()
 
-def _error_of(task: asyncio.Task[None]) -> BaseException | None:
-    """Of a task that is done."""
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
+    def ended(self, end: rounds_pb2.Ended) -> None:
+        """The worker ended the sequence."""
+        place = f"{self._link.worker.role} worker {self.address}"
+        if end.cause in _REFUSED:
+            self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
+        elif end.cause == rounds_pb2.Ended.FAILED:
+            self._finish(lambda: SequenceFailedError(f"{place}: {end.details}"))
+        else:  # it leaves
+            self._link.suspect()
+            self._finish(lambda: WorkerLostError(f"{place}: {end.details}"))
 
+    def broken(self, reason: str) -> None:
+        """The connection did."""
+        self._link.suspect()
+        kind = SequenceLostError if self._was_taken else WorkerLostError
+        self._finish(lambda: kind(f"{self._link.worker.role} worker {self.address}: {reason}"))
 
-def _reason(error: BaseException | None) -> str:
-    if error is None:
-        return "the worker ended the stream"
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__
+    def _finish(self, error: Callable[[], GatewayError]) -> None:
+        self._end = self._end or error
+        self._has_news.set()

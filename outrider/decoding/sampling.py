@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider.decoding import penalties as adjustments
 from outrider.decoding import truncation
 from outrider.decoding.gumbel_max import best, gumbel_max
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.penalties import BANNED
 from outrider.decoding.row import Row as Row
 
@@ -54,14 +55,6 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: row.sampling.top_p < 1.0 and not row.is_greedy, truncation.keep_top_p),
     Setting(lambda row: row.sampling.min_p > 0.0 and not row.is_greedy, truncation.keep_min_p),
 )
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities (natural logarithm) at one position."""
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
 
 
 def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = SETTINGS) -> Tensor:

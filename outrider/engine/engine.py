@@ -3,9 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import Place, drafter
@@ -17,12 +17,13 @@ from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.runner import ModelRunner, Outcome, Runner, StepTimings
+from outrider.engine.runner import ModelRunner, Outcome, Runner
 from outrider.engine.sampler import Choices
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
 from outrider.engine.validation import check_sampling, check_work
@@ -212,7 +213,9 @@ class Engine:
             return []
         outcome = self.runner.run(selected)
         self._observe(outcome)
-        results = self._draft_beside(self._take(outcome.chosen))
+        results = self._take(outcome.chosen)
+        if self._beside is not None:
+            results = self._draft_beside(self._beside, outcome.chosen, results)
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _observe(self, outcome: Outcome) -> None:
@@ -247,17 +250,24 @@ class Engine:
         )
         return results
 
-    def _draft_beside(self, results: list[Result]) -> list[Result]:
+    def _draft_beside(
+        self, beside: Drafter, chosen: list[tuple[Task, Item, Choices]], results: list[Result]
+    ) -> list[Result]:
         """With the Drafts that were asked for, from the drafter beside this target."""
+        asked = {
+            task.sequence.number: task.next_draft
+            for task, _, _ in chosen
+            if isinstance(task, VerifyTask) and task.next_draft is not None
+        }
         wanted = [
-            (index, result.asked)
+            (index, asked[result.sequence])
             for index, result in enumerate(results)
-            if isinstance(result, Verified) and result.asked is not None and result.finish is None
+            if isinstance(result, Verified) and result.sequence in asked and result.finish is None
         ]
-        if self._beside is None or not wanted:
+        if not wanted:
             return results
         try:
-            drafts = self._beside.propose([asked for _, asked in wanted])
+            drafts = beside.propose([one for _, one in wanted])
         except Exception as error:
             if says_broken(error):
                 raise

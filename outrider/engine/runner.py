@@ -8,7 +8,7 @@ from typing import Protocol
 
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.forward.batch import Item, Path
+from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import context_length, end_of_sequence
@@ -19,23 +19,11 @@ from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import StepInput
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.task import Task
 from outrider.pace.cost_model import Step, StepSize
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StepTimings:
-    """Where a step's time went, in seconds, and how much it did."""
-
-    build: float  # packing the items
-    forward: float  # the model
-    sample: float  # choosing tokens
-    total: float
-    sequences: int
-    tokens: int
-    path: Path
 
 
 @dataclass

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import torch
 
 from outrider.decoding.draft import SparseProbs
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
     TOKEN_ADJUSTMENTS,
-    TokenLogprobs,
     choose,
     logprobs,
     probabilities,

@@ -1,18 +1,18 @@
-"""What an engine is asked to do for a sequence, and what it answers.
+"""What an engine is asked to do for a sequence, and what it answers. Torch-free.
 
 Every piece of work says what the sender holds committed: the engine's tokens up to ``base``, then ``tokens``.
 """
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from outrider.decoding.draft import Draft, Verdict
-from outrider.decoding.sampling import TokenLogprobs
-from outrider.engine.asked import Asked
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.pace.cost_model import Step
 
 
-@dataclass(frozen=True)
-class Verify:
+class Verify(Struct, frozen=True, tag=True):
     """Judge a Draft that follows the committed tokens. An empty one asks for one token."""
 
     sequence: int  # its number
@@ -24,8 +24,7 @@ class Verify:
     next_leaves: int = 0
 
 
-@dataclass(frozen=True)
-class Extend:
+class Extend(Struct, frozen=True, tag=True):
     """To the Verify of the same round: its Draft once more, and after it what follows its likely verdicts.
 
     Where the Verdict leaves something of that tree, it is verified at once, as the same round.
@@ -38,8 +37,7 @@ class Extend:
     round: int
 
 
-@dataclass(frozen=True)
-class Generate:
+class Generate(Struct, frozen=True, tag=True):
     """Decode freely, up to ``count`` tokens beyond the committed ones."""
 
     sequence: int  # its number
@@ -48,8 +46,7 @@ class Generate:
     count: int
 
 
-@dataclass(frozen=True)
-class Propose:
+class Propose(Struct, frozen=True, tag=True):
     """Draft a chain of up to ``depth`` tokens beyond the committed ones; 0: fill the cache.
 
     Beside it ``leaves`` runners-up, each for one of its positions: where they are likeliest to be right.
@@ -63,8 +60,7 @@ class Propose:
     leaves: int = 0
 
 
-@dataclass(frozen=True)
-class TopUp:
+class TopUp(Struct, frozen=True, tag=True):
     """To the Generate before: go on up to ``count`` tokens beyond the committed ones. None is sent twice."""
 
     sequence: int  # its number
@@ -90,20 +86,17 @@ class Timings:
     preemptions: int  # times that its sequence lost its cache to an older one
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(Struct, frozen=True, tag=True):
     sequence: int  # its number
     round: int
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
     finish: str | None  # "stop" or "length" when the generation ends here
     timings: Timings
-    asked: Asked | None = None  # the Draft that is wanted with it
     draft: Draft | None = None  # that follows these tokens, as next_depth asked
 
 
-@dataclass(frozen=True)
-class Generated:
+class Generated(Struct, frozen=True, tag=True):
     sequence: int  # its number
     position: int  # of the token
     token: int
@@ -122,8 +115,7 @@ class AheadOutcome:
     wasted: int  # tokens that were drafted for other verdicts
 
 
-@dataclass(frozen=True)
-class Proposed:
+class Proposed(Struct, frozen=True, tag=True):
     sequence: int  # its number
     round: int
     draft: Draft
@@ -131,8 +123,7 @@ class Proposed:
     ahead: AheadOutcome | None  # None: nothing had been prepared
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(Struct, frozen=True, tag=True):
     """The Draft of a round once more, and after it those that follow its likely verdicts."""
 
     sequence: int  # its number
@@ -141,8 +132,7 @@ class Prepared:
     timings: Timings
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Struct, frozen=True, tag=True):
     """The sequence was closed, because a step could not go on with it. Nothing more comes for it."""
 
     sequence: int

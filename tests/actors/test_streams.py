@@ -1,13 +1,14 @@
-"""What a worker answers on one sequence's stream: rounds, plain stretches, fences; nothing is left behind."""
+"""What a worker answers on a gateway's stream: rounds, plain stretches, fences; nothing is left behind."""
 
 import grpc
 import pytest
 
 from outrider.engine.engine import Engine
-from protos import rounds_pb2, rounds_pb2_grpc
+from protos import rounds_pb2
 from tests.support.messages import (
     PROMPT,
     all_closed,
+    draft_stream,
     end,
     extend,
     opening,
@@ -18,7 +19,6 @@ from tests.support.messages import (
     turn,
     verify,
 )
-from tests.support.trust import TRUST
 
 
 async def test_a_verdict_accepts_what_plain_decoding_says_and_adds_a_token(channel) -> None:
@@ -91,8 +91,7 @@ async def test_a_sequence_reopened_from_its_tokens_goes_on_with_the_same_text(ch
 
 async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(channel) -> None:
     text = await plain_text(channel)
-    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream(metadata=TRUST.metadata)
-    await call.write(rounds_pb2.DraftRequest(open=opening()))
+    call = await draft_stream(channel, opening())
     for round_number, start in ((1, 0), (2, 5)):
         base = 0 if round_number == 1 else len(PROMPT)
         tokens = PROMPT if round_number == 1 else text[:start]
@@ -102,7 +101,7 @@ async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(cha
         assert reply.round == round_number
         assert list(reply.proposed.draft.tokens) == text[start : start + 4]
     await call.write(rounds_pb2.DraftRequest(close=rounds_pb2.Close()))
-    assert await call.code() == grpc.StatusCode.OK
+    assert await call.half_close() == grpc.StatusCode.OK
 
 
 async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: Engine) -> None:
@@ -128,16 +127,63 @@ async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: En
         (opening(logit_bias={9999: 1.0}), verify(turn(1, 0, PROMPT)), "logit_bias"),
     ],
 )
-async def test_a_wrong_message_ends_its_own_stream_only(channel, opened, request_, named: str) -> None:
+async def test_a_wrong_message_ends_its_own_sequence_only(channel, opened, request_, named: str) -> None:
+    text = await plain_text(channel)
     call = await target_stream(channel, opened)
+    beside = rounds_pb2.TargetRequest(sequence=5, epoch=1)
+    beside.open.CopyFrom(opening())
+    await call.write(beside)
     await call.write(request_)
-    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert named in await call.details()
-    assert len(await plain_text(channel)) == 24
+    end = await call.ended()
+    assert end.cause == rounds_pb2.Ended.INVALID
+    assert named in end.details
+    call._end = None
+    await call.write(verify(turn(1, 0, PROMPT), *text[:2], sequence=5, epoch=1))
+    assert list((await call.read()).tokens) == text[:3]
+    call.cancel()
+    assert await plain_text(channel) == text
 
 
 async def test_the_first_message_must_open(channel) -> None:
-    call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(metadata=TRUST.metadata)
-    await call.write(verify(turn(1, 0, PROMPT)))
-    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "Open" in await call.details()
+    call = await target_stream(channel, opening())
+    await call.write(verify(turn(1, 0, PROMPT), sequence=3, epoch=1))
+    end = await call.ended()
+    assert (end.sequence, end.epoch, end.cause) == (3, 1, rounds_pb2.Ended.INVALID)
+    assert "first message must be Open" in end.details
+
+
+async def test_a_sequence_is_opened_once(channel, engine: Engine) -> None:
+    call = await target_stream(channel, opening())
+    await call.write(rounds_pb2.TargetRequest(open=opening()))
+    end = await call.ended()
+    assert end.cause == rounds_pb2.Ended.INVALID
+    assert "open already" in end.details
+    await all_closed(engine)
+    call.cancel()
+
+
+async def test_sequences_of_one_message_share_a_step_and_its_message(channel) -> None:
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening())
+    numbers = range(1, 9)
+    opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in numbers]
+    await call.write(*opened, *(verify(turn(1, 0, PROMPT), *text[:3], sequence=number) for number in numbers))
+    told = await call._call.read()
+    while not told.replies:
+        told = await call._call.read()
+    assert {reply.sequence for reply in told.replies} == {*numbers}
+    assert {reply.timings.last_step.number for reply in told.replies} == {
+        told.replies[0].timings.last_step.number
+    }
+    assert all(list(reply.tokens) == text[:4] for reply in told.replies)
+    call.cancel()
+
+
+async def test_the_end_of_a_stream_frees_all_its_sequences(channel, engine: Engine) -> None:
+    call = await target_stream(channel, opening())
+    opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in range(1, 9)]
+    await call.write(*opened, plain(turn(1, 0, PROMPT), len(PROMPT) + 24))
+    assert await call.read()
+    assert len(engine._sequences) == 9
+    call.cancel()
+    await all_closed(engine)

@@ -9,11 +9,10 @@ from actors.tracing import StreamTrace
 from outrider.decoding.draft import Verdict
 from outrider.engine.work import Generated, Load, Timings, Verified
 from outrider.pace.cost_model import Step, StepSize
-from protos import rounds_pb2, rounds_pb2_grpc
+from protos import rounds_pb2
 from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
-from tests.support.messages import PROMPT, end, opening, plain, target_stream, top_up, verify
+from tests.support.messages import PROMPT, draft_stream, end, opening, plain, target_stream, top_up, verify
 from tests.support.patience import eventually
-from tests.support.trust import TRUST
 
 PARTS = ["queue", "forward", "sample"]
 UNREAD: Any = None  # the sequence of an answer, which traces do not look at
@@ -51,8 +50,7 @@ async def test_a_verdict_has_a_span_and_its_parts(channel, spans):
 
 
 async def test_a_draft_of_several_steps_has_one_span(channel, spans):
-    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream(metadata=TRUST.metadata)
-    await call.write(rounds_pb2.DraftRequest(open=opening()))
+    call = await draft_stream(channel, opening())
     propose = rounds_pb2.Propose(turn=turn(1, 0, PROMPT), depth=3)
     await call.write(rounds_pb2.DraftRequest(propose=propose))
     reply = await call.read()

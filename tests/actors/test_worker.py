@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from actors.engine_client import EngineClient
+from actors.messages import Answer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker, Worker
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate
+from tests.support.checkpoints import write_checkpoint
 from tests.support.trust import TRUST
 
 PROMPT = tuple(range(3, 35))
@@ -25,30 +27,35 @@ class Unserved(TargetWorker):
 
 
 @pytest.fixture
-def worker(engine: Engine) -> Iterator[Unserved]:
-    yield Unserved(engine.settings, TRUST, lambda: lambda: None)
+def worker(tmp_path: Path) -> Iterator[Unserved]:
+    settings = EngineSettings(
+        model=str(write_checkpoint(tmp_path / "llama", "llama")), block_size=8, cache_memory=2**22
+    )
+    worker = Unserved(settings, TRUST, lambda: lambda: None)
+    yield worker
+    worker._engine.join()
     gc.unfreeze()
 
 
 def test_what_was_loaded_is_not_looked_at_again_by_the_garbage_collector(worker: Unserved) -> None:
     assert gc.get_freeze_count() > len(gc.get_objects())
-    worker._engine_loop.stop()
 
 
 async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker: Unserved) -> None:
-    engine_loop = worker._engine_loop
-    engine_loop.attach(asyncio.get_running_loop())
+    worker._client = client = EngineClient()
+    await client.connect(worker._engine.connection)
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0}
-    opened = engine_loop.open(len(PROMPT), 1, Sampling(max_tokens=8))
-    engine_loop.open(len(PROMPT), 2, Sampling(max_tokens=8))
-    opened.submit(1, Generate(opened.number, 0, PROMPT, 1))
-    await anext(opened.answers())
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    number = client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
+    client.open(len(PROMPT), 2, Sampling(max_tokens=8), heard.put_nowait)
+    client.submit(1, Generate(number, 0, PROMPT, 1))
+    assert isinstance(await heard.get(), Answer)
     usage = await worker.record_autoscaling_stats()
-    blocks = engine_loop.engine.load().total_blocks
+    blocks = (await client.report()).load.total_blocks
     assert usage == {SEQUENCES: 2, CACHE_IN_USE: 1 - (blocks - 4) / blocks}  # four blocks of eight tokens
-    opened.close()
+    client.close(number)
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 1, CACHE_IN_USE: 0.0}
-    engine_loop.stop()
+    await client.stop()
 
 
 async def test_a_worker_whose_engine_cannot_be_built_leaves_as_any_other(tmp_path: Path) -> None:

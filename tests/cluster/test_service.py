@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import httpx
 import openai
+import psutil  # type: ignore[import-untyped]
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -43,7 +44,8 @@ def streamed(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, service: Service) -> None:
-    workers = {worker["role"]: worker["pid"] for worker in client.get("/health").json()["workers"]}
+    found = client.get("/health").json()["workers"]
+    workers = {worker["role"]: worker["pid"] for worker in found}
     assert workers.keys() == {"target", "draft"}
     # While a method runs Ray adds its name to that of the process.
     names = {child.pid: child.name().partition(".")[0] for child in service.process.children(recursive=True)}
@@ -51,6 +53,15 @@ def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, servi
     assert names[workers["draft"]] == "ray::ServeReplica:default:draft-default"
     gateways = [pid for pid, name in names.items() if name == "ray::ServeReplica:default:gateway"]
     assert len({*gateways, *workers.values()}) == 3
+    for worker in found:
+        [engine] = worker["ranks"]
+        assert psutil.Process(engine).ppid() == worker["pid"]
+        assert loads_torch(engine)
+        assert not loads_torch(worker["pid"])
+
+
+def loads_torch(pid: int) -> bool:
+    return any("libtorch" in mapped.path for mapped in psutil.Process(pid).memory_maps())
 
 
 def test_processes_of_ray_get_their_share_of_a_busy_machine(service: Service) -> None:

@@ -14,8 +14,8 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_from_message
-from protos.stream_status import TAKEN
 from protos.trust import Trust
+from tests.fakes.conversations import Cause, EndedError, serve
 
 TRUST = Trust(token="a token of this test")
 VOCAB_SIZE = 256
@@ -28,36 +28,33 @@ class Script:
     """What target and draft have in common: what they were told, and how they fail."""
 
     answer: Sequence[int]  # token ids after the prompt
-    lost_at: Collection[int] = ()  # the stream breaks at these requests, counted over all streams
-    lost_with: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    lost_at: Collection[int] = ()  # a sequence ends at these requests, counted over all sequences
+    lost_with: Cause | None = None  # as this says, or else by the end of the whole stream
     requests: list[Any] = field(default_factory=list)  # in order, the opening first
-    ended: asyncio.Event = field(default_factory=asyncio.Event)  # no stream is open any more
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # no sequence is open any more
 
     @property
     def is_alone(self) -> bool:
-        """No stream is open; one may never have arrived before its client left."""
+        """No sequence is open; one may never have arrived before its client left."""
         return not self.requests or self.ended.is_set()
 
-    async def turns(self, requests: Any, context: Any) -> AsyncIterator[tuple[Any, int]]:
+    async def turns(self, requests: Any) -> AsyncIterator[tuple[Any, int]]:
         """Each request but Open and Close, with the number of generated tokens that it says are committed."""
         told: list[int] = []
         opening: Any = None
-        opened = (0, 0)
         async for request in requests:
             self.requests.append(request)
             kind = request.WhichOneof("request")
             if kind == "open":
-                opening, opened = request.open, (request.sequence, request.epoch)
-                await context.send_initial_metadata((TAKEN,))
+                opening = request.open
             elif kind == "close":
                 return
             else:
                 turn = getattr(request, kind).turn
-                assert (request.sequence, request.epoch) == opened
                 assert turn.base <= len(told), f"base={turn.base}, told were {len(told)} tokens"
                 told = told[: turn.base] + list(turn.tokens)
                 if len(self.requests) in self.lost_at:
-                    await context.abort(self.lost_with, "lost by the script")
+                    raise EndedError(self.lost_with, "lost by the script")
                 yield request, len(told) - opening.prompt_length
 
     def kinds(self) -> list[str]:
@@ -76,11 +73,14 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     malformed_at: Collection[int] = ()  # with so many requests: its replies have this Draft
     malformed: rounds_pb2.Draft = field(default_factory=lambda: rounds_pb2.Draft(tokens=[1], parents=[1]))
 
-    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
-        said = 0  # tokens, as far as this stream has come
+    async def Stream(self, requests: Any, context: Any) -> None:  # noqa: N802
+        await serve(requests, context, rounds_pb2.TargetReplies, self._converse)
+
+    async def _converse(self, requests: Any) -> AsyncIterator[rounds_pb2.TargetReply]:
+        said = 0  # tokens, as far as this sequence has come
         previous = rounds_pb2.TargetReply(round=0, tokens=[7])
         try:
-            async for request, generated in self.turns(requests, context):
+            async for request, generated in self.turns(requests):
                 if self.repeats_itself:
                     yield previous
                 if request.HasField("verify"):
@@ -119,7 +119,6 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
         end = generated + accepted + 1
         is_malformed = len(self.requests) in self.malformed_at
         return rounds_pb2.TargetReply(
-            sequence=self.requests[0].sequence,
             round=turn.round,
             accepted=range(accepted),
             tokens=self.answer[generated:end],
@@ -154,12 +153,15 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
     wrong: Collection[int] = ()
     known: Collection[int] | None = None  # positions that it can draft; None: all
     prepares: bool = False  # sends a second reply, in which the Draft goes on
-    gone_after: Collection[int] = ()  # the stream breaks after its reply to these requests, unasked
+    gone_after: Collection[int] = ()  # a sequence ends after the reply to these requests, unasked
     silent: asyncio.Event | None = None  # no reply before it is set
 
-    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[rounds_pb2.DraftReply]:  # noqa: N802
+    async def Stream(self, requests: Any, context: Any) -> None:  # noqa: N802
+        await serve(requests, context, rounds_pb2.DraftReplies, self._converse)
+
+    async def _converse(self, requests: Any) -> AsyncIterator[rounds_pb2.DraftReply]:
         try:
-            async for request, generated in self.turns(requests, context):
+            async for request, generated in self.turns(requests):
                 if self.silent is not None:
                     await self.silent.wait()
                 propose = request.propose
@@ -169,12 +171,12 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
                     more = self._draft(generated, 2 * propose.depth)
                     yield self._reply(propose.turn, prepared=rounds_pb2.Prepared(draft=more))
                 if len(self.requests) in self.gone_after:
-                    await context.abort(self.lost_with, "gone by the script")
+                    raise EndedError(self.lost_with, "gone by the script")
         finally:
             self.ended.set()
 
     def _reply(self, turn: rounds_pb2.Turn, **reply: Any) -> rounds_pb2.DraftReply:
-        return rounds_pb2.DraftReply(sequence=self.requests[0].sequence, round=turn.round, **reply)
+        return rounds_pb2.DraftReply(round=turn.round, **reply)
 
     def _draft(self, generated: int, depth: int) -> rounds_pb2.Draft:
         positions = range(generated, min(generated + depth, len(self.answer)))

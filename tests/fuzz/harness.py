@@ -104,13 +104,13 @@ class Harness:
 
     async def _check(self, service: Service) -> None:
         for worker in service.workers:
-            failure = worker.engine_loop.failure
+            failure = worker.behind.failure
             assert failure is None, f"the engine of a {worker.role} failed: {failure!r}"
         try:
             await service.quiet()
         except TimeoutError as error:
             held = [
-                (worker.role, worker.engine_loop.open_sequences, await worker.engine_loop.load())
+                (worker.role, worker.client.open_sequences, await worker.client.report())
                 for worker in service.workers
             ]
             gc.collect()

@@ -36,7 +36,7 @@ class Misled:
     async def run(self, service: Service) -> str:
         """Raises AssertionError unless the request is answered nevertheless."""
         handler = grpc.stream_stream_rpc_method_handler(
-            self._stream, rounds_pb2.DraftRequest.FromString, None
+            self._stream, rounds_pb2.DraftRequests.FromString, None
         )
         handlers = grpc.method_handlers_generic_handler(DRAFT_WORKER, {"Stream": handler})
         server, address = await start_server(
@@ -53,19 +53,20 @@ class Misled:
 
     async def _stream(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         replies = cycle(self.replies)
-        async for request in requests:
-            if request.WhichOneof("request") != "propose":
-                continue
-            turn = request.propose.turn
-            for reply in next(replies):
-                if reply is None:
-                    return
-                if isinstance(reply, bytes):
-                    yield reply
+        async for several in requests:
+            for request in several.requests:
+                if request.WhichOneof("request") != "propose":
                     continue
-                names = {"sequence": request.sequence, "epoch": request.epoch, "round": turn.round}
-                answer = {**names, **reply}
-                yield rounds_pb2.DraftReply(**answer).SerializeToString()
+                turn = request.propose.turn
+                for reply in next(replies):
+                    if reply is None:
+                        return
+                    if isinstance(reply, bytes):
+                        yield reply
+                        continue
+                    names = {"sequence": request.sequence, "epoch": request.epoch, "round": turn.round}
+                    answer = rounds_pb2.DraftReply(**{**names, **reply})
+                    yield rounds_pb2.DraftReplies(replies=[answer]).SerializeToString()
 
 
 def _replied(draft: dict[str, Any]) -> Reply:

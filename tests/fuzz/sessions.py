@@ -1,7 +1,7 @@
 """Streams to a worker by someone who has the deployment's token: what a gateway sends, and worse."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,8 @@ from tests.support.service import Service
 from tests.support.trust import TRUST
 
 REQUESTS: dict[Role, type[Message]] = {"target": rounds_pb2.TargetRequest, "draft": rounds_pb2.DraftRequest}
-REPLIES: dict[Role, Any] = {"target": rounds_pb2.TargetReply, "draft": rounds_pb2.DraftReply}
+TOGETHER: dict[Role, Any] = {"target": rounds_pb2.TargetRequests, "draft": rounds_pb2.DraftRequests}
+REPLIES: dict[Role, Any] = {"target": rounds_pb2.TargetReplies, "draft": rounds_pb2.DraftReplies}
 METHODS: dict[Role, str] = {
     "target": "/outrider.rounds.v1.TargetWorker/Stream",
     "draft": "/outrider.rounds.v1.DraftWorker/Stream",
@@ -30,9 +31,9 @@ METHODS: dict[Role, str] = {
 ENDS = (  # the only ways in which a worker ends a stream
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAUTHENTICATED,
 )
+REFUSALS = (rounds_pb2.Ended.INVALID, rounds_pb2.Ended.TOO_LARGE)  # and a sequence
 LEFT = "left"  # the sender did, before the worker had said its last word
 CROSSED = "Internal error from Core"  # what gRPC's own client says where a refusal crosses a message
 PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
@@ -46,9 +47,10 @@ class Session:
     """One stream, written without regard to what comes back."""
 
     role: Role
-    messages: Sequence[Fields | bytes]  # bytes go as they are
-    waits: Sequence[int]  # the messages after which a reply is awaited
+    messages: Sequence[Fields | bytes]  # requests; bytes go as they are
+    waits: Sequence[int]  # the messages of the stream after which a reply is awaited
     ending: str
+    together: int = 1  # requests that travel in one message
     token: str = TRUST.token
 
     async def run(self, service: Service) -> str:
@@ -57,7 +59,8 @@ class Session:
             stub: Any = channel.stream_stream(METHODS[self.role], None, REPLIES[self.role].FromString)
             call = stub(metadata=((TOKEN, self.token),))
             replies: asyncio.Queue[Any] = asyncio.Queue()
-            reading = asyncio.create_task(_read(call, replies))
+            refused: list[rounds_pb2.Ended] = []
+            reading = asyncio.create_task(_read(call, replies, refused))
             await self._write(call, replies)
             if self.ending == "half-close" and not call.done():
                 await call.done_writing()
@@ -73,13 +76,14 @@ class Session:
             return LEFT
         assert code in ENDS, f"{code.name}: {details}"
         assert details or code is grpc.StatusCode.OK, code
+        for end in refused:
+            assert end.cause in REFUSALS, end
+            assert end.details, end
+            return rounds_pb2.Ended.Cause.Name(end.cause)
         return str(code.name)
 
     async def _write(self, call: Any, replies: "asyncio.Queue[Any]") -> None:
-        for index, message in enumerate(self.messages):
-            raw = (
-                message if isinstance(message, bytes) else REQUESTS[self.role](**message).SerializeToString()
-            )
+        for index, raw in enumerate(self._raw()):
             try:
                 await call.write(raw)
             except (grpc.RpcError, asyncio.InvalidStateError):
@@ -91,11 +95,26 @@ class Session:
                 except TimeoutError:
                     continue
 
+    def _raw(self) -> Iterator[bytes]:
+        """The messages of the stream."""
+        gathered: list[Message] = []
+        for message in self.messages:
+            if isinstance(message, bytes):
+                yield message
+                continue
+            gathered.append(REQUESTS[self.role](**message))
+            if len(gathered) == self.together:
+                yield TOGETHER[self.role](requests=gathered).SerializeToString()
+                gathered = []
+        if gathered:
+            yield TOGETHER[self.role](requests=gathered).SerializeToString()
 
-async def _read(call: Any, replies: "asyncio.Queue[Any]") -> None:
+
+async def _read(call: Any, replies: "asyncio.Queue[Any]", refused: list[rounds_pb2.Ended]) -> None:
     try:
-        async for reply in call:
-            replies.put_nowait(reply)
+        async for told in call:
+            refused += told.ended
+            replies.put_nowait(told)
     except (grpc.RpcError, asyncio.CancelledError):
         pass  # the code tells
     replies.put_nowait(None)
@@ -111,7 +130,8 @@ def sessions(draw: DrawFn) -> Session:
         messages = draw(fault(role, messages))
     waits = draw(st.sets(st.integers(0, len(messages)), max_size=4))
     token = draw(st.sampled_from([TRUST.token] * 30 + ["", "another token of this"]))
-    return Session(role, messages, sorted(waits), draw(st.sampled_from(ENDINGS)), token)
+    together = draw(st.sampled_from([1, 1, 2, 9]))
+    return Session(role, messages, sorted(waits), draw(st.sampled_from(ENDINGS)), together, token)
 
 
 @st.composite

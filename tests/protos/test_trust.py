@@ -13,9 +13,9 @@ from tests.support.patience import LIMIT_S
 
 
 class Echo(rounds_pb2_grpc.TargetWorkerServicer):
-    async def Stream(self, requests, context) -> AsyncIterator[rounds_pb2.TargetReply]:  # noqa: N802
+    async def Stream(self, requests, context) -> AsyncIterator[rounds_pb2.TargetReplies]:  # noqa: N802
         async for _ in requests:
-            yield rounds_pb2.TargetReply(round=7)
+            yield rounds_pb2.TargetReplies(replies=[rounds_pb2.TargetReply(round=7)])
 
 
 async def ask(server_trust: Trust, client_trust: Trust) -> int:
@@ -27,9 +27,9 @@ async def ask(server_trust: Trust, client_trust: Trust) -> int:
     try:
         async with client_trust.connect(f"127.0.0.1:{port}", ()) as channel:
             call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(
-                iter([rounds_pb2.TargetRequest()]), metadata=client_trust.metadata, timeout=LIMIT_S
+                iter([rounds_pb2.TargetRequests()]), metadata=client_trust.metadata, timeout=LIMIT_S
             )
-            return (await call.read()).round
+            return (await call.read()).replies[0].round
     finally:
         await server.stop(None)
 

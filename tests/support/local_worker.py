@@ -1,12 +1,19 @@
-"""A draft or target worker in this process: a real engine behind real gRPC, without Ray."""
+"""Draft and target workers behind real gRPC, without Ray: a front, and a real engine as it is spoken to."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any
 
+from actors.connection import Connection
+from actors.engine_client import EngineClient
 from actors.engine_loop import EngineLoop
+from actors.engine_process import EngineProcess
+from actors.messages import decode_to_engine
 from actors.servicers import DraftServicer, TargetServicer
 from actors.worker import start_server
 from gateway.workers.streams import Role, Worker
@@ -21,12 +28,44 @@ _SERVICERS: dict[Role, Any] = {
 }
 
 
+class LocalEngine:
+    """An engine in a thread of this process, where a test can reach it, and the front's connection to it."""
+
+    def __init__(self, build: Callable[[], Engine]) -> None:
+        """Returns when it is built. Raises what building it raises."""
+        self.failure: BaseException | None = None
+        self.connection, theirs = socket.socketpair()
+        built: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(build, built, theirs), daemon=True)
+        self._thread.start()
+        self.engine = built.result()
+
+    def join(self) -> None:
+        """Once it was told to stop."""
+        self._thread.join()
+
+    def _run(self, build: Callable[[], Engine], built: "Future[Engine]", theirs: socket.socket) -> None:
+        with closing(theirs):
+            try:
+                engine = build()
+            except BaseException as error:
+                built.set_exception(error)
+                return
+            loop = EngineLoop(engine, Connection(theirs, decode_to_engine))
+            built.set_result(engine)
+            try:
+                loop.run()
+            except BaseException as error:
+                self.failure = error
+
+
 @dataclass(frozen=True)
 class LocalWorker:
-    """What it publishes, and the engine behind it."""
+    """What it publishes, what its front says to its engine, and the engine."""
 
     published: Worker
-    engine_loop: EngineLoop
+    client: EngineClient
+    behind: LocalEngine
 
     @property
     def role(self) -> Role:
@@ -36,25 +75,70 @@ class LocalWorker:
     def address(self) -> str:
         return self.published.address
 
+    @property
+    def engine(self) -> Engine:
+        return self.behind.engine
+
     async def is_idle(self) -> bool:
         """Nothing is open there, and every block of its cache can be given out again."""
-        load = await self.engine_loop.load()
-        return self.engine_loop.open_sequences == 0 and load.free_blocks == load.total_blocks
+        load = (await self.client.report()).load
+        return self.client.open_sequences == 0 and load.free_blocks == load.total_blocks
+
+
+@asynccontextmanager
+async def local_engine(build: Callable[[], Engine]) -> AsyncIterator[tuple[EngineClient, LocalEngine]]:
+    """The engine, once it is built, and who speaks to it. It has stopped afterwards."""
+    behind = await asyncio.to_thread(LocalEngine, build)
+    client = EngineClient()
+    await client.connect(behind.connection)
+    try:
+        yield client, behind
+    finally:
+        await client.stop()
+        await asyncio.to_thread(behind.join)
+
+
+@asynccontextmanager
+async def front(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
+    """The address of a worker's server, of several roles where the engine is to serve them all."""
+
+    def add_servicers(server: Any) -> None:
+        for role in roles:
+            servicer, add_to = _SERVICERS[role]
+            add_to(servicer(client), server)
+
+    server, address = await start_server(add_servicers, "127.0.0.1", TRUST)
+    try:
+        yield address
+    finally:
+        await server.stop(None)
 
 
 @asynccontextmanager
 async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[LocalWorker]:
     """The worker, once it is ready; it trusts those who have TRUST. Its engine is gone afterwards."""
-    engine_loop = await asyncio.to_thread(EngineLoop, lambda: Engine.from_settings(settings))
-    engine_loop.attach(asyncio.get_running_loop())
-    servicer, add_to = _SERVICERS[role]
-    server, address = await start_server(
-        lambda server: add_to(servicer(engine_loop), server), "127.0.0.1", TRUST
-    )
-    engine = engine_loop.engine
-    try:
+    async with (
+        local_engine(lambda: Engine.from_settings(settings)) as (client, behind),
+        front(client, role) as address,
+    ):
+        engine = behind.engine
         published = Worker(role, settings.model, address, 0, "here", engine.vocab_size, engine.max_length)
-        yield LocalWorker(published, engine_loop)
+        yield LocalWorker(published, client, behind)
+
+
+@asynccontextmanager
+async def process_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Worker]:
+    """The same with the engine in a process of its own, as users have it."""
+    reasons: list[str] = []
+    process = await asyncio.to_thread(EngineProcess, settings, reasons.append)
+    try:
+        ready = await asyncio.to_thread(process.ready)
+        client = EngineClient()
+        await client.connect(process.connection)
+        async with front(client, role) as address:
+            yield Worker(
+                role, settings.model, address, 0, "here", ready.vocab_size, ready.max_length, (process.pid,)
+            )
+        await client.stop()
     finally:
-        await server.stop(None)
-        await asyncio.to_thread(engine_loop.stop)
+        await asyncio.to_thread(process.join)

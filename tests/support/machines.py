@@ -77,7 +77,12 @@ class Machines:
         return [worker for worker in answer["workers"] if worker["role"] == role]
 
     def pids(self, role: str) -> set[int]:
+        """Of the fronts of its workers that live."""
         return {worker["pid"] for worker in self.workers(role) if psutil.pid_exists(worker["pid"])}
+
+    def engines(self, role: str) -> set[int]:
+        """Process ids of its workers' engines, of rank 0 where there are several."""
+        return {worker["ranks"][0] for worker in self.workers(role)}
 
     def wait_for(self, role: str, count: int) -> None:
         """Until so many live workers of the role have joined."""
@@ -89,9 +94,12 @@ class Machines:
             return stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=LIMIT_S)
 
     def busy_pids(self, role: str) -> list[int]:
-        """Of the workers at which the gateway has streams open."""
+        """Of the fronts of workers at which the gateway has streams open."""
+        return [worker["pid"] for worker in self.busy(role)]
+
+    def busy(self, role: str) -> list[dict[str, Any]]:
         busy = {load.address for load in self.loads().workers if load.streams}
-        return [worker["pid"] for worker in self.workers(role) if worker["address"] in busy]
+        return [worker for worker in self.workers(role) if worker["address"] in busy]
 
     def tokens(self, task: str) -> float:
         """That requests of this task have had so far."""

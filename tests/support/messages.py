@@ -1,6 +1,11 @@
 """Messages to a worker, and short conversations with one."""
 
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
 import grpc
+from google.protobuf.message import Message
 
 from outrider.engine.engine import Engine
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
@@ -42,10 +47,64 @@ def top_up(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
     return rounds_pb2.TargetRequest(top_up=rounds_pb2.TopUp(turn=turn, until=until))
 
 
-async def target_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open):
+class Conversation:
+    """One sequence over a stream of its own, with the name (0, 0) unless a request says otherwise."""
+
+    def __init__(self, call: Any, requests: type[Message]) -> None:
+        self._call = call
+        self._requests = requests
+        self._replies: deque[Any] = deque()
+        self._end: rounds_pb2.Ended | None = None
+
+    async def write(self, *requests: Message) -> None:
+        """In one message."""
+        await self._call.write(self._requests(requests=requests))
+
+    async def read(self) -> Any:
+        """The next reply; None after the last."""
+        while not self._replies and self._end is None:
+            told = await self._call.read()
+            if not told:  # EOF
+                return None
+            self._replies += told.replies
+            self._end = next(iter(told.ended), None)
+        return self._replies.popleft() if self._replies else None
+
+    async def ended(self) -> rounds_pb2.Ended:
+        """How the worker ended the sequence. Raises AssertionError where it ended the stream instead."""
+        while await self.read() is not None:
+            pass
+        assert self._end is not None, f"{await self._call.code()}: {await self._call.details()}"
+        return self._end
+
+    async def half_close(self) -> grpc.StatusCode:
+        """How the stream ends once nothing more is written."""
+        await self._call.done_writing()
+        return await self.code()
+
+    async def code(self) -> grpc.StatusCode:
+        """How the stream ends."""
+        with suppress(grpc.RpcError):
+            while await self._call.read():  # gRPC tells no status before all is read
+                pass
+        return await self._call.code()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+async def target_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open) -> Conversation:
     call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(metadata=TRUST.metadata)
-    await call.write(rounds_pb2.TargetRequest(open=opened))
-    return call
+    stream = Conversation(call, rounds_pb2.TargetRequests)
+    await stream.write(rounds_pb2.TargetRequest(open=opened))
+    return stream
+
+
+async def draft_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open) -> Conversation:
+    call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream(metadata=TRUST.metadata)
+    stream = Conversation(call, rounds_pb2.DraftRequests)
+    await stream.write(rounds_pb2.DraftRequest(open=opened))
+    return stream
 
 
 async def plain_text(channel: grpc.aio.Channel, count: int = 24) -> list[int]:
@@ -62,7 +121,7 @@ async def plain_text(channel: grpc.aio.Channel, count: int = 24) -> list[int]:
 
 async def end(call) -> None:
     await call.write(rounds_pb2.TargetRequest(close=rounds_pb2.Close()))
-    assert await call.code() == grpc.StatusCode.OK
+    assert await call.half_close() == grpc.StatusCode.OK
 
 
 async def all_closed(engine: Engine) -> None:

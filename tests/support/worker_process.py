@@ -31,7 +31,7 @@ def killed_by(engine: Engine, token: int) -> None:
 
 async def main(token: int) -> None:
     async with local_worker("target", engine_settings("target")) as worker:
-        killed_by(worker.engine_loop.engine, token)
+        killed_by(worker.engine, token)
         published = worker.published
         found = {
             "address": worker.address,

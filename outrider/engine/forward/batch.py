@@ -3,7 +3,6 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, 
 from outrider.engine.forward.paged_input import PagedInput
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import Feed, Rows
-
-# Attention gathers its blocks; it reads them where they lie; the whole pass is replayed besides.
-Path = Literal["gathered", "kernels", "graph"]
+from outrider.engine.step_timings import Path
 
 
 @dataclass(frozen=True)

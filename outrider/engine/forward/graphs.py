@@ -10,10 +10,11 @@ import torch
 
 from outrider.decoding.draft import MAX_NODES
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.forward.batch import Batch, Path, paged_batch
+from outrider.engine.forward.batch import Batch, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import FEW_QUERIES, WORD_BITS, Layout, fill
 from outrider.engine.step_input import Feed
+from outrider.engine.step_timings import Path
 
 logger = logging.getLogger(__name__)
 

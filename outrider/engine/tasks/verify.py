@@ -32,6 +32,7 @@ class VerifyTask(Task):
         self._round = round
         self._following = following
         self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
+        self.next_draft: Asked | None = None  # that is wanted with the Verdict, once that has fallen
 
     def tree(self) -> Draft:
         return self._draft
@@ -51,17 +52,8 @@ class VerifyTask(Task):
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
         self.done = True
-        return [
-            Verified(
-                sequence.number,
-                self._round,
-                verdict,
-                logprobs,
-                finish,
-                self.timings(),
-                asked=self._asked(verdict, choices),
-            )
-        ]
+        self.next_draft = self._asked(verdict, choices)
+        return [Verified(sequence.number, self._round, verdict, logprobs, finish, self.timings())]
 
     def _asked(self, verdict: Verdict, choices: Choices) -> Asked | None:
         """The next Draft: what a drafter beside the target knows of the token that it is to follow."""

@@ -8,9 +8,11 @@ import os
 import signal
 from collections.abc import Iterator
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.machines import Machines, agree, body, plain, send, stream
+from tests.support.patience import wait_until
 from tests.support.two_machines import slowed
 
 KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
@@ -27,12 +29,16 @@ def test_a_target_killed_under_a_stream(machines: Machines) -> None:
     machines.wait_for("target", 2)
 
 
-def test_all_targets_killed_under_a_plain_stream(machines: Machines) -> None:
+@pytest.mark.parametrize("process", ["front", "engine"])
+def test_all_targets_killed_under_a_plain_stream(machines: Machines, process: str) -> None:
     request = body(1)
     expected = plain(machines, request)
-    kill = send(signal.SIGKILL, lambda: machines.pids("target"))
+    before = {*machines.pids("target"), *machines.engines("target")}
+    pids = machines.pids if process == "front" else machines.engines
+    kill = send(signal.SIGKILL, lambda: pids("target"))
     answer = stream(machines, {**request, "speculation": {"mode": "off"}}, after=3, then=kill)
     agree(answer, expected)
+    wait_until(lambda: not any(map(psutil.pid_exists, before)))  # neither outlives the other
     machines.wait_for("target", 2)
 
 
@@ -58,14 +64,16 @@ def resumed(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("process", ["front", "engine"])
 @pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
-def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str) -> None:
+def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str, process: str) -> None:
     request = body(4)
     expected = plain(machines, request)
     stopped: list[int] = []
 
     def stop() -> None:
-        stopped.extend(machines.busy_pids(role))
+        for worker in machines.busy(role):
+            stopped.append(worker["pid"] if process == "front" else worker["ranks"][0])
         assert stopped
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -76,11 +84,12 @@ def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str) -> No
     assert answer.longest_pause_s < 3 * KEEPALIVE_S + expected.took_s
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
+    wait_until(lambda: not any(map(psutil.pid_exists, stopped)))
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_worker_that_is_ten_times_slower(machines: Machines, role: str) -> None:
     request = body(5, max_tokens=60, min_tokens=60)
     expected = plain(machines, request)
-    with slowed(machines.pids(role)):
+    with slowed({*machines.pids(role), *machines.engines(role)}):
         agree(stream(machines, request), expected)

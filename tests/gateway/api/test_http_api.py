@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from gateway.api.openai.completions import CompletionAnswer
-from protos.stream_status import LEAVING
+from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, client_of, events_of
 from tests.support.patience import eventually
@@ -38,7 +38,7 @@ async def test_without_a_target_the_service_is_unavailable(tokenizer):
 
 
 async def test_a_deadline_that_passes_is_a_timeout(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=LEAVING)
+    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, request_deadline_s=0.1) as client:
         assert (await client.post("/v1/completions", json=ASK)).status_code == 504
 
@@ -55,7 +55,7 @@ async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
 
 
 async def test_a_full_queue_says_when_to_come_again(tokenizer):
-    silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=LEAVING)
+    silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, silent, max_requests=1, max_waiting=0, request_deadline_s=1.0) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await eventually(lambda: silent.requests)

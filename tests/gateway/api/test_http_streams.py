@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from protos.stream_status import LEAVING
+from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of, events_of
 
@@ -49,7 +49,7 @@ async def test_a_stream_tells_origins_and_rounds_where_it_is_asked_for(client, p
 
 
 async def test_what_goes_wrong_under_a_stream_is_said_in_the_stream(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=LEAVING)
+    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=Cause.LEAVING)
     # It is given up after 0.56 s, when the next attempt would come too late.
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
         events = events_of(await client.post("/v1/completions", json={**ASK, "stream": True}))

@@ -13,7 +13,7 @@ from gateway.api.access import Authentication, digest
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
-from protos.stream_status import LEAVING
+from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.patience import eventually
 
@@ -123,7 +123,7 @@ async def test_errors_are_the_client_s_own(client, tokenizer):
 
 
 async def test_a_full_queue_is_a_rate_limit(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=LEAVING)
+    target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, max_requests=1, max_waiting=0, request_deadline_s=1.0) as client:
         waiting = asyncio.create_task(client.completions.create(model="m", prompt="x"))
         await eventually(lambda: target.requests)
@@ -135,7 +135,7 @@ async def test_a_full_queue_is_a_rate_limit(tokenizer):
 
 
 async def test_a_stream_that_fails_on_the_way_raises(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=LEAVING)
+    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
         stream = await client.completions.create(model="m", prompt="x", max_tokens=COUNT, stream=True)
         with pytest.raises(openai.APIError, match="lost by the script"):

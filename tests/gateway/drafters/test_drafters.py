@@ -39,7 +39,7 @@ async def test_a_draft_follows_the_committed_tokens():
         assert not (await drafter.propose(0)).draft
         commit(sequence, 2)
         proposal = await drafter.propose(3)
-        await drafter.aclose()
+        drafter.close()
     assert proposal.draft == Draft.chain(ANSWER[2:5])
     assert proposal.base == len(PROMPT) + 2
 
@@ -54,7 +54,7 @@ async def test_a_question_that_is_given_up_leaves_the_next_one_its_answer():
         silent.set()
         commit(sequence, 1)
         proposal = await drafter.propose(3)
-        await drafter.aclose()
+        drafter.close()
     assert proposal.draft == Draft.chain(ANSWER[2:5])
 
 
@@ -71,7 +71,7 @@ async def test_whoever_asks_after_a_loss_opens_another_stream_that_catches_up():
         assert (await drafter.propose(2)).draft == Draft.chain(ANSWER[65:67])
         opened = [request for request in worker.requests if request.HasField("open")]
         newest = worker.requests[-1].propose
-        await drafter.aclose()
+        drafter.close()
     assert [request.epoch for request in opened] == [1, 2, 3]
     assert {request.sequence for request in worker.requests} == {sequence.number}
     assert (newest.turn.base, len(newest.turn.tokens)) == (0, len(sequence))
@@ -82,7 +82,7 @@ async def test_what_follows_the_likely_verdicts_comes_after_the_draft():
         _, drafter = drafter_of(fleet)
         proposal = await drafter.propose(3)
         assert await proposal.following() == Draft.chain(ANSWER[:6])
-        await drafter.aclose()
+        drafter.close()
 
 
 @pytest.mark.parametrize(

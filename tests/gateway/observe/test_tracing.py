@@ -14,8 +14,8 @@ from gateway.generation.request import Request
 from gateway.rounds import drafting
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
-from protos.stream_status import LEAVING
 from protos.trace_context import context_of
+from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.fakes.spans import CLIENT_SPAN_ID, NOT_SAMPLED, TRACE_ID, TRACEPARENT
 
@@ -230,7 +230,7 @@ async def test_a_lost_target_is_told_with_its_reason(tokenizer, spans):
 
 async def test_what_goes_wrong_is_the_status(tokenizer, spans):
     async with fleet_of(
-        ScriptedTarget(ANSWER, lost_at=range(2, 9999), lost_with=LEAVING), ScriptedDraft(ANSWER)
+        ScriptedTarget(ANSWER, lost_at=range(2, 9999), lost_with=Cause.LEAVING), ScriptedDraft(ANSWER)
     ) as fleet:
         with pytest.raises(DeadlineError):
             await answer(fleet, tokenizer, request_deadline_s=0.2)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 
-import grpc
 import pytest
 
 from gateway.errors import DeadlineError, SequenceFailedError
@@ -21,7 +20,7 @@ from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
-from protos.stream_status import FAILED, LEAVING
+from tests.fakes.conversations import Cause
 from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
 
 ANSWER = [*range(10, 60)]
@@ -121,7 +120,7 @@ async def test_a_token_in_between_begins_the_count_anew():
 
 
 async def test_a_worker_that_is_drained_does_not_count():
-    target = ScriptedTarget(ANSWER, lost_at=range(2, 20), lost_with=LEAVING)
+    target = ScriptedTarget(ANSWER, lost_at=range(2, 20), lost_with=Cause.LEAVING)
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet)
         assert await text(generated) == ANSWER
@@ -141,7 +140,7 @@ async def test_a_worker_that_never_took_the_sequence_does_not_count():
 
 
 async def test_what_an_engine_cannot_go_on_with_fails_at_once():
-    target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=FAILED)
+    target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.FAILED)
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet)
         with pytest.raises(SequenceFailedError, match="lost by the script"):
@@ -152,11 +151,11 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
     assert target.kinds().count("open") == 1
 
 
-@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, FAILED], ids=str)
-async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, status):
+@pytest.mark.parametrize("cause", [None, Cause.FAILED])
+async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, cause):
     monkeypatch.setattr("gateway.rounds.drafting.SHORTEST_PAUSE_S", 1e-4)
     target = ScriptedTarget(ANSWER, step_s=0.01)
-    draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=status)
+    draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=cause)
     async with fleet_of(target, draft) as fleet:
         assert await text(rounds_of(fleet, FIXED)) == ANSWER
     assert draft.kinds().count("open") == 3

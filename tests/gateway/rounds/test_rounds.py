@@ -4,7 +4,6 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 
-import grpc
 import pytest
 
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
@@ -18,7 +17,7 @@ from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
-from protos.stream_status import LEAVING
+from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.patience import LIMIT_S, eventually, later
 
@@ -168,11 +167,11 @@ async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
     verifying = asyncio.Event()
     send = WorkerStream.send
 
-    async def failing(stream, request, timeout=1.0):
+    def failing(stream, request):
         if request.WhichOneof("request") == "extend":
             verifying.set()
-            raise WorkerLostError("the message was not taken in time")
-        await send(stream, request, timeout)
+            raise WorkerLostError("the stream has broken")
+        send(stream, request)
 
     monkeypatch.setattr(WorkerStream, "send", failing)
     target = ScriptedTarget(ANSWER, verifying=verifying)
@@ -249,7 +248,7 @@ async def test_rounds_and_plain_decoding_give_way_to_each_other_at_any_point(tar
 
 
 async def test_a_target_that_does_not_come_back_fails_at_the_deadline():
-    drained = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=LEAVING)
+    drained = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=Cause.LEAVING)
     async with fleet_of(drained, ScriptedDraft(ANSWER)) as fleet:
         _, rounds = rounds_of(fleet, fixed(4), deadline_s=0.5)
         with pytest.raises(DeadlineError, match="no target before the request's deadline"):
@@ -258,7 +257,7 @@ async def test_a_target_that_does_not_come_back_fails_at_the_deadline():
 
 
 async def test_a_sequence_that_no_target_can_serve_is_refused():
-    target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.TOO_LARGE)
     async with fleet_of(target) as fleet:
         with pytest.raises(InvalidRequestError, match="max_tokens"):
             await run(fleet, OFF)
@@ -322,6 +321,5 @@ async def test_a_client_that_leaves_ends_both_streams(speculation):
         _, rounds = rounds_of(fleet, speculation, max_tokens=len(answer))
         async with aclosing(rounds.steps()) as steps:
             await anext(steps)
-        await target.ended.wait()
-        await eventually(lambda: draft.is_alone)
-    assert "close" not in target.kinds()
+        await eventually(lambda: target.is_alone and draft.is_alone)
+    assert target.kinds()[-1] == "close"

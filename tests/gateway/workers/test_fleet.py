@@ -1,14 +1,14 @@
 """A stream goes to a worker of its role: one that holds the prefix, else the least busy one."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import Sequence
-from gateway.workers import registry
+from gateway.workers import connection, registry
 from gateway.workers.fleet import IMBALANCE, Fleet
 from gateway.workers.streams import LOAD_AGE_S, Worker
 from outrider.decoding.settings import Sampling
@@ -41,13 +41,13 @@ async def test_streams_spread_over_the_replicas_and_come_back(fleet):
     opened = [fleet.open_target(sequence(n)) for n in range(4)] + [fleet.open_draft(sequence())]
     assert streams(fleet) == {"1": 2, "2": 2, "3": 1}
     for stream in opened:
-        await stream.aclose()
+        stream.close()
     assert streams(fleet) == {"1": 0, "2": 0, "3": 0}
 
 
 async def test_every_stream_opens_under_an_epoch_of_its_own(fleet):
     opening = sequence()
-    async with aclosing(fleet.open_target(opening)) as target, aclosing(fleet.open_draft(opening)) as draft:
+    with closing(fleet.open_target(opening)) as target, closing(fleet.open_draft(opening)) as draft:
         assert (target._epoch, draft._epoch, opening.epoch) == (1, 2, 2)
 
 
@@ -55,8 +55,8 @@ async def test_a_prompt_goes_where_its_beginning_was_taken_in(fleet):
     first = fleet.open_target(sequence(*range(200)))
     second = fleet.open_target(sequence(*range(150)))
     assert streams(fleet) == {"1": 2, "2": 0, "3": 0}
-    await first.aclose()
-    await second.aclose()
+    first.close()
+    second.close()
 
 
 async def test_unless_that_worker_is_much_busier_than_another(fleet):
@@ -65,18 +65,18 @@ async def test_unless_that_worker_is_much_busier_than_another(fleet):
     assert counts["1"] > counts["2"] > 0
     assert counts["1"] - counts["2"] <= IMBALANCE + 1
     for stream in opened:
-        await stream.aclose()
+        stream.close()
 
 
 async def test_a_lost_worker_comes_last(fleet):
     lost = fleet.open_target(sequence(*range(200)))  # nobody listens there
     with pytest.raises(WorkerLostError, match="target worker 127"):
         await lost.receive(1)
-    await lost.aclose()
+    lost.close()
     opened = [fleet.open_target(sequence(*range(200))) for _ in range(3)]
     assert streams(fleet) == {"1": 0, "2": 3, "3": 0}
     for stream in opened:
-        await stream.aclose()
+        stream.close()
 
 
 async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
@@ -92,11 +92,11 @@ async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
     fleet.passed(second)  # a second token says nothing of the next trial there
     with pytest.raises(WorkerLostError, match="not on trial"):
         fleet.open_target(sequence(5), apart=True)
-    await first.aclose()
+    first.close()
     others.append(fleet.open_target(sequence(5), apart=True))
     assert others[-1].address == first.address
     for stream in (second, *others):
-        await stream.aclose()
+        stream.close()
 
 
 async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
@@ -114,24 +114,42 @@ async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
     workers[:] = [worker("127.0.0.1:2")]
     assert streams(fleet) == {"2": 0}
     assert len(fleet._links) == 2
-    await stream.aclose()
+    stream.close()
     fleet.links()
     assert [*fleet._links] == ["127.0.0.1:2"]
     await fleet.close()
 
 
-async def test_a_message_that_is_not_taken_in_time_ends_the_stream():
-    """Nobody is left waiting for an answer to what may never have arrived."""
-    async with (
-        fleet_of(ScriptedTarget([7])) as fleet,
-        aclosing(fleet.open_target(sequence())) as stream,
-        asyncio.timeout(10),
-    ):
-        async with stream._writing:  # another message is on its way
+async def test_a_message_that_is_not_taken_in_time_ends_the_connection(monkeypatch):
+    """Nobody is left waiting for an answer to what may never have arrived, and another is made."""
+    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.01)
+    async with fleet_of(ScriptedTarget([7])) as fleet:
+        streams = [fleet.open_target(sequence(number)) for number in (1, 2)]
+        stalled = fleet.links()[0].connection()
+        stalled._call.write = lambda message: asyncio.Event().wait()
+        streams[0].send(rounds_pb2.TargetRequest())
+        for stream in streams:
             with pytest.raises(WorkerLostError, match="no message was taken"):
-                await stream.send(rounds_pb2.TargetRequest(), timeout=0.01)
-        with pytest.raises(WorkerLostError):
-            await stream.receive(1)
+                await stream.receive(1)
+            with pytest.raises(WorkerLostError):
+                stream.send(rounds_pb2.TargetRequest())
+            stream.close()
+        assert fleet.links()[0].connection() is not stalled
+
+
+async def test_what_is_told_at_once_travels_in_one_message():
+    async with fleet_of(ScriptedTarget([7])) as fleet:
+        carried = []
+        write = fleet.links()[0].connection()._call.write
+        fleet.links()[0].connection()._call.write = lambda message: carried.append(message) or write(message)
+        opened = [fleet.open_target(sequence(number)) for number in range(5)]
+        for stream in opened:
+            verify = rounds_pb2.Verify(turn=stream.turn(1))
+            stream.send(rounds_pb2.TargetRequest(verify=verify))
+        for stream in opened:
+            assert list((await stream.receive(1)).tokens) == [7]
+            stream.close()
+        assert len(carried[0].requests) == 2 * len(opened)
 
 
 async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
@@ -141,7 +159,7 @@ async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
     opened = [fleet.open_target(long) for _ in range(3)]
     assert streams(fleet) == {"1": 0, "2": 3}
     for stream in opened:
-        await stream.aclose()
+        stream.close()
     await fleet.close()
 
 
@@ -150,7 +168,7 @@ async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
     target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
     fleet = Fleet(lambda: [target, draft], TRUST)
     asked = Sequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
-    async with aclosing(fleet.open_draft(asked)) as to_draft, aclosing(fleet.open_target(asked)) as to_target:
+    with closing(fleet.open_draft(asked)) as to_draft, closing(fleet.open_target(asked)) as to_target:
         assert list(to_draft._opening().sampling.bad_token_ids) == [5, 256, 257, 258]
         assert list(to_target._opening().sampling.bad_token_ids) == [5]
     await fleet.close()

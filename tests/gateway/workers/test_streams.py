@@ -12,6 +12,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2, rounds_pb2_grpc
+from tests.fakes.conversations import serve
 from tests.fakes.scripted import PINGED, TRUST
 from tests.support.patience import eventually
 
@@ -25,13 +26,14 @@ class Talkative(rounds_pb2_grpc.TargetWorkerServicer):
         self.open = 0
 
     async def Stream(self, requests, context):  # noqa: N802
+        await serve(requests, context, rounds_pb2.TargetReplies, self._converse)
+
+    async def _converse(self, requests):
         self.open += 1
         try:
             async for request in requests:
-                if request.HasField("close"):
-                    return
                 for _ in range(3 * request.HasField("plain")):
-                    await context.write(rounds_pb2.TargetReply(round=request.plain.turn.round))
+                    yield rounds_pb2.TargetReply(round=request.plain.turn.round)
         finally:
             self.open -= 1
 
@@ -48,31 +50,40 @@ async def talkative():
     await server.stop(None)
 
 
-async def turn_of(stream, number: int) -> None:
+def turn_of(stream, number: int) -> None:
     plain = rounds_pb2.Plain(turn=stream.turn(number), until=99)
-    await stream.send(rounds_pb2.TargetRequest(plain=plain))
+    stream.send(rounds_pb2.TargetRequest(plain=plain))
 
 
 async def end(fleet, number: int, crossing: str) -> None:
-    sequence = Sequence((1, 2, 3), Sampling(), noise_key=number)
-    stream = fleet.open_target(sequence)
+    stream = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=number))
     with suppress(WorkerLostError):
         for round_ in (1, 2):
-            await turn_of(stream, round_)
+            turn_of(stream, round_)
             await stream.receive(round_)
-        sending = asyncio.create_task(turn_of(stream, 3))
+        if crossing == "a turn":
+            turn_of(stream, 3)
         for _ in range(number % 3):
             await asyncio.sleep(0)
-        if crossing == "a send that is given up":
-            sending.cancel()
-        sequence.finish_reason = None if crossing == "nothing said" else "stop"
-        await stream.aclose()
-        await asyncio.gather(sending, return_exceptions=True)
+        stream.close()
 
 
-@pytest.mark.parametrize("crossing", ["a send", "a send that is given up", "nothing said"])
+@pytest.mark.parametrize("crossing", ["a turn", "nothing"])
 async def test_a_worker_hears_of_the_end_whatever_crosses_it(talkative, crossing):
     worker, fleet = talkative
     for first in range(0, STREAMS, 20):
         await asyncio.gather(*(end(fleet, number, crossing) for number in range(first, first + 20)))
+    await eventually(lambda: worker.open == 0)
+
+
+async def test_a_worker_hears_of_a_stream_that_was_opened_and_closed_at_once(talkative):
+    worker, fleet = talkative
+    stream = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=1))
+    turn_of(stream, 1)
+    stream.close()
+    other = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=2))
+    turn_of(other, 1)
+    await other.receive(1)
+    await eventually(lambda: worker.open == 1)
+    other.close()
     await eventually(lambda: worker.open == 0)

@@ -1,0 +1,65 @@
+"""Messages over a stream socket: each is a frame, its length in four bytes and then its content."""
+
+import select
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from actors.messages import encode
+
+AT_ONCE = 2**20  # bytes that are read at once
+HEAD = 4  # bytes of a frame's length
+
+MessageT = TypeVar("MessageT")
+
+
+def frame_of(messages: Sequence[object]) -> bytes:
+    """What is told in one go."""
+    content = encode(messages)
+    return len(content).to_bytes(HEAD) + content
+
+
+class Frames:
+    """Takes bytes as they come, and gives the content of each frame that is whole."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def take(self, data: bytes) -> Iterator[bytes]:
+        self._pending += data
+        while len(self._pending) >= HEAD:
+            end = HEAD + int.from_bytes(self._pending[:HEAD])
+            if len(self._pending) < end:
+                return
+            content = bytes(self._pending[HEAD:end])
+            del self._pending[:end]
+            yield content
+
+
+class Connection(Generic[MessageT]):
+    """An end that waits: the engine's, and the front's until the engine is loaded."""
+
+    def __init__(self, connected: socket.socket, decode: Callable[[bytes], list[MessageT]]) -> None:
+        self._socket = connected
+        self._decode = decode
+        self._frames = Frames()
+
+    def send(self, *messages: object) -> None:
+        """In one go. Raises OSError once the other end is gone."""
+        self._socket.sendall(frame_of(messages))
+
+    def receive(self, timeout: float | None = None) -> list[MessageT]:
+        """What has come, none where only a part of a frame has; waits for it up to ``timeout`` seconds.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        if not select.select([self._socket], [], [], timeout)[0]:
+            return []
+        try:
+            data = self._socket.recv(AT_ONCE)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise EOFError
+        return [message for content in self._frames.take(data) for message in self._decode(content)]

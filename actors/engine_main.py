@@ -1,0 +1,84 @@
+"""``python -m actors.engine_main SOCKET FRONT``: the process of an engine.
+
+The front of its worker, whose process id is FRONT, starts it (actors/engine_process.py). It inherits the
+socket over which alone it can be reached, and does not outlive the front.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from actors.connection import Connection
+from actors.garbage import importing, settle
+from actors.leaving import leave
+from actors.messages import Meeting, Ready, Start, ToEngine, Unbuilt, decode_to_engine
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> None:
+    descriptor, front = map(int, arguments)
+    _end_with(front)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which ends this process in order
+    logging.basicConfig(format="%(levelname)s %(asctime)s engine of %(process)d: %(message)s")
+    connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
+    (start,) = connection.receive()
+    assert isinstance(start, Start)
+    begun = time.perf_counter()
+    with importing():
+        from actors.engine_loop import EngineLoop
+        from actors.watchdog import loading, watch
+    imports_s = time.perf_counter() - begun
+    try:
+        with loading(start.settings.load_timeout_s, leave):
+            engine = _build(start, connection)
+    except Exception as error:
+        logger.exception("the engine cannot be built")
+        connection.send(Unbuilt(type(error).__name__, str(error)))
+        return
+    settle()
+    loop = EngineLoop(engine, connection)
+    watch(loop, start.settings.step_timeout_s)
+    timings = engine.load_timings
+    connection.send(Ready(engine.settings, engine.vocab_size, engine.max_length, imports_s, timings))
+    try:
+        loop.run()
+    except Exception as error:
+        logger.exception("the engine failed")
+        leave(f"the engine failed: {error!r}")
+    os._exit(0)  # at the end of an interpreter some libraries tell of whatever they still hold
+
+
+def _build(start: Start, connection: "Connection[ToEngine]") -> "Engine":
+    """Raises what an engine raises that cannot be built."""
+    from outrider.engine.engine import Engine
+
+    if start.host is None:
+        return Engine.from_settings(start.settings)
+    from actors.meeting import meet, place_at
+
+    store = place_at(start.host)
+    connection.send(Meeting(store.port))
+    return Engine.from_settings(start.settings, meet(start.settings, store, 0))
+
+
+def _end_with(front: int) -> None:
+    """The kernel ends this process with the front, also one that hangs or is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != front:
+        sys.exit("the front of this worker is gone")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,124 @@
+"""Starts the engine's process and looks after it: it does not outlive the front, and the front not it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from actors.connection import Connection
+from actors.messages import FromEngine, Meeting, Ready, Start, Unbuilt, decode_from_engine
+from outrider.engine import errors
+from outrider.engine.settings import EngineSettings
+
+LOOK_S = 0.1
+JOIN_S = 5.0  # for an engine that nobody speaks to any more
+STOPPED_LOOKS = 20  # at which a process may be found stopped by a signal before it counts as lost
+FOLDER = Path(__file__).parents[1]
+
+
+class EngineProcess:
+    """``connection`` is the front's end of the only way to it: a socket that no other process can open."""
+
+    def __init__(
+        self, settings: EngineSettings, ended: Callable[[str], object], host: str | None = None
+    ) -> None:
+        """
+        Args:
+            ended: called with the reason when it has ended without being told to; in a thread.
+            host: on which rank 0 meets the other ranks, where there are any.
+        """
+        self.connection, theirs = socket.socketpair()
+        self._ended = ended
+        self._pid: Future[int] = Future()
+        self._status: Future[int] = Future()
+        threading.Thread(target=self._live, args=(theirs,), name="engine process", daemon=True).start()
+        self.pid = self._pid.result()
+        self._early = Connection[FromEngine](self.connection, decode_from_engine)
+        self._early.send(Start(settings, host))
+
+    def ready(self, meet: Callable[[int], object] = lambda port: None) -> Ready:
+        """Waits until the engine is loaded.
+
+        Args:
+            meet: called with the port at which rank 0 waits for the others.
+
+        Raises:
+            EngineError, ValueError: the engine cannot be built as it was asked for.
+            RuntimeError: it could not be built for another reason, or its process has ended.
+        """
+        while True:
+            try:
+                messages = self._early.receive()
+            except EOFError:
+                raise RuntimeError(f"the engine's process ended while it loaded: {self._end()}") from None
+            for message in messages:
+                match message:
+                    case Meeting():
+                        meet(message.port)
+                    case Unbuilt():
+                        raise _error_of(message)
+                    case Ready():
+                        return message
+
+    def join(self) -> None:
+        """Waits for its end, now that the front has nothing more to say; for one that hangs not for long."""
+        self.connection.close()
+        try:
+            self._status.result(JOIN_S)
+        except TimeoutError:
+            os.kill(self.pid, signal.SIGKILL)
+            self._status.result()
+
+    def _live(self, theirs: socket.socket) -> None:
+        """The kernel ends the process together with this thread, which therefore waits for its end."""
+        command = [sys.executable, "-m", "actors.engine_main", str(theirs.fileno()), str(os.getpid())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])}
+        try:
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        except BaseException as error:
+            self._pid.set_exception(error)
+            return
+        theirs.close()
+        self._pid.set_result(process.pid)
+        self._wait(process)
+        self._status.set_result(process.wait())
+        if self._status.result() != 0:
+            self._ended(f"the engine's process is gone: {self._end()}")
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> None:
+        """Until it has ended. One that is stopped by a signal counts as lost after a while: it is killed."""
+        of_it = os.P_PID, process.pid
+        while _waited(process).si_code == os.CLD_STOPPED:
+            os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # else it would be seen again
+            for _ in range(STOPPED_LOOKS):
+                time.sleep(LOOK_S)
+                if os.waitid(*of_it, os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT) is not None:
+                    os.waitid(*of_it, os.WCONTINUED | os.WNOHANG)
+                    break
+            else:
+                process.kill()
+
+    def _end(self) -> str:
+        status = self._status.result()
+        return f"ended by signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _waited(process: "subprocess.Popen[bytes]") -> "os.waitid_result":
+    """What there is to be seen of it: that it was stopped, or that it has ended."""
+    seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+    assert seen is not None
+    return seen
+
+
+def _error_of(message: Unbuilt) -> Exception:
+    """As it was raised where it is one of the engine's own."""
+    kind = getattr(errors, message.error, None)
+    if message.error == ValueError.__name__:
+        kind = ValueError
+    return RuntimeError(f"{message.error}: {message.reason}") if kind is None else kind(message.reason)

@@ -1,0 +1,84 @@
+"""A worker's end of a gateway's stream, taken apart: a conversation for each sequence."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from protos import rounds_pb2
+
+Cause = rounds_pb2.Ended.Cause
+
+
+class EndedError(Exception):
+    """Raised by a conversation: the worker ends its sequence; without a cause, the whole stream breaks."""
+
+    def __init__(self, cause: Cause | None, details: str) -> None:
+        super().__init__(details)
+        self.cause = cause
+
+
+Converse = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
+
+
+async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], converse: Converse) -> None:
+    """The handler of a stream.
+
+    Args:
+        replies: the message of several replies.
+        converse: gets the requests of one sequence, Open and Close among them; gives its replies.
+    """
+    inboxes: dict[tuple[int, int], asyncio.Queue[Any]] = {}
+    conversations: list[asyncio.Task[None]] = []
+    writing = asyncio.Lock()
+    broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def write(**told: Any) -> None:
+        async with writing:
+            await context.write(replies(**told))
+
+    async def one(name: tuple[int, int], inbox: "asyncio.Queue[Any]") -> None:
+        sequence, epoch = name
+        try:
+            async for reply in converse(_of(inbox)):
+                reply.sequence, reply.epoch = name
+                await write(replies=[reply])
+        except EndedError as end:
+            if end.cause is not None:
+                ended = rounds_pb2.Ended(sequence=sequence, epoch=epoch, cause=end.cause, details=str(end))
+                await write(ended=[ended])
+            elif not broken.done():
+                broken.set_result(str(end))
+
+    async def read() -> None:
+        async for several in requests:
+            for request in several.requests:
+                name = request.sequence, request.epoch
+                if request.HasField("open"):
+                    inboxes[name] = asyncio.Queue()
+                    conversations.append(asyncio.create_task(one(name, inboxes[name])))
+                    taken = rounds_pb2.Taken(sequence=request.sequence, epoch=request.epoch)
+                    await write(taken=[taken])
+                inboxes[name].put_nowait(request)
+
+    reading = asyncio.create_task(read())
+    try:
+        either: list[asyncio.Future[Any]] = [reading, broken]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if broken.done():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, broken.result())
+        reading.result()
+    finally:
+        broken.cancel()
+        for task in (reading, *conversations):
+            task.cancel()
+        await asyncio.gather(reading, *conversations, return_exceptions=True)
+
+
+async def _of(inbox: "asyncio.Queue[Any]") -> AsyncIterator[Any]:
+    while True:
+        request = await inbox.get()
+        yield request
+        if request.HasField("close"):
+            return
