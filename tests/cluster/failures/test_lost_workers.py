@@ -84,7 +84,8 @@ def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str, proce
     assert answer.longest_pause_s < 3 * KEEPALIVE_S + expected.took_s
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
-    wait_until(lambda: not any(map(psutil.pid_exists, stopped)))
+    if process == "engine":  # Serve leaves a front alone that was stopped for a moment
+        wait_until(lambda: not any(map(psutil.pid_exists, stopped)))
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
