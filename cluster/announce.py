@@ -30,11 +30,14 @@ def _announce(settings: Settings, key: str | None, metrics_address: str) -> None
     expected = {"target", "draft"} if settings.draft else {"target"}
     while not expected <= _ready_roles(f"{url}/health", key):
         time.sleep(POLL_S)
+    port = addresses.direct_grpc_port
+    direct = "" if port is None else f"           {addresses.http_host}:{port}, past Serve's proxy\n"
     authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
     print(
         f"\nOutrider serves {settings.target.name}\n"
         f"  HTTP     {url}/v1/completions\n"
         f"  gRPC     {addresses.http_host}:{addresses.grpc_port}, outrider.v1.Generation\n"
+        f"{direct}"
         f"  page     {url}/\n"
         f"  metrics  http://{metrics_address}/metrics\n"
         "A first request:\n"

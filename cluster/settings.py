@@ -98,6 +98,11 @@ class AddressSettings(Group):
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
     http_port: Port = Field(default=8000, description="port of the OpenAI API and of the page")
     grpc_port: Port = Field(default=9000, description="port of the gRPC API")
+    direct_grpc_port: Port | None = Field(
+        default=None,
+        description="port at which each gateway answers the same by itself, without Serve's proxy in between,"
+        " which is faster; on http_host. None: it does not",
+    )
 
 
 class AccessSettings(CallerSettings):
@@ -213,7 +218,14 @@ class Settings(Group):
         """Without API keys, which are no setting."""
         requests = self.gateway.model_dump(include=set(RequestSettings.model_fields))
         callers = self.access.model_dump(include=set(CallerSettings.model_fields))
-        return GatewaySettings(model=self.target.name, tokenizer=self.target.model, **requests, **callers)
+        host, port = self.addresses.http_host, self.addresses.direct_grpc_port
+        return GatewaySettings(
+            model=self.target.name,
+            tokenizer=self.target.model,
+            direct_grpc=None if port is None else f"{host}:{port}",
+            **requests,
+            **callers,
+        )
 
     def target_engine(self) -> EngineSettings:
         cores_left = (os.cpu_count() or 1) - 1

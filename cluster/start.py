@@ -34,7 +34,8 @@ def start_ray(settings: Settings) -> None:
     # A proxy that has not started after three times this many seconds is ended, and started once more.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     if not ray.is_initialized():
-        _check_metrics_port(settings.ray.metrics_port)
+        _check_free("ray.metrics_port", settings.ray.metrics_port)
+        _check_free("addresses.direct_grpc_port", settings.addresses.direct_grpc_port)
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)
 
 
@@ -45,7 +46,7 @@ def start_serve(settings: Settings, key: str | None) -> None:
     """
     if _serve_is_running():
         logger.warning(
-            "Serve runs already: settings of addresses have no effect. Without gRPC: "
+            "Serve runs already: http_host, http_port and grpc_port have no effect. Without gRPC: "
             "serve start --grpc-servicer-functions %s, or grpc_options in the config file.",
             " --grpc-servicer-functions ".join(ADD_SERVICERS),
         )
@@ -142,8 +143,8 @@ def _resources(worker: WorkerSettings) -> dict[str, float]:
     return {"GPU": worker.gpus or 0.0, **of_type, **worker.resources}
 
 
-def _check_metrics_port(port: int | None) -> None:
-    """Raises ValueError if it is taken: Ray would start, and run nothing."""
+def _check_free(setting: str, port: int | None) -> None:
+    """Raises ValueError if a port of this machine is taken: the start would only fail later, and say less."""
     if port is None:
         return
     with socket.socket() as listener:
@@ -151,9 +152,7 @@ def _check_metrics_port(port: int | None) -> None:
         try:
             listener.bind(("", port))
         except OSError as error:
-            raise ValueError(
-                f"ray.metrics_port={port} is taken: give a free one, or none to have one found"
-            ) from error
+            raise ValueError(f"{setting}={port} is taken: give a free one, or none") from error
 
 
 def _metrics_address() -> str:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI
 
 from gateway.api import http_api
 from gateway.api.access import Authentication
+from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
@@ -32,7 +33,7 @@ class Gateway(GenerationServicer):
         worker_handles: list[Any],
     ) -> None:
         """start_tracing: for this process; returns what ends it."""
-        self._leaving = ExitStack()  # ends what has been started
+        self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
@@ -42,6 +43,10 @@ class Gateway(GenerationServicer):
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
         publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))
         self._publishing = asyncio.get_running_loop().create_task(publishing)
+        if settings.direct_grpc is not None:
+            server, _ = direct_server(self, settings.direct_grpc, settings.max_message_bytes)
+            self._starting = asyncio.get_running_loop().create_task(server.start())
+            self._leaving.push_async_callback(server.stop, GRACE_S)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls this at start and when ``user_config`` changes; requests under way take it up.
@@ -51,8 +56,9 @@ class Gateway(GenerationServicer):
         """
         self.generation.paces.use(PaceSettings.model_validate(user_config))
 
-    def __del__(self) -> None:
-        self._leaving.close()
+    async def __del__(self) -> None:
+        """Serve awaits it before the replica ends."""
+        await self._leaving.aclose()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return http_api.build(self.generation, self._template, self.authentication)

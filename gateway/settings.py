@@ -59,6 +59,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
+    direct_grpc: str | None = Field(default=None, description="host:port of its own; None: none")
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )

@@ -183,6 +183,28 @@ def test_grpc_streams_what_http_answers(client: httpx.Client, service: Service) 
     assert chunks[-1].usage.speculation.target_passes < http["usage"]["completion_tokens"]
 
 
+def test_a_gateway_s_own_port_answers_as_the_proxy_does(service: Service) -> None:
+    request = generation_pb2.GenerateRequest(
+        text=JSON_PROMPT,
+        sampling=generation_pb2.Sampling(max_tokens=24, temperature=0.7, seed=5),
+        speculation=generation_pb2.SpeculationSettings(mode="fixed", depth=4),
+    )
+    texts = []
+    for address in (service.grpc, service.direct):
+        with grpc.insecure_channel(address) as channel:
+            chunks = stub_of(channel).Generate(request, timeout=LIMIT_S)
+            texts.append("".join(piece for chunk in chunks for piece in [chunk.text]))
+    assert texts[0] == texts[1] != ""
+    with grpc.insecure_channel(service.direct) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        request.sampling.top_p = 2.0
+        with pytest.raises(grpc.RpcError) as refused:
+            list(stub_of(channel).Generate(request, timeout=LIMIT_S))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "top_p" in str(refused.value.details())
+
+
 def test_grpc_names_the_bad_field(service: Service) -> None:
     request = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(top_p=2.0))
     with pytest.raises(grpc.RpcError) as caught:

@@ -28,6 +28,7 @@ class LeftBehindError(Exception):
 class Service:
     http: str  # base URL
     grpc: str  # host:port
+    direct: str  # host:port, past Serve's proxy
     metrics: str  # URL of Prometheus text
     process: psutil.Process  # of `serve run`
 
@@ -51,10 +52,11 @@ def serving(
         StartError: with what the service printed.
         LeftBehindError: with the processes that had to be killed.
     """
-    http_port, grpc_port, metrics_port = free_port(), free_port(), free_port()
+    http_port, grpc_port, direct_port, metrics_port = (free_port() for _ in range(4))
     ports = {
         "addresses.http_port": http_port,
         "addresses.grpc_port": grpc_port,
+        "addresses.direct_grpc_port": direct_port,
         "ray.metrics_port": metrics_port,
     }
     arguments = ["cluster.app", *(f"{name}={value}" for name, value in {**ports, **settings}.items())]
@@ -64,6 +66,7 @@ def serving(
         yield Service(
             f"http://127.0.0.1:{http_port}",
             f"127.0.0.1:{grpc_port}",
+            f"127.0.0.1:{direct_port}",
             f"http://127.0.0.1:{metrics_port}/metrics",
             process,
         )

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from gateway.api import http_api
 from gateway.api.access import Authentication
+from gateway.api.direct import direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
@@ -24,7 +25,6 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from outrider.demo.prompts import DEMO
 from outrider.engine.settings import EngineSettings
-from protos import generation_pb2_grpc
 from tests.support.local_worker import LocalWorker, local_worker
 from tests.support.patience import PATIENCE
 from tests.support.trust import TRUST
@@ -110,9 +110,7 @@ async def public_grpc(generation: Generation) -> AsyncIterator[str]:
     """host:port of the public API behind a server as Serve's proxy is one."""
     servicer = GenerationServicer()
     servicer.generation, servicer.authentication = generation, ANYBODY
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    server, port = direct_server(servicer, "127.0.0.1:0", -1)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
