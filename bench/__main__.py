@@ -15,6 +15,7 @@ BENCHMARKS = {
     "plain": "plain decoding beside transformers' generate",
     "engine": "plain and speculative decoding in one process",
     "service": "a round's overhead, and the service beside one process",
+    "host": "the service beside its own engine, and what each of its processes spends on a token",
     "wire": "messages between gateway and target: a stream for each sequence, or one for all",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
     "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",

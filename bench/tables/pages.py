@@ -30,6 +30,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "ahead_distance": (None, service.ahead_distance),
     "ahead_crowd": (None, service.ahead_crowd),
     "service": ("service", service.service),
+    "host": ("host", service.host),
+    "host_costs": (None, service.host_costs),
     "wire": ("wire", service.wire),
     "identity": ("identity", in_process.identity),
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),

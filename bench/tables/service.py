@@ -20,6 +20,32 @@ def start_memory() -> str:
     )
 
 
+def host() -> str:
+    rows = results("host")["rows"]
+    return table(
+        ["streams", "way", "tokens/s", "to the engine", "to generate"],
+        (
+            [
+                str(row["streams"]),
+                row["way"],
+                number(row["tokens/s"], 0),
+                number(row["to the engine"]),
+                number(row["to generate"]),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def host_costs() -> str:
+    rows = [row for row in results("host")["rows"] if row["gateway, ms"]]
+    names = [name for name in rows[0] if name.endswith(", ms")]
+    return table(
+        ["streams", "way", *(name.removesuffix(", ms") for name in names)],
+        ([str(row["streams"]), row["way"], *(number(row[name]) for name in names)] for row in rows),
+    )
+
+
 def load_closed() -> str:
     stored = results("load")
     modes = distinct(stored["rows"], "mode")

@@ -3,9 +3,17 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True)
+class End:
+    """Of one stream."""
+
+    error: Exception | None  # what it raised
 
 
 async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerator[ItemT, None]:
@@ -14,28 +22,31 @@ async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerat
     Each stream runs in a task of its own and so cleans up undisturbed: a web framework that cancels a reader
     does so again at every await until it is gone.
     """
-    items: asyncio.Queue[ItemT] = asyncio.Queue(maxsize=1)
+    items: asyncio.Queue[ItemT | End] = asyncio.Queue(maxsize=1)
 
     async def drain(stream: AsyncGenerator[ItemT, None]) -> None:
-        async with aclosing(stream):
-            async for item in stream:
-                await items.put(item)
+        error: Exception | None = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await items.put(item)
+        except Exception as raised:
+            error = raised
+        await items.put(End(error))
 
-    draining = {asyncio.create_task(drain(stream)) for stream in streams}
-    item = asyncio.create_task(items.get())
+    draining = [asyncio.create_task(drain(stream)) for stream in streams]
+    unfinished = len(draining)
     try:
-        while draining or not items.empty():
-            await asyncio.wait({item, *draining}, return_when=asyncio.FIRST_COMPLETED)
-            finished = {task for task in draining if task.done()}
-            draining -= finished
-            if item.done():
-                yield item.result()
-                item = asyncio.create_task(items.get())
-            for task in finished:
-                task.result()
+        while unfinished:
+            item = await items.get()
+            if not isinstance(item, End):
+                yield item
+                continue
+            if item.error is not None:
+                raise item.error
+            unfinished -= 1
     finally:
-        item.cancel()
-        for draining_task in draining:
-            draining_task.cancel()
+        for task in draining:
+            task.cancel()
         # Not gather: cancelled once more, it would cancel them once more too.
-        await asyncio.wait({item, *draining})
+        await asyncio.wait(draining)

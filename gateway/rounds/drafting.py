@@ -63,6 +63,7 @@ class Drafting:
         self._pause_s = 0.0  # before the next attempt to recover
         self.reason = OFF  # the depth is what it was when last asked for
         self._grew = asyncio.Event()
+        self._awaited = 0  # length of the sequence that somebody waits for
         self._taking_in: asyncio.Task[None] | None = None  # of the prompt
         self._begun: asyncio.Task[Proposal | None] | None = None
         self._newest = NO_PROPOSAL
@@ -121,8 +122,9 @@ class Drafting:
         return max(self._sequence.limit - len(self._sequence) - 1, 0)
 
     def grew(self) -> None:
-        """The sequence has more tokens."""
-        self._grew.set()
+        """The sequence has more tokens. Whoever waits for some is woken for no fewer, unless rounds pay."""
+        if len(self._sequence) >= self._awaited or self._pays():
+            self._grew.set()
 
     def begin(self, depth: int, traceparent: str) -> None:
         """Asks for a Draft that follows the committed tokens.
@@ -227,14 +229,17 @@ class Drafting:
         """Until there are so many tokens more, or rounds pay."""
         end = min(len(self._sequence) + count, self._sequence.limit)
         while len(self._sequence) < end and not self._pays():
-            self._grew.clear()
-            await self._grew.wait()
+            await self._next(end)
 
     async def _longer(self, length: int) -> None:
         """Until there are at least so many tokens."""
         while len(self._sequence) < length:
-            self._grew.clear()
-            await self._grew.wait()
+            await self._next(length)
+
+    async def _next(self, length: int) -> None:
+        self._awaited = length
+        self._grew.clear()
+        await self._grew.wait()
 
     async def _compare(self, proposal: Proposal) -> None:
         """A guess that is never verified, with the text once that has gone on long enough."""

@@ -22,6 +22,7 @@ HINGES_UP = (
 HINGES_DOWN = (16, 64, 192)  # and less: products of few rows are slow on some processors
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
+FITTED_FOR = 8  # observations that are compared with one fit: it takes longer than all else about a step
 CHANGED, OFTEN = 1.5, 4  # a machine that is off by this factor so many times in a row has changed
 FADED = 0.1  # weight of what was observed before it changed
 DAMPING = 0.02  # weight of where the weights are, as a share of the observations'
@@ -73,7 +74,7 @@ class LinearCost:
         self._weights = np.zeros(num_features)
         self._off = np.zeros(REGIONS, np.int64)  # observations in a row that were far too high, or low: < 0
         self._memory = memory
-        self._is_fitted = True
+        self._unfitted = 0  # observations since the weights were solved for
         self.samples = 0
 
     def observe(self, features: Vector, seconds: float, size: float) -> None:
@@ -87,7 +88,9 @@ class LinearCost:
             return
         expected = seconds
         if self.samples >= ENOUGH_SAMPLES:
-            expected = max(float(self.seconds(features)), SHORTEST_S)
+            if self._unfitted >= FITTED_FOR or self.samples == ENOUGH_SAMPLES:
+                self._fit()
+            expected = max(float(features @ self._weights), SHORTEST_S)
             seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
         region = min(int(np.log2(max(size, 1.0))), REGIONS - 1)
         self._notice_change(region, seconds / expected)
@@ -96,7 +99,7 @@ class LinearCost:
         self._products[region] = kept * self._products[region] + np.outer(relative, relative)
         self._sums[region] = kept * self._sums[region] + relative * (seconds / expected)
         self.samples += 1
-        self._is_fitted = False
+        self._unfitted += 1
 
     def _notice_change(self, region: int, error: float) -> None:
         """A machine that is far off again and again has changed: what it was before is all but forgotten."""
@@ -111,7 +114,7 @@ class LinearCost:
 
     def seconds(self, features: Vector) -> Vector:
         """[...] for features [..., num_features]; 0 before the first observation."""
-        if not self._is_fitted:
+        if self._unfitted:
             self._fit()
         return np.asarray(features @ self._weights)
 
@@ -130,7 +133,7 @@ class LinearCost:
             free &= weights > 0.0
             weights[~free] = 0.0
         self._weights = weights
-        self._is_fitted = True
+        self._unfitted = 0
 
 
 class StepCost:

@@ -1,6 +1,6 @@
 """The gateway as Serve builds it, and takes it down."""
 
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -16,32 +16,37 @@ from protos.trust import Trust
 TRUST = Trust(token="the token of a test")
 
 
-def test_a_gateway_that_cannot_be_built_leaves_as_any_other():
+class Unserved(Gateway):
+    def __del__(self):
+        """Serve awaits the destructor; here nobody does."""
+
+
+async def test_a_gateway_that_cannot_be_built_leaves_as_any_other():
     """Serve calls both by name: an error of the destructor would hide that of the constructor."""
     ended = []
-    gateway = Gateway.__new__(Gateway)
+    gateway = Unserved.__new__(Unserved)
     settings = GatewaySettings(model="m", tokenizer="no such tokenizer")
     with pytest.raises(Exception, match="no such tokenizer"):
-        gateway.__init__(settings, TRUST, lambda: lambda: ended.append(True), [])
-    gateway.__del__()
+        Unserved.__init__(gateway, settings, TRUST, lambda: lambda: ended.append(True), [])
+    await Gateway.__del__(gateway)
     assert ended == [True]
 
 
-def test_a_gateway_that_cannot_be_traced_hides_no_error():
+async def test_a_gateway_that_cannot_be_traced_hides_no_error():
     def start_tracing():
         raise ValueError("no such exporter")
 
-    gateway = Gateway.__new__(Gateway)
+    gateway = Unserved.__new__(Unserved)
     with pytest.raises(ValueError, match="no such exporter"):
-        gateway.__init__(GatewaySettings(model="m", tokenizer="t"), TRUST, start_tracing, [])
-    gateway.__del__()
+        Unserved.__init__(gateway, GatewaySettings(model="m", tokenizer="t"), TRUST, start_tracing, [])
+    await Gateway.__del__(gateway)
 
 
 def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
-    gateway = Gateway.__new__(Gateway)
+    gateway = Unserved.__new__(Unserved)
     settings = GatewaySettings(model="m", tokenizer=str(DEMO / "target"))
     gateway.generation = Generation(settings, load_tokenizer(settings.tokenizer), Fleet(list, TRUST))
-    gateway._leaving = ExitStack()
+    gateway._leaving = AsyncExitStack()
     paces = gateway.generation.paces
     pace = paces.of_target("some target")
     sequence = paces.sequence(Speculation(drafter="model", depth=4), None, "interactive")

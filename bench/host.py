@@ -1,0 +1,181 @@
+"""The service beside its own engine, and what each process spends on a token: `python -m bench host`.
+
+The same target answers the same prompts greedily in four ways that take turns: in this process by the engine
+and by transformers' generate, and by a running service, asked over gRPC through Serve's proxy and at the
+gateway's own port, a message for each step. A service has the model, gateway, proxy and this client on the
+same cores; the engine in this process has them alone, with as many threads. Where drafts are on they are
+those of the demo draft. Ratios are of medians over the repetitions.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil  # type: ignore[import-untyped]
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from bench.checkpoints import INFLATED, inflated_target
+from bench.engine import CACHE_BYTES, requests_of, run
+from bench.plain import generate_seconds
+from bench.report import save, table
+from bench.streams import speculation_of
+from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request
+from protos import generation_pb2, generation_pb2_grpc
+from tests.support.running import Service, serving
+
+DEMO_PAIR = "demo"
+PROMPTS = 16  # of each kind
+WARM_UP_S = 2.0
+ENGINE, GENERATE, PROXY, DIRECT = "engine", "generate", "through the proxy", "at the gateway"
+
+
+def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[Request]:
+    """Of all kinds by turns, greedy."""
+    of_kind = {kind: requests_of(kind, tokenizer, PROMPTS, tokens, 0.0) for kind in KINDS}
+    return [of_kind[KINDS[n % len(KINDS)]][n // len(KINDS) % PROMPTS] for n in range(streams)]
+
+
+def in_process(engine: Engine, asked: Sequence[Request]) -> float:
+    """Tokens/s, all at once."""
+    done = run(engine, engine, asked, 0)
+    return done.tokens / done.seconds
+
+
+def by_generate(model: Any, asked: Sequence[Request], tokens: int) -> float:
+    """Tokens/s of one batch. Its prompts have to be of one length: the longer ones lose their beginnings."""
+    length = min(len(request.prompt) for request in asked)
+    cut = [list(request.prompt[-length:]) for request in asked]
+    return len(asked) * tokens / generate_seconds(model, cut, tokens)
+
+
+async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> float:
+    """Tokens/s that arrive, each stream sending one request after another."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        numbers = iter(range(10**9))
+        begun = time.perf_counter() + WARM_UP_S
+        arrived = 0
+
+        async def stream() -> None:
+            nonlocal arrived
+            while time.perf_counter() < begun + seconds:
+                async for chunk in stub.Generate(_request(next(numbers), mode, tokens)):
+                    if begun <= time.perf_counter() < begun + seconds:
+                        arrived += len(chunk.token_ids)
+
+        await asyncio.gather(*(stream() for _ in range(streams)))
+    return arrived / seconds
+
+
+def _request(number: int, mode: str, tokens: int) -> generation_pb2.GenerateRequest:
+    kind, turn = KINDS[number % len(KINDS)], number // len(KINDS)
+    return generation_pb2.GenerateRequest(
+        text=prompts(kind, PROMPTS)[turn % PROMPTS],
+        speculation=speculation_of(mode),
+        sampling=generation_pb2.Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=number),
+    )
+
+
+def spent(service: Service) -> Counter[str]:
+    """Processor seconds so far of each kind of process, this one too."""
+    seconds: Counter[str] = Counter({"client": sum(psutil.Process().cpu_times()[:2])})
+    for name, process in _processes(service):
+        with suppress(psutil.NoSuchProcess):
+            seconds[name] += sum(process.cpu_times()[:2])
+    return seconds
+
+
+def _processes(service: Service) -> Iterator[tuple[str, psutil.Process]]:
+    for process in service.process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            name, command = process.name(), process.cmdline()
+            if "actors.engine_main" in command:
+                yield f"engine of the {_role(process.parent().name())}", process
+            elif "ServeReplica" in name:
+                yield _role(name), process
+            elif "ProxyActor" in name:
+                yield "proxy", process
+            else:
+                yield "Ray", process
+
+
+def _role(name: str) -> str:
+    """Of a replica, by what Ray calls its process."""
+    return name.split(":")[-1].partition(".")[0].partition("-")[0]
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    path = DEMO / "target" if options.target == DEMO_PAIR else inflated_target(options.target)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    settings = {"dtype": "float32", "threads": options.threads, "cache_memory": CACHE_BYTES}
+    engine = Engine.from_settings(EngineSettings.model_validate({"model": str(path), **settings}))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    of_target = {f"target.{name}": value for name, value in settings.items()} | {"target": path}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), of_target) as service:
+        for streams in options.streams:
+            rates: defaultdict[str, list[float]] = defaultdict(list)
+            costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
+            asked = requests(tokenizer, streams, options.tokens)
+            for _ in range(options.repetitions):
+                rates[ENGINE].append(in_process(engine, asked))
+                rates[GENERATE].append(by_generate(model, asked, options.tokens))
+                for mode in options.modes:
+                    for door, address in ((PROXY, service.grpc), (DIRECT, service.direct)):
+                        way, before = f"{mode}, {door}", spent(service)
+                        asking = by_service(address, streams, mode, options.tokens, options.seconds)
+                        rates[way].append(asyncio.run(asking))
+                        costs[way] += spent(service) - before
+            rows += (new := list(_rows(streams, rates, costs, options)))
+            print(table(new), flush=True)
+    return rows
+
+
+def _rows(
+    streams: int,
+    rates: Mapping[str, Sequence[float]],
+    costs: Mapping[str, Mapping[str, float]],
+    options: argparse.Namespace,
+) -> Iterator[dict[str, Any]]:
+    medians = {way: statistics.median(of_way) for way, of_way in rates.items()}
+    for way, rate in medians.items():
+        tokens = sum(rates[way]) * (options.seconds + WARM_UP_S)
+        of_way = costs.get(way, {})
+        yield {
+            "streams": streams,
+            "way": way,
+            "tokens/s": rate,
+            "to the engine": rate / medians[ENGINE],
+            "to generate": rate / medians[GENERATE],
+            **{f"{name}, ms": 1e3 * of_way.get(name, 0.0) / tokens for name in PROCESSES},
+        }
+
+
+PROCESSES = ("engine of the target", "target", "engine of the draft", "draft", "gateway", "proxy", "client")
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench host", description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", choices=[DEMO_PAIR, *INFLATED], default=DEMO_PAIR)
+    parser.add_argument("--threads", type=int, default=1, help="of the target, in the service and here")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--modes", nargs="+", default=["plain", "adaptive"])
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--seconds", type=float, default=4.0, help="that a service is asked for at a time")
+    parser.add_argument("--repetitions", type=int, default=3)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    print(save("host", measure(options), threads=options.threads))
