@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from bench.checkpoints import INFLATED, inflated_target
+from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, requests_of, run
 from bench.plain import generate_seconds
 from bench.report import save, table
@@ -123,9 +123,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     settings = {"dtype": "float32", "threads": options.threads, "cache_memory": CACHE_BYTES}
     engine = Engine.from_settings(EngineSettings.model_validate({"model": str(path), **settings}))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    of_target = {f"target.{name}": value for name, value in settings.items()} | {"target": path}
+    of_target = {f"target.{name}": value for name, value in settings.items()}
+    models = {"target": path, "draft": DRAFT}
     rows = []
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), of_target) as service:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), models | of_target) as service:
         for streams in options.streams:
             rates: defaultdict[str, list[float]] = defaultdict(list)
             costs: defaultdict[str, Counter[str]] = defaultdict(Counter)

@@ -20,6 +20,7 @@ HINGES_UP = (
     512,
 )  # hinge points, tokens: from there on one more may cost more
 HINGES_DOWN = (16, 64, 192)  # and less: products of few rows are slow on some processors
+_UP, _DOWN = np.array(HINGES_UP, np.float64), np.array(HINGES_DOWN, np.float64)
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
 FITTED_FOR = 8  # observations that are compared with one fit: it takes longer than all else about a step
@@ -227,7 +228,8 @@ def _features(size: StepSize) -> Vector:
 
 def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:
     """[..., num_features]"""
-    bends = [np.maximum(tokens - knee, 0.0) for knee in HINGES_UP]
-    bends += [np.minimum(tokens, shoulder) for shoulder in HINGES_DOWN]
     constant = np.ones_like(tokens)
-    return np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, *bends], axis=-1)
+    columns = np.stack([constant, tokens, sequences, prompt_tokens, context_tokens], axis=-1)
+    above = np.maximum(tokens[..., None] - _UP, 0.0)
+    below = np.minimum(tokens[..., None], _DOWN)
+    return np.concatenate([columns, above, below], axis=-1)
