@@ -32,7 +32,9 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which ends this process in order
     logging.basicConfig(format="%(levelname)s %(asctime)s engine of %(process)d: %(message)s")
     connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
-    (start,) = connection.receive()
+    while not (messages := connection.receive()):
+        pass  # a part of the message has come
+    (start,) = messages
     assert isinstance(start, Start)
     begun = time.perf_counter()
     with importing():

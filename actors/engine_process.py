@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 from actors.connection import Connection
@@ -95,11 +96,15 @@ class EngineProcess:
         """Until it has ended. One that is stopped by a signal counts as lost after a while: it is killed."""
         of_it = os.P_PID, process.pid
         while _waited(process).si_code == os.CLD_STOPPED:
-            os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # else it would be seen again
+            with suppress(ChildProcessError):
+                os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # else it would be seen again
             for _ in range(STOPPED_LOOKS):
                 time.sleep(LOOK_S)
-                if os.waitid(*of_it, os.WEXITED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT) is not None:
-                    os.waitid(*of_it, os.WCONTINUED | os.WNOHANG)
+                # One that is stopped again has gone on in between, which can no longer be seen.
+                news = os.WEXITED | os.WCONTINUED | os.WSTOPPED
+                if os.waitid(*of_it, news | os.WNOHANG | os.WNOWAIT) is not None:
+                    with suppress(ChildProcessError):  # it has ended
+                        os.waitid(*of_it, os.WCONTINUED | os.WNOHANG)
                     break
             else:
                 process.kill()
