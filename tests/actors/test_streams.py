@@ -137,9 +137,9 @@ async def test_a_wrong_message_ends_its_own_sequence_only(channel, opened, reque
     end = await call.ended()
     assert end.cause == rounds_pb2.Ended.INVALID
     assert named in end.details
-    call._end = None
     await call.write(verify(turn(1, 0, PROMPT), *text[:2], sequence=5, epoch=1))
-    assert list((await call.read()).tokens) == text[:3]
+    [reply] = (await call.told(5)).replies
+    assert list(reply.tokens) == text[:3]
     call.cancel()
     assert await plain_text(channel) == text
 
@@ -168,9 +168,7 @@ async def test_sequences_of_one_message_share_a_step_and_its_message(channel) ->
     numbers = range(1, 9)
     opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in numbers]
     await call.write(*opened, *(verify(turn(1, 0, PROMPT), *text[:3], sequence=number) for number in numbers))
-    told = await call._call.read()
-    while not told.replies:
-        told = await call._call.read()
+    told = await call.told(1)
     assert {reply.sequence for reply in told.replies} == {*numbers}
     assert {reply.timings.last_step.number for reply in told.replies} == {
         told.replies[0].timings.last_step.number

@@ -70,6 +70,13 @@ class Conversation:
             self._end = next(iter(told.ended), None)
         return self._replies.popleft() if self._replies else None
 
+    async def told(self, sequence: int) -> Any:
+        """The next message with a reply to another sequence of the stream, whatever becomes of this one."""
+        while True:
+            told = await self._call.read()
+            if any(reply.sequence == sequence for reply in told.replies):
+                return told
+
     async def ended(self) -> rounds_pb2.Ended:
         """How the worker ended the sequence. Raises AssertionError where it ended the stream instead."""
         while await self.read() is not None:
