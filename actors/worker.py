@@ -20,12 +20,11 @@ from actors.leaving import leave
 from actors.messages import Ready
 from actors.metrics import EngineMetrics
 from actors.rank import OtherRanks
-from actors.servicers import DraftServicer, TargetServicer
+from actors.servicers import Role, add_servicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from outrider.engine.settings import EngineSettings
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS
-from protos import rounds_pb2_grpc
 from protos.trust import Trust
 
 logger = logging.getLogger("ray.serve")
@@ -59,7 +58,7 @@ async def start_server(
 class Worker:
     """One Serve replica: a gRPC server, and behind it an engine in a process of its own."""
 
-    role: ClassVar[str]
+    role: ClassVar[Role]
     ranks: tuple[int, ...]  # process ids of the engine: rank 0 first
 
     def __init__(
@@ -88,9 +87,6 @@ class Worker:
         self.ranks = (engine.pid,)
         return engine, engine.ready()
 
-    def add_servicer(self, engine: EngineClient, server: grpc.aio.Server) -> None:
-        raise NotImplementedError
-
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
         metrics = EngineMetrics(Instruments(OF_WORKERS), self.role)
@@ -102,7 +98,7 @@ class Worker:
         self._leaving.callback(self._publishing.cancel)
         host = ray.util.get_node_ip_address()
         server, address = await start_server(
-            lambda server: self.add_servicer(self._client, server), host, self._trust
+            lambda server: add_servicer(self.role, self._client, server), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
         self._leaving.callback(self._client.leave)  # first: gateways go on elsewhere at once
@@ -144,11 +140,6 @@ def _leave_unless_drained(end: "asyncio.Future[EngineStoppedError]") -> None:
 class DraftWorker(Worker):
     role = "draft"
 
-    def add_servicer(self, engine: EngineClient, server: grpc.aio.Server) -> None:
-        rounds_pb2_grpc.add_DraftWorkerServicer_to_server(  # type: ignore[no-untyped-call]
-            DraftServicer(engine), server
-        )
-
 
 class TargetWorker(Worker):
     role = "target"
@@ -162,8 +153,3 @@ class TargetWorker(Worker):
         ready = engine.ready(others.meet)
         self.ranks = (engine.pid, *others.pids)
         return engine, ready
-
-    def add_servicer(self, engine: EngineClient, server: grpc.aio.Server) -> None:
-        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(  # type: ignore[no-untyped-call]
-            TargetServicer(engine), server
-        )

@@ -61,23 +61,24 @@ def by_generate(model: Any, asked: Sequence[Request], tokens: int) -> float:
     return len(asked) * tokens / generate_seconds(model, cut, tokens)
 
 
-async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> float:
-    """Tokens/s that arrive, each stream sending one request after another."""
+async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> tuple[float, int]:
+    """Tokens/s that arrive, each stream sending one request after another; and all tokens that did."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         numbers = iter(range(10**9))
         begun = time.perf_counter() + WARM_UP_S
-        arrived = 0
+        arrived = together = 0
 
         async def stream() -> None:
-            nonlocal arrived
+            nonlocal arrived, together
             while time.perf_counter() < begun + seconds:
                 async for chunk in stub.Generate(_request(next(numbers), mode, tokens)):
+                    together += len(chunk.token_ids)
                     if begun <= time.perf_counter() < begun + seconds:
                         arrived += len(chunk.token_ids)
 
         await asyncio.gather(*(stream() for _ in range(streams)))
-    return arrived / seconds
+    return arrived / seconds, together
 
 
 def _request(number: int, mode: str, tokens: int) -> generation_pb2.GenerateRequest:
@@ -130,6 +131,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         for streams in options.streams:
             rates: defaultdict[str, list[float]] = defaultdict(list)
             costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
+            tokens: Counter[str] = Counter()
             asked = requests(tokenizer, streams, options.tokens)
             for _ in range(options.repetitions):
                 rates[ENGINE].append(in_process(engine, asked))
@@ -138,9 +140,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                     for door, address in ((PROXY, service.grpc), (DIRECT, service.direct)):
                         way, before = f"{mode}, {door}", spent(service)
                         asking = by_service(address, streams, mode, options.tokens, options.seconds)
-                        rates[way].append(asyncio.run(asking))
+                        rate, arrived = asyncio.run(asking)
+                        rates[way].append(rate)
                         costs[way] += spent(service) - before
-            rows += (new := list(_rows(streams, rates, costs, options)))
+                        tokens[way] += arrived
+            rows += (new := list(_rows(streams, rates, costs, tokens)))
             print(table(new), flush=True)
     return rows
 
@@ -149,19 +153,18 @@ def _rows(
     streams: int,
     rates: Mapping[str, Sequence[float]],
     costs: Mapping[str, Mapping[str, float]],
-    options: argparse.Namespace,
+    tokens: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:
     medians = {way: statistics.median(of_way) for way, of_way in rates.items()}
     for way, rate in medians.items():
-        tokens = sum(rates[way]) * (options.seconds + WARM_UP_S)
-        of_way = costs.get(way, {})
+        of_way, arrived = costs.get(way, {}), tokens[way] or 1
         yield {
             "streams": streams,
             "way": way,
             "tokens/s": rate,
             "to the engine": rate / medians[ENGINE],
             "to generate": rate / medians[GENERATE],
-            **{f"{name}, ms": 1e3 * of_way.get(name, 0.0) / tokens for name in PROCESSES},
+            **{f"{name}, ms": 1e3 * of_way.get(name, 0.0) / arrived for name in PROCESSES},
         }
 
 

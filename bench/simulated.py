@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.messages import Answer
-from actors.servicers import DraftServicer, TargetServicer
+from actors.translation import DraftTranslation, TargetTranslation
 from bench.simulated_runner import MAX_LENGTH, VOCAB_SIZE, Cost, SimulatedRunner, StepClock
 from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
@@ -48,7 +48,7 @@ class SimulatedWorker:
         self, role: Role, settings: EngineSettings, cost: Cost, rank: Callable[[Row], tuple[int, ...]]
     ) -> None:
         self.role: Role = role
-        self._servicer = TargetServicer if role == "target" else DraftServicer
+        self._translation = TargetTranslation if role == "target" else DraftTranslation
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
         self._engine = Engine(SimulatedRunner(settings, cost, rank, self._clock), clock=self._clock)
@@ -91,7 +91,7 @@ class SimulatedWorker:
         arrived, self._arrived = self._arrived, []
         for number, request, at in arrived:
             if number in self._streams:
-                turn, work = self._servicer.work(number, request)
+                turn, work = self._translation.work(number, request)
                 self._streams[number].round = turn.round
                 self._engine.submit(work, at)
 
@@ -111,7 +111,7 @@ class SimulatedWorker:
             if isinstance(result, Failed):
                 raise RuntimeError(result.reason)
             if (stream := self._streams.get(result.sequence)) is not None:
-                stream.answer(self._servicer.reply(Answer(stream.round, result, load, finished_ns=0)))
+                stream.answer(self._translation.reply(Answer(stream.round, result, load, finished_ns=0)))
 
 
 @dataclass(eq=False)

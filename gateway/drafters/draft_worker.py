@@ -46,13 +46,13 @@ class DraftWorker(Drafter):
         try:
             stream.send(rounds_pb2.DraftRequest(propose=propose))
         except REFUSALS as error:
-            raise self._lost(error) from error
+            raise self._lost(stream, error) from error
         reply = await self._reply(stream, asked)
-        draft = self._draft(reply.proposed.draft)
+        draft = self._draft(stream, reply.proposed.draft)
         timings, ahead = reply.timings, _outcome(reply)
 
         async def following() -> Draft:
-            return self._draft((await self._reply(stream, asked)).prepared.draft)
+            return self._draft(stream, (await self._reply(stream, asked)).prepared.draft)
 
         return Proposal(
             draft,
@@ -69,19 +69,20 @@ class DraftWorker(Drafter):
         try:
             reply = await stream.receive(asked)
         except REFUSALS as error:
-            raise self._lost(error) from error
+            raise self._lost(stream, error) from error
         assert reply is not None  # there is no limit to the wait
         return reply
 
-    def _draft(self, message: rounds_pb2.Draft) -> Draft:
+    def _draft(self, stream: DraftStream, message: rounds_pb2.Draft) -> Draft:
         try:
             return received_draft(message, self._sequence.sampling.verification, self._vocab_size)
         except ValueError as error:
-            raise self._lost(error) from error
+            raise self._lost(stream, error) from error
 
-    def _lost(self, error: Exception) -> WorkerLostError:
-        """What to raise; the stream is given up."""
-        self.close()
+    def _lost(self, stream: DraftStream, error: Exception) -> WorkerLostError:
+        """What to raise; the stream is given up, unless that was done already and there is another."""
+        if stream is self._stream:
+            self.close()
         had_it = isinstance(error, SequenceFailedError | SequenceLostError)
         return (SequenceLostError if had_it else WorkerLostError)(str(error))
 

@@ -121,7 +121,7 @@ class Connection:
                 listener.ended(end)
 
     async def _why(self, error: BaseException | None) -> str:
-        if not self._call.done():
-            return str(error or "") or type(error).__name__
+        if error is not None and not self._call.done():
+            return str(error) or type(error).__name__
         code = await self._call.code()
         return "" if code is grpc.StatusCode.OK else f"{code.name}: {await self._call.details()}"

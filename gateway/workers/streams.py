@@ -188,19 +188,18 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             raise self._end()
         return None
 
-    def lost(self, reason: str) -> WorkerLostError:
+    def lost(self, reason: str) -> GatewayError:
         """What to raise where a reply makes no sense; the worker is not to be trusted for a while."""
         self.broken(reason)
         assert self._end is not None
-        error = self._end()
-        assert isinstance(error, WorkerLostError)
-        return error
+        return self._end()
 
     def close(self) -> None:
         """Ends the stream: the worker frees the sequence."""
         self._link.streams -= 1
         self.is_closed = True
         self._connection.forget((self._sequence.number, self._epoch))
+        self._finish(lambda: WorkerLostError("the stream is closed"))
         if self._opened:
             self._tell(self._request(close=rounds_pb2.Close()))
 

@@ -14,18 +14,12 @@ from actors.engine_client import EngineClient
 from actors.engine_loop import EngineLoop
 from actors.engine_process import EngineProcess
 from actors.messages import decode_to_engine
-from actors.servicers import DraftServicer, TargetServicer
+from actors.servicers import add_servicer
 from actors.worker import start_server
 from gateway.workers.streams import Role, Worker
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from protos import rounds_pb2_grpc
 from tests.support.trust import TRUST
-
-_SERVICERS: dict[Role, Any] = {
-    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
-    "draft": (DraftServicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
-}
 
 
 class LocalEngine:
@@ -104,8 +98,7 @@ async def front(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
 
     def add_servicers(server: Any) -> None:
         for role in roles:
-            servicer, add_to = _SERVICERS[role]
-            add_to(servicer(client), server)
+            add_servicer(role, client, server)
 
     server, address = await start_server(add_servicers, "127.0.0.1", TRUST)
     try:

@@ -1,0 +1,159 @@
+"""The sequences of one gateway at a worker: requests become work for the engine, answers become replies."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic
+
+from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
+from actors.messages import Answer
+from actors.tracing import StreamTrace
+from actors.translation import ReplyT, RequestT, Translation
+from outrider.engine.errors import EngineError, SequenceFailedError
+from protos import rounds_pb2
+from protos.conversions import sampling_from_message
+
+logger = logging.getLogger("ray.serve")
+
+TRACED_AFTER_S = 0.005  # that a span is made after its answer: all others of the same step are out by then
+
+_CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
+    (LeavingError, rounds_pb2.Ended.LEAVING),
+    (SequenceFailedError, rounds_pb2.Ended.FAILED),
+    (EngineError, rounds_pb2.Ended.TOO_LARGE),
+    (ValueError, rounds_pb2.Ended.INVALID),
+)
+
+
+@dataclass
+class Served:
+    """A sequence of a gateway."""
+
+    number: int  # at the engine
+    trace: StreamTrace
+    newest: int = 0  # round: an older turn is void
+
+
+Name = tuple[int, int]  # of a sequence at its gateway, and its epoch
+
+
+class GatewaySequences(Generic[RequestT, ReplyT]):
+    """Those of one stream: requests become work for the engine, answers become replies."""
+
+    def __init__(self, translation: Translation[RequestT, ReplyT], engine: EngineClient) -> None:
+        self._translation: Translation[RequestT, ReplyT] = translation
+        self._engine = engine
+        self._later = partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S)
+        self._served: dict[Name, Served] = {}
+        self._taken: list[rounds_pb2.Taken] = []
+        self._replies: list[ReplyT] = []
+        self._ended: list[rounds_pb2.Ended] = []
+        self._has_news = asyncio.Event()
+
+    async def read(self, requests: AsyncIterator[Any]) -> None:
+        """Until the gateway has no more to say. Raises DecodeError."""
+        async for several in requests:
+            for request in several.requests:
+                self._take(request)
+
+    def news(self) -> Any:
+        """A message with all that the gateway has not heard, None where that is nothing."""
+        if not (self._taken or self._replies or self._ended):
+            return None
+        told = self._translation.replies(self._taken, self._replies, self._ended)
+        self._taken, self._replies, self._ended = [], [], []
+        return told
+
+    def wake(self, _: object = None) -> None:
+        """Whoever waits for news is to look for himself."""
+        self._has_news.set()
+
+    async def woken(self) -> None:
+        await self._has_news.wait()
+        self._has_news.clear()
+
+    def close(self) -> None:
+        """The stream is over."""
+        for served in self._served.values():
+            self._engine.close(served.number)
+            served.trace.ended()
+        self._served.clear()
+
+    def _take(self, request: RequestT) -> None:
+        name = request.sequence, request.epoch
+        served, kind = self._served.get(name), request.WhichOneof("request")
+        try:
+            if kind == "open":
+                if served is not None:
+                    raise ValueError(f"sequence={name[0]} of epoch={name[1]} is open already")
+                self._open(name, request.open)
+            elif served is None:
+                if kind != "close":
+                    raise ValueError(
+                        f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
+                    )
+            elif kind == "close":
+                self._engine.close(served.number)
+                self._forget(name)
+            else:
+                self._submit(served, request)
+        except (ValueError, EngineStoppedError) as error:
+            self._end(name, error)
+        except Exception as error:  # a defect of ours, and no reason to give up the others
+            logger.exception("a request of a gateway failed")
+            self._end(name, SequenceFailedError(type(error).__name__))
+
+    def _open(self, name: Name, opening: rounds_pb2.Open) -> None:
+        number = self._engine.open(
+            opening.prompt_length,
+            opening.noise_key,
+            sampling_from_message(opening.sampling),
+            partial(self._hear, name),
+        )
+        self._served[name] = Served(number, StreamTrace(self._later))
+        self._taken.append(rounds_pb2.Taken(sequence=name[0], epoch=name[1]))
+        self.wake()
+
+    def _submit(self, served: Served, request: RequestT) -> None:
+        turn, work = self._translation.work(served.number, request)
+        if turn.round >= served.newest:
+            served.newest = turn.round
+            served.trace.asked(turn)
+            self._engine.submit(turn.round, work)
+
+    def _hear(self, name: Name, answer: Answer | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._end(name, answer)
+            return
+        try:
+            self._served[name].trace.answered(answer)
+            reply = self._translation.reply(answer)
+        except Exception as error:
+            logger.exception("an answer of the engine failed")
+            self._end(name, SequenceFailedError(type(error).__name__))
+            return
+        reply.sequence, reply.epoch = name
+        self._replies.append(reply)
+        self.wake()
+
+    def _end(self, name: Name, error: Exception) -> None:
+        """Says so, and frees what is held. Where the engine is gone the end of the stream says it."""
+        if name in self._served:
+            self._engine.close(self._served[name].number)
+            self._forget(name)
+        details = str(error)
+        if isinstance(error, SequenceFailedError):
+            details = f"the engine cannot go on with this sequence: {error}"
+        for kind, cause in _CAUSES:
+            if isinstance(error, kind):
+                sequence, epoch = name
+                self._ended.append(
+                    rounds_pb2.Ended(sequence=sequence, epoch=epoch, cause=cause, details=details)
+                )
+                self.wake()
+                return
+
+    def _forget(self, name: Name) -> None:
+        self._served.pop(name).trace.ended()
