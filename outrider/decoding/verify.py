@@ -88,7 +88,8 @@ def verify_block(
         weight = min(1.0, weight * ratio)
         leftover = _leftover(draft, target_probs, length, weight)
         mass = float(leftover.sum())
-        accept = mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
+        # The bracket keeps a mass that is lost beside 1: the prefix then stands, and nothing is divided by 0.
+        accept = mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0
         if uniform(noise_key, position + length - 1, round, Purpose.ACCEPT) < accept:
             accepted, accepted_leftover = length, leftover
     token = _draw_own(accepted_leftover, target_probs[accepted], noise_key, position + accepted, round)

@@ -113,6 +113,12 @@ def test_a_large_support_is_cut_and_its_distribution_still_sums_to_1() -> None:
     assert token in probs.token_ids
 
 
+def test_a_prefix_whose_leftover_is_lost_beside_1_stands() -> None:
+    target = torch.tensor([[1.0, 1e-30], [1.0, 1e-30], [1.0, 0.0]], dtype=torch.float64)
+    verdict = verify_block(Draft.chain([0, 0], [SURE_OF_ZERO, SURE_OF_ZERO]), target, 1, 0, 0)
+    assert verdict == Verdict((0, 1), (0, 0, 0))
+
+
 NUMBERS = st.sampled_from([0.0, 1.5, -3.0, 3e38, -3e38, math.inf, -math.inf, math.nan])
 ROWS = st.lists(NUMBERS, min_size=4, max_size=4)
 ASKED = st.sampled_from(
