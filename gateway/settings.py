@@ -41,6 +41,10 @@ class RequestSettings(BaseModel):
         default=256, ge=0, description="requests in a gateway's queue; others are refused with 429"
     )
     max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of one request")
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="what becomes of a field that nobody knows; one that is ignored is named in a header",
+    )
     trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
 
 

@@ -110,7 +110,13 @@ class Generation:
                     if unfinished:
                         yield chunk
                         continue
-                    usage = Usage(len(sequences[0].prompt), completion_tokens, prepared.speculation, stats)
+                    usage = Usage(
+                        len(sequences[0].prompt),
+                        completion_tokens,
+                        prepared.speculation,
+                        stats,
+                        len(sequences),
+                    )
                     timing.end()
                     await self._close(trace, prepared, usage)
                     yield replace(chunk, usage=usage)

@@ -33,6 +33,7 @@ class Usage:
     completion_tokens: int
     speculation: Speculation  # as resolved from request and settings
     stats: Stats
+    answers: int = 1
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from gateway.api.openai.fields import UNSERVED
 from tests.fuzz import values
 from tests.fuzz.values import REAL, TEXTS, VOCAB_SIZE, WHOLE, Levels
 from tests.support.service import MODEL
@@ -67,6 +68,7 @@ HINTS: dict[str, Levels] = {
         ANYTHING | IDS.malformed,
     ),
     "model": Levels(st.just(MODEL), st.just(MODEL), ANYTHING),
+    "tokens": IDS,
     "max_tokens": Levels(st.integers(1, 16), st.sampled_from([1, 48, 49]), ANYTHING),
     "n": Levels(st.integers(1, 3), st.sampled_from([1, 16, 17]), ANYTHING),
     "logit_bias": Levels(
@@ -123,7 +125,9 @@ def levels_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Leve
             return values.several(item, schema.get("minItems", 0), schema.get("maxItems", math.inf), ANYTHING)
         case "object" if "properties" in schema:
             own = {name: _field(name, part, definitions) for name, part in schema["properties"].items()}
-            unknown = st.dictionaries(st.sampled_from(["", "x", "n.", "\ud800"]), ANYTHING, max_size=2)
+            unknown = st.dictionaries(
+                st.sampled_from(["", "x", "n.", "\ud800", *UNSERVED]), ANYTHING, max_size=2
+            )
             return values.fields(own, schema.get("required", []), unknown | ANYTHING)
         case "object":
             keys = st.text(max_size=3)

@@ -7,6 +7,7 @@ from hypothesis.strategies import SearchStrategy
 
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
+from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 from protos import generation_pb2
 from tests.fuzz.bodies import body_of
 from tests.fuzz.calls import DAMAGES, REQUESTS, STAYS, GrpcCall, HttpCall, Leaving
@@ -21,10 +22,17 @@ LEAVING = st.one_of(
 )
 STAYING = st.sampled_from([True] * 7 + [False]).flatmap(lambda stays: st.just(STAYS) if stays else LEAVING)
 DAMAGE = st.sampled_from([None] * 40 + sorted(DAMAGES))
-BODIES = {COMPLETIONS: body_of(CompletionRequest), CHAT: body_of(ChatRequest)}
+BODIES = {
+    COMPLETIONS: body_of(CompletionRequest),
+    CHAT: body_of(ChatRequest),
+    TOKENIZE: body_of(TokenizeRequest),
+    DETOKENIZE: body_of(DetokenizeRequest),
+}
 PAGES = [
     "/health",
     "/loads",
+    "/ping",
+    "/version",
     "/v1/models",
     f"/v1/models/{MODEL}",
     "/v1/models/\ud800",
@@ -56,7 +64,8 @@ def requests() -> SearchStrategy[Any]:
         _calls("Generate"),
         _calls("Complete"),
     ]
-    asking = [_calls(method) for method in sorted(REQUESTS.keys() - {"Generate", "Complete"})]
+    methods = sorted(REQUESTS.keys() - {"Generate", "Complete"})
+    asking = [_posts(TOKENIZE), _posts(DETOKENIZE), *map(_calls, methods)]
     looking = st.builds(HttpCall, st.sampled_from(PAGES), st.none())
     several = [*generating * 3, st.one_of(asking), looking]
     return st.sampled_from(range(len(several))).flatmap(several.__getitem__)

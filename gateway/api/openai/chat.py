@@ -5,12 +5,14 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gateway.api.openai.chat_template import ChatTemplate
-from gateway.api.openai.schemas import GenerationRequest, Label, NullIsLeftOut, Text, finite, usage_body
+from gateway.api.openai.fields import Ignored
+from gateway.api.openai.schemas import GenerationRequest, NullIsLeftOut, Text, finite, usage_bodies
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Request, Usage
@@ -57,35 +59,19 @@ class ResponseFormat(BaseModel):
     type: Literal["text"] = "text"
 
 
-class Prediction(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["content"]
-    content: Content
-
-
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
-    # Fields of OpenAI's that change nothing here: hints, labels, and what is about tools that are not there.
-    metadata: dict[Label, Text] = Field(default_factory=dict, max_length=16)
-    store: bool = False
-    service_tier: Label | None = None
-    reasoning_effort: Label | None = None
-    verbosity: Label | None = None
-    prompt_cache_key: Text | None = None
-    safety_identifier: Text | None = None
-    prediction: Prediction | None = None
-    parallel_tool_calls: bool = True
+    prediction: Ignored = None
+    verbosity: Ignored = None
+    reasoning_effort: Ignored = None
+    parallel_tool_calls: Ignored = None
     # Fields of OpenAI's that have one accepted meaning.
-    modalities: list[Literal["text"]] = Field(default=["text"], min_length=1)
     response_format: ResponseFormat = ResponseFormat()
     tools: Nothing = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] = "none"
-    functions: Nothing = Field(default_factory=list)
-    function_call: Literal["none", "auto"] = "none"
 
     async def prepared(self, generation: Generation, template: ChatTemplate) -> Prepared:
         """Raises as ``Generation.prepare`` does, and for messages that the template refuses."""
@@ -99,9 +85,7 @@ class ChatRequest(GenerationRequest):
     async def _request(self, generation: Generation, template: ChatTemplate) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        messages = [message.plain() for message in self.messages]
-        is_long = len(messages) + sum(len(message["content"]) for message in messages) > LONG_TEXT
-        text = await asyncio.to_thread(template.render, messages) if is_long else template.render(messages)
+        text = await rendered(template, self.messages)
         prompt = await generation.token_ids(text, add_special_tokens=False)
         request = self.request(
             prompt,
@@ -109,6 +93,14 @@ class ChatRequest(GenerationRequest):
             max_tokens=self.max_tokens or generation.room(len(prompt)),
         )
         return replace(request, continues_text=False)
+
+
+async def rendered(template: ChatTemplate, messages: list[Message], *, begin_answer: bool = True) -> str:
+    """The chat as the template writes it. Raises InvalidRequestError where that refuses it."""
+    plain = [message.plain() for message in messages]
+    render = partial(template.render, plain, begin_answer=begin_answer)
+    is_long = len(plain) + sum(len(message["content"]) for message in plain) > LONG_TEXT
+    return await asyncio.to_thread(render) if is_long else render()
 
 
 class ChatAnswer:
@@ -137,7 +129,7 @@ class ChatAnswer:
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self._event(), "usage": usage_body(usage, self._seed)}
+        return {**self._event(), **usage_bodies(usage, self._seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> dict[str, Any]:
         """The body of an answer that is not streamed; ``count`` choices."""
@@ -161,7 +153,7 @@ class ChatAnswer:
             **self._frame,
             "object": "chat.completion",
             "choices": choices,
-            "usage": usage_body(usage, self._seed),
+            **usage_bodies(usage, self._seed),
         }
 
     def _event(self, *choices: dict[str, Any]) -> dict[str, Any]:

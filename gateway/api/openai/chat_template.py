@@ -44,8 +44,10 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._template = None if source is None else environment.from_string(source)
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """The text that the model is to go on from, its own turn begun.
+    def render(self, messages: list[dict[str, str]], *, begin_answer: bool = True) -> str:
+        """The text that the model is to go on from.
+
+        begin_answer: with its own turn begun.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
@@ -55,7 +57,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=messages,
-                add_generation_prompt=True,
+                add_generation_prompt=begin_answer,
                 tools=None,
                 documents=None,
                 **self._special_tokens,

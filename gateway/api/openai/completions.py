@@ -3,11 +3,11 @@
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite, usage_body
+from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite, usage_bodies
 from gateway.errors import InvalidRequestError
 from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.generation.text import Piece
@@ -30,9 +30,6 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
 class CompletionRequest(GenerationRequest):
     prompt: Annotated[str | tuple[int, ...], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
     echo: bool = False
-    # Fields of OpenAI's that have one accepted value.
-    best_of: Literal[1] = 1
-    suffix: Literal[""] = ""
 
     def prepared(self) -> Request:
         """Raises InvalidRequestError for what the fields say together."""
@@ -89,7 +86,7 @@ class CompletionAnswer:
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self._frame, "choices": [], "usage": usage_body(usage, self._seed)}
+        return {**self._frame, "choices": [], **usage_bodies(usage, self._seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> dict[str, Any]:
         """The body of an answer that is not streamed; ``count`` choices."""
@@ -103,7 +100,7 @@ class CompletionAnswer:
             choices.append(_choice(index, text, self._logprobs(tokens, pieces), own[-1].finish_reason))
         usage = chunks[-1].usage
         assert usage is not None
-        return {**self._frame, "choices": choices, "usage": usage_body(usage, self._seed)}
+        return {**self._frame, "choices": choices, **usage_bodies(usage, self._seed)}
 
     def _logprobs(self, tokens: Iterable[Token], pieces: Iterable[Piece]) -> dict[str, Any] | None:
         names: list[str] = []

@@ -8,12 +8,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from gateway.api.openai.fields import Ignored
 from gateway.errors import InvalidRequestError
 from gateway.generation.request import Request, Usage
 from gateway.settings import Priority, Speculation
@@ -24,6 +26,7 @@ MAX_BIASES = 4096  # tokens
 MAX_FIELDS = 128  # of one object
 MANY_ERRORS = 100  # of one request: to tell them apart would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
@@ -33,11 +36,19 @@ def checked_text(value: str) -> str:
     return value
 
 
+def checked_ids(ids: Any) -> Any:
+    """At once, not one by one: there may be a million. Raises ValueError."""
+    if not isinstance(ids, list) or not are_ids(ids):
+        raise ValueError("a list of token ids is accepted")
+    return ids
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 Text = Annotated[str, AfterValidator(checked_text)]
+TokenIds = Annotated[list[int], PlainValidator(checked_ids, json_schema_input_type=list[int])]
 Label = Annotated[Text, Field(max_length=64)]
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
@@ -79,23 +90,27 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     speculation: Speculation = Speculation()
     task: Label | None = None
     priority: Priority = "interactive"
-    user: Text | None = None  # accepted, not used
+    # Fields of OpenAI's that change nothing: labels, and hints that need no heeding.
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    user: Ignored = None
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_is_a_boolean(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation not in (bool, Any):
             raise ValueError("a boolean is not accepted")
         return value
 
     @field_validator(*ID_LISTS, mode="before")
     @classmethod
     def _are_ids(cls, ids: Any) -> Any:
-        """At once, not one by one: there may be a million."""
-        if isinstance(ids, list) and not are_ids(ids):
-            raise ValueError("a list of token ids is accepted")
-        return ids
+        return checked_ids(ids) if isinstance(ids, list) else ids
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -161,6 +176,29 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
     }
 
 
+def usage_bodies(usage: Usage, seed: int) -> dict[str, Any]:
+    """What is told at the end: of a single answer also how its Drafts did."""
+    told = {"usage": usage_body(usage, seed)}
+    return {**told, "metrics": metrics_body(usage)} if usage.answers == 1 else told
+
+
+def metrics_body(usage: Usage) -> dict[str, Any]:
+    """Acceptance under the names that AIPerf reads: of the whole answer, never of several together."""
+    stats = usage.stats
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": round(1.0 + stats.mean_accepted_length, 6),
+            "draft_acceptance_rate": round(stats.accepted / stats.drafted, 6) if stats.drafted else 0.0,
+            "acceptance_histogram": {
+                str(length): rounds for length, rounds in enumerate(stats.histogram) if rounds
+            },
+            "num_spec_steps": stats.rounds,
+            "num_draft_tokens": stats.drafted,
+            "num_accepted_draft_tokens": stats.accepted,
+        }
+    }
+
+
 def error_body(
     message: str, *, type_: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
@@ -178,6 +216,8 @@ def invalid(error: ValidationError) -> InvalidRequestError:
     field = ".".join(map(str, first["loc"])) or "body"
     value = first["input"]
     got = f", got {value!r}" if isinstance(value, bool | int | float) and len(repr(value)) < 80 else ""
+    if first["type"] == "extra_forbidden":
+        return InvalidRequestError(field, f"{UNKNOWN_FIELD}{got}")
     return InvalidRequestError(field, f"{first['msg']}{got}")
 
 

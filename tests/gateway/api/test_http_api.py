@@ -118,3 +118,28 @@ async def test_an_unknown_path_and_method_are_answered_in_the_same_shape(client)
         assert response.status_code in (404, 405)
         assert response.json()["error"]["message"]
         assert response.json()["error"]["param"] is None
+
+
+async def test_acceptance_is_told_under_the_names_that_load_generators_read(client):
+    ask = {**ASK, "speculation": {"mode": "fixed", "depth": 4}}
+    told = (await client.post("/v1/completions", json=ask)).json()
+    speculation, metrics = told["usage"]["speculation"], told["metrics"]["speculative_decoding"]
+    histogram = metrics["acceptance_histogram"]
+    assert sum(histogram.values()) == metrics["num_spec_steps"] == speculation["rounds"]
+    assert sum(int(length) * rounds for length, rounds in histogram.items()) == speculation["accepted"]
+    assert metrics["num_accepted_draft_tokens"] == speculation["accepted"]
+    assert metrics["num_draft_tokens"] == speculation["drafted"]
+    expected = 1 + speculation["accepted"] / speculation["rounds"]
+    assert metrics["mean_acceptance_length"] == pytest.approx(expected)
+    assert metrics["draft_acceptance_rate"] == pytest.approx(speculation["accepted"] / speculation["drafted"])
+
+
+@pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])
+async def test_a_stream_tells_acceptance_with_the_usage(client, path, ask):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last, _ = events_of(await client.post(f"/v1/{path}", json={**ask, **options}))
+    assert "speculative_decoding" in json.loads(last)["metrics"]
+
+
+async def test_of_several_answers_together_no_acceptance_is_told(client):
+    assert "metrics" not in (await client.post("/v1/completions", json={**ASK, "n": 2})).json()

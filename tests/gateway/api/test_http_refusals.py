@@ -96,8 +96,10 @@ async def test_another_model_is_not_found(client):
             {"messages": [{"role": "assistant", "content": "x", "annotations": [{}]}]},
             "messages.0.annotations",
         ),
-        ({"metadata": {"a": 1}}, "metadata.a"),
-        ({"modalities": ["audio"]}, "modalities.0"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
     ],
     ids=str,
 )

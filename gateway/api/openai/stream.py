@@ -1,0 +1,71 @@
+"""An answer as server-sent events."""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from gateway.api.details import details_body
+from gateway.api.http_errors import told
+from gateway.api.openai.schemas import StreamOptions, error_body, token_counts
+from gateway.errors import DEFECT, GatewayError
+from gateway.generation.request import Chunk, Usage
+from gateway.generation.token_bytes import TokenBytes
+
+logger = logging.getLogger("ray.serve")
+
+
+class Answer(Protocol):
+    """The bodies of one endpoint."""
+
+    def opening(self) -> list[dict[str, Any]]: ...
+    def chunk(self, chunk: Chunk) -> dict[str, Any] | None: ...
+    def usage(self, usage: Usage) -> dict[str, Any]: ...
+    def whole(self, chunks: list[Chunk], count: int) -> dict[str, Any]: ...
+
+
+async def events(
+    first: Chunk,
+    chunks: AsyncGenerator[Chunk, None],
+    answer: Answer,
+    options: StreamOptions,
+    tokens: TokenBytes,
+    prompt_tokens: int,
+) -> AsyncIterator[str]:
+    """Closed by [DONE]. What goes wrong on the way becomes an event of its own."""
+    chunk, written = first, 0
+
+    def counted(body: dict[str, Any]) -> dict[str, Any]:
+        """With the tokens so far, where every event is to have them."""
+        if not (options.include_usage and options.continuous_usage_stats):
+            return body
+        return {**body, "usage": token_counts(prompt_tokens, written)}
+
+    async with aclosing(chunks):
+        try:
+            for opening in answer.opening():
+                yield event(counted(opening))
+            while True:
+                body = answer.chunk(chunk)
+                written += len(chunk.tokens)
+                if options.include_rounds:
+                    body = body or {"choices": []}
+                    body["outrider"] = body.get("outrider", {}) | details_body(chunk, tokens)
+                if body is not None:
+                    yield event(counted(body))
+                if chunk.usage is not None:
+                    break
+                chunk = await anext(chunks)
+            if options.include_usage:
+                yield event(answer.usage(chunk.usage))
+        except GatewayError as error:
+            yield event(told(error)[1])
+        except Exception:
+            logger.exception("a stream of events failed")
+            yield event(error_body(DEFECT, type_="server_error"))
+    yield "data: [DONE]\n\n"
+
+
+def event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"

@@ -1,0 +1,90 @@
+"""Text and token ids over HTTP, and what a caller asks first: are you there, and which version are you?"""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import Depends, FastAPI, Response
+from pydantic import ConfigDict, Field, model_validator
+from starlette.requests import Request as HttpRequest
+
+from gateway.api.openai.bodies import described, parsed
+from gateway.api.openai.chat import MAX_MESSAGES, Message, rendered
+from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.openai.schemas import NullIsLeftOut, Text, TokenIds
+from gateway.errors import UnknownModelError
+from gateway.generation.generation import Generation
+
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+
+
+class TokenizeRequest(NullIsLeftOut):
+    """Of a text, or of a chat as its template writes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: list[Message] | None = Field(
+        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
+    add_special_tokens: bool | None = None  # None: for a text, as a completion has them, but not for a chat
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("either prompt or messages is accepted")
+        return self
+
+
+class DetokenizeRequest(NullIsLeftOut):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Text | None = None
+    tokens: TokenIds
+
+
+def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_known: Any) -> None:
+    """is_known: dependency that lets in those who may ask."""
+    settings = generation.settings
+
+    def is_served(model: str | None) -> None:
+        if model not in (None, settings.model):
+            raise UnknownModelError("model", f"{model!r} is not served, {settings.model!r} is")
+
+    @app.post(TOKENIZE, dependencies=[Depends(is_known)], openapi_extra=described(TokenizeRequest, TOKENIZE))
+    async def tokenize(request: HttpRequest) -> dict[str, Any]:
+        """The token ids of a text, or of a chat."""
+        body = (await parsed(TokenizeRequest, request, settings.unknown_fields)).body
+        is_served(body.model)
+        text, adds_special = body.prompt, body.prompt is not None
+        if text is None:
+            assert body.messages is not None
+            text = await rendered(template, body.messages, begin_answer=body.add_generation_prompt)
+        if body.add_special_tokens is not None:
+            adds_special = body.add_special_tokens
+        encoding = await generation.tokenization.encode(text, add_special_tokens=adds_special)
+        told = {"count": len(encoding.ids), "max_model_len": generation.max_length(), "tokens": encoding.ids}
+        if body.return_token_strs:
+            told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in encoding.ids]
+        return told
+
+    @app.post(
+        DETOKENIZE, dependencies=[Depends(is_known)], openapi_extra=described(DetokenizeRequest, DETOKENIZE)
+    )
+    async def detokenize(request: HttpRequest) -> dict[str, str]:
+        """The text of token ids, special ones included."""
+        body = (await parsed(DetokenizeRequest, request, settings.unknown_fields)).body
+        is_served(body.model)
+        generation.check_ids("tokens", body.tokens)
+        return {"prompt": await generation.tokenization.decode(body.tokens, skip_special_tokens=False)}
+
+    @app.get("/version")
+    async def of_outrider() -> dict[str, str]:
+        return {"version": version("outrider")}
+
+    @app.get("/ping")
+    async def ping() -> Response:
+        """200 when a request can be answered now, and no word more."""
+        return Response(status_code=200 if generation.fleet.workers("target") else 503)

@@ -1,0 +1,63 @@
+"""Text to token ids and back over HTTP, and what a caller asks first."""
+
+from importlib.metadata import version
+
+import pytest
+
+from tests.fakes.scripted import MAX_LENGTH
+from tests.support.http_calls import CHAT, client_of
+
+
+async def test_text_becomes_token_ids_and_they_text_again(client):
+    told = (await client.post("/tokenize", json={"prompt": "sät"})).json()
+    assert told == {"tokens": [*"sät".encode()], "count": 4, "max_model_len": MAX_LENGTH}
+    back = await client.post("/detokenize", json={"tokens": told["tokens"]})
+    assert back.json() == {"prompt": "sät"}
+
+
+async def test_the_vocabulary_s_own_spelling_is_told_where_it_is_asked_for(client):
+    told = (await client.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})).json()
+    assert told["token_strs"] == ["a", "b"]
+
+
+async def test_a_chat_is_tokenized_as_its_template_writes_it(client):
+    told = (await client.post("/tokenize", json={"messages": CHAT["messages"]})).json()
+    assert bytes(told["tokens"]) == b"user:x;"
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "field"),
+    [
+        ("tokenize", {}, "body"),
+        ("tokenize", {"prompt": "x", "messages": CHAT["messages"]}, "body"),
+        ("tokenize", {"prompt": "x", "truncate": 1}, "truncate"),
+        ("detokenize", {"tokens": [10**6]}, "tokens"),
+        ("detokenize", {"tokens": [-1]}, "tokens"),
+        ("detokenize", {"tokens": "x"}, "tokens"),
+    ],
+    ids=str,
+)
+async def test_what_is_wrong_is_named(client, path, wrong, field):
+    response = await client.post(f"/{path}", json=wrong)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+async def test_another_model_is_not_found(client):
+    for path, ask in (("tokenize", {"prompt": "x"}), ("detokenize", {"tokens": []})):
+        assert (await client.post(f"/{path}", json={**ask, "model": "other"})).status_code == 404
+
+
+async def test_only_callers_who_are_known_are_answered(tokenizer):
+    async with client_of(tokenizer, None, keys=["k"]) as client:
+        assert (await client.post("/tokenize", json={"prompt": "x"})).status_code == 401
+        assert (await client.post("/detokenize", json={"tokens": []})).status_code == 401
+
+
+async def test_the_version_is_that_of_the_package(client):
+    assert (await client.get("/version")).json() == {"version": version("outrider")}
+
+
+async def test_a_ping_says_whether_a_request_can_be_answered(tokenizer, client):
+    assert (await client.get("/ping")).status_code == 200
+    async with client_of(tokenizer, None) as alone:
+        assert (await alone.get("/ping")).status_code == 503
