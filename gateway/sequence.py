@@ -6,6 +6,7 @@ from itertools import count
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
+from outrider.drafters.past_answers import NOBODYS, Scope
 from protos.generation_pb2 import TokenLogprobs
 
 
@@ -35,6 +36,7 @@ class Sequence:
     finish_reason: str | None = None  # "stop" or "length" once nothing more is wanted
     round: int = 0  # number of the newest turn; never restarts
     epoch: int = 0  # number of the newest stream to a worker; never restarts
+    scope: Scope = NOBODYS  # whose past answers it may be drafted from
     number: int = field(default_factory=count(1).__next__)  # among those of this gateway
     draft: Draft | None = None  # that came with the newest Verdict, from a drafter beside the target
 

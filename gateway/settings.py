@@ -20,6 +20,12 @@ class RequestSettings(BaseModel):
         default="model",
         description="what drafts unless a request names another; a deployment without a draft: ngram",
     )
+    past_answer_tokens: int = Field(
+        default=2**18,
+        ge=0,
+        description="tokens of past answers that a gateway keeps in memory, by API key and task, for drafters"
+        " that guess from them (suffix), about 150 to 400 bytes each; 0: none",
+    )
     propose_deadline_ms: float = Field(
         default=1000.0,
         gt=0.0,

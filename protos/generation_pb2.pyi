@@ -142,7 +142,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("drafted", "parents", "accepted", "reason", "ahead_hit", "continued", "draft_ms", "target_ms", "queue_ms", "step_ms")
+    __slots__ = ("drafted", "parents", "accepted", "reason", "ahead_hit", "continued", "draft_ms", "target_ms", "queue_ms", "step_ms", "drafter")
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class Round(_message.Message):
     TARGET_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     drafted: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     accepted: _containers.RepeatedScalarFieldContainer[int]
@@ -163,7 +164,8 @@ class Round(_message.Message):
     target_ms: float
     queue_ms: float
     step_ms: float
-    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., ahead_hit: _Optional[bool] = ..., continued: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    drafter: str
+    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., ahead_hit: _Optional[bool] = ..., continued: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Completion(_message.Message):
     __slots__ = ("choices", "usage")
@@ -200,7 +202,14 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "empty_drafts")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "empty_drafts", "drafted_by")
+    class DraftedByEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: DraftedBy
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[DraftedBy, _Mapping]] = ...) -> None: ...
     MODE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +229,7 @@ class Speculation(_message.Message):
     SAVED_MS_FIELD_NUMBER: _ClassVar[int]
     WASTED_FIELD_NUMBER: _ClassVar[int]
     EMPTY_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
     mode: str
     drafter: str
     rounds: int
@@ -239,7 +249,20 @@ class Speculation(_message.Message):
     saved_ms: float
     wasted: int
     empty_drafts: int
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., empty_drafts: _Optional[int] = ...) -> None: ...
+    drafted_by: _containers.MessageMap[str, DraftedBy]
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ...) -> None: ...
+
+class DraftedBy(_message.Message):
+    __slots__ = ("rounds", "drafted", "verified", "accepted")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    drafted: int
+    verified: int
+    accepted: int
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from gateway.errors import UnauthenticatedError
 
+LOCAL = "this machine"
 NEEDED = "an API key is needed: send it as 'Authorization: Bearer <key>'"
 
 
@@ -23,8 +24,9 @@ class Authentication:
         self._key_digests = key_digests
         self._anonymous = anonymous
 
-    def check(self, authorization: str | None, host: str | None) -> None:
-        """
+    def check(self, authorization: str | None, host: str | None) -> str | None:
+        """Who asks: the digest of a key, LOCAL for callers on this machine without one, None for anybody.
+
         Args:
             authorization: the header's or metadata's value.
             host: address of the caller, None where it is not known.
@@ -33,15 +35,18 @@ class Authentication:
             UnauthenticatedError: the caller may not ask; the message says what would be accepted.
         """
         if not self._key_digests:
-            if not self._anonymous and not _is_loopback(host):
+            if _is_loopback(host):
+                return LOCAL
+            if not self._anonymous:
                 raise UnauthenticatedError("without API keys only callers on this machine are answered")
-            return
+            return None
         scheme, _, key = (authorization or "").partition(" ")
         presented = digest(key.strip())
         # Every key is compared, so that the time taken tells nothing about which one came close.
         matches = [hmac.compare_digest(presented, known) for known in self._key_digests]
         if scheme.lower() != "bearer" or not any(matches):
             raise UnauthenticatedError(NEEDED)
+        return presented
 
 
 def peer_host(peer: str) -> str | None:

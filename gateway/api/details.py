@@ -23,6 +23,7 @@ def round_message(round_: VerdictFell) -> generation_pb2.Round:
         target_ms=1e3 * round_.target_s,
         queue_ms=timings.queue_ns / 1e6,
         step_ms=timings.step_ns / 1e6,
+        drafter=round_.proposal.drafter,
     )
 
 

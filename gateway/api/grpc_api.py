@@ -135,17 +135,22 @@ class GenerationServicer:
 
     def admit(self, message: Message, context: Context) -> None:
         """Raises UnauthenticatedError, or InvalidRequestError for a message that is too long."""
-        metadata = dict(context.invocation_metadata())
-        self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
+        self._caller(context)
         limit = self.generation.settings.max_message_bytes
         if message.ByteSize() > limit:
             raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
+
+    def _caller(self, context: Context) -> str | None:
+        """As ``Authentication.check``."""
+        metadata = dict(context.invocation_metadata())
+        return self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
 
     @guarded_stream
     async def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        return self._chunks(await self.generation.prepare(_request(message)), message.include_rounds)
+        prepared = await self.generation.prepare(_request(message), self._caller(grpc_context))
+        return self._chunks(prepared, message.include_rounds)
 
     async def _chunks(
         self, prepared: Prepared, include_rounds: bool
@@ -163,7 +168,7 @@ class GenerationServicer:
     async def Complete(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> generation_pb2.Completion:
-        prepared = await self.generation.prepare(_request(message))
+        prepared = await self.generation.prepare(_request(message), self._caller(grpc_context))
         choices = [generation_pb2.Choice(index=index) for index in range(len(prepared.sequences))]
         completion = generation_pb2.Completion(choices=choices)
         async with aclosing(self.generation.chunks(prepared)) as chunks:
@@ -320,5 +325,8 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
             saved_ms=1e3 * stats.saved_s,
             wasted=stats.wasted,
             empty_drafts=stats.empty_drafts,
+            drafted_by={
+                name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()
+            },
         ),
     )

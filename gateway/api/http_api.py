@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -53,9 +53,11 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     settings = generation.settings
     tokens = TokenBytes(generation.tokenizer)
 
-    def is_known(request: HttpRequest) -> None:
+    def is_known(request: HttpRequest) -> str | None:
         host = request.client.host if request.client else None
-        authentication.check(request.headers.get("authorization"), host)
+        return authentication.check(request.headers.get("authorization"), host)
+
+    Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
     async def respond(asked: Parsed[Any], prepared: Prepared, answer: Answer) -> Response:
         body: GenerationRequest = asked.body
@@ -76,21 +78,19 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         told = events(first, chunks, answer, body.stream_options, tokens, len(prepared.sequences[0].prompt))
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
-    @app.post(
-        COMPLETIONS, dependencies=[Depends(is_known)], openapi_extra=described(CompletionRequest, COMPLETIONS)
-    )
-    async def completions(request: HttpRequest) -> Response:
+    @app.post(COMPLETIONS, openapi_extra=described(CompletionRequest, COMPLETIONS))
+    async def completions(request: HttpRequest, caller: Caller) -> Response:
         asked = await parsed(CompletionRequest, request, settings.unknown_fields)
-        prepared = await generation.prepare(asked.body.prepared())
+        prepared = await generation.prepare(asked.body.prepared(), caller)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
         echo = await asked.body.echoed(generation.tokenization)
         return await respond(asked, prepared, CompletionAnswer(settings.model, prepared, tokens, seed, echo))
 
-    @app.post(CHATS, dependencies=[Depends(is_known)], openapi_extra=described(ChatRequest, CHATS))
-    async def chat(request: HttpRequest) -> Response:
+    @app.post(CHATS, openapi_extra=described(ChatRequest, CHATS))
+    async def chat(request: HttpRequest, caller: Caller) -> Response:
         asked = await parsed(ChatRequest, request, settings.unknown_fields)
-        prepared = await asked.body.prepared(generation, template)
+        prepared = await asked.body.prepared(generation, template, caller)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
         return await respond(asked, prepared, ChatAnswer(settings.model, prepared, tokens, seed))

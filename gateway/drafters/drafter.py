@@ -1,7 +1,6 @@
 """What makes the Drafts of one sequence, seen from the gateway: one method."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from gateway.drafters.proposal import Proposal
 from outrider.drafters.registry import Place
@@ -10,7 +9,7 @@ from outrider.drafters.registry import Place
 class Drafter(ABC):
     """A wrong guess costs time, never correctness."""
 
-    place: ClassVar[Place]
+    place: Place
 
     @abstractmethod
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:

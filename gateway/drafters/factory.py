@@ -1,23 +1,49 @@
 """Drafters by name, for the sequences of one gateway."""
 
+from functools import lru_cache
+from typing import Any
+
 from gateway.drafters.beside_target import BesideTarget
 from gateway.drafters.draft_worker import DraftWorker
 from gateway.drafters.drafter import Drafter
 from gateway.drafters.index import IndexDrafter
+from gateway.drafters.mixed import Mixed, Promises
 from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
+from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import Place, drafter
+
+MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
 
 
 class Drafters:
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, past: PastAnswers | None = None) -> None:
+        """past: for drafters that remember; None: nothing is kept."""
         self._fleet = fleet
+        self._past = PastAnswers() if past is None else past
+        self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
 
     def of(self, name: str, sequence: Sequence) -> Drafter:
         """Raises ValueError naming the drafters that there are."""
         info = drafter(name)
+        if info.mixes is not None:
+            return self._mixed(name, info.mixes, sequence)
         if info.place is Place.DRAFT_WORKER:
             return DraftWorker(self._fleet, sequence)
         if info.place is Place.TARGET_WORKER:
             return BesideTarget(sequence)
-        return IndexDrafter(info.load()(), sequence)
+        return self._index(name, sequence)[0]
+
+    def _mixed(self, name: str, mixes: tuple[str, str], sequence: Sequence) -> Drafter:
+        other, index = mixes
+        promises = self._promises(sequence.scope.task, name, sequence.sampling.verification)
+        return Mixed(mixes, self.of(other, sequence), self._index(index, sequence), promises, sequence)
+
+    def _index(self, name: str, sequence: Sequence) -> tuple[Drafter, Any]:
+        """What drafts from an index, and the index."""
+        info = drafter(name)
+        if not info.remembers:
+            index = info.load()()
+            return IndexDrafter(index, sequence), index
+        index = info.load()(self._past, sequence.scope)
+        return IndexDrafter(index, sequence, self._past), index

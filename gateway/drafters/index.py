@@ -1,4 +1,4 @@
-"""Drafters that look into the sequence itself: no worker and no hop, never late and never lost."""
+"""Drafters that look into text that is there: no worker and no hop, never late and never lost."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ from gateway.drafters.drafter import Drafter
 from gateway.drafters.proposal import Proposal
 from gateway.sequence import Sequence
 from outrider.drafters.index import Index, as_drawn
+from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import Place
 
 NOTED_AT_A_TIME = 512  # tokens, about a millisecond: the event loop has others to serve
@@ -16,9 +17,11 @@ class IndexDrafter(Drafter):
 
     place = Place.GATEWAY
 
-    def __init__(self, index: Index, sequence: Sequence) -> None:
+    def __init__(self, index: Index, sequence: Sequence, past: PastAnswers | None = None) -> None:
+        """past: takes note of the answer in the end."""
         self._index = index
         self._sequence = sequence
+        self._past = past
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
         """A long prompt is taken note of in parts, between which others have their turn."""
@@ -29,3 +32,9 @@ class IndexDrafter(Drafter):
             self._index.append(new[begin : begin + NOTED_AT_A_TIME])
         draft = as_drawn(self._index.propose(depth), self._sequence.sampling.verification)
         return Proposal(draft, len(self._index))
+
+    def close(self) -> None:
+        """The answer is a past one now."""
+        past, self._past = self._past, None
+        if past is not None:
+            past.add(self._sequence.scope, self._sequence.generated)

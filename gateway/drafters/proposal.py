@@ -37,6 +37,7 @@ class Proposal:
     # Waits for the same Draft with what follows its likely verdicts behind it; None: that never comes.
     following: Callable[[], Awaitable[Draft | None]] = nothing_follows
     seconds: float = 0.0  # that it was waited for
+    drafter: str = ""  # that made it
 
     @property
     def overhead_s(self) -> float:

@@ -25,6 +25,7 @@ from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
+from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
@@ -45,8 +46,10 @@ class Generation:
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
-    async def prepare(self, request: Request) -> Prepared:
+    async def prepare(self, request: Request, caller: str | None = None) -> Prepared:
         """Whatever can be refused is refused here, before anything reaches a worker.
+
+        caller: who asks, as ``Authentication.check`` says.
 
         Raises:
             InvalidRequestError: naming the field.
@@ -72,8 +75,9 @@ class Generation:
         sampling = sampling.model_copy(update={"seed": seed, "verification": rule})
         keys = partial(_noise_keys, seed, request.n, prompt)
         noise_keys = await asyncio.to_thread(keys) if request.n * len(prompt) > LONG_LIST else keys()
+        scope = Scope(caller, request.task)
         return Prepared(
-            tuple(Sequence(prompt, sampling, key) for key in noise_keys),
+            tuple(Sequence(prompt, sampling, key, scope=scope) for key in noise_keys),
             request.stop,
             request.speculation.resolved(settings.drafter, self.paces.settings),
             request.task,

@@ -117,6 +117,7 @@ class AnswerTrace(NoTrace):
         ended_ns, proposal = time.time_ns(), fell.proposal
         if proposal.draft:
             self._span.set_attribute("outrider.depth", proposal.draft.chain_length)
+            self._span.set_attribute("outrider.drafted_by", proposal.drafter)
             if not self._continued:
                 self._span.set_attribute("outrider.tree_size", len(proposal.draft))
             if proposal.ahead_hit is not None:

@@ -30,6 +30,13 @@ FIELDS = {
     "outrider_reopenings": "lost_targets",
 }
 
+# Counters of what each drafter did.
+OF_DRAFTERS = {
+    "rounds": "outrider_drafted_by_rounds",
+    "verified": "outrider_drafted_by_verified_tokens",
+    "accepted": "outrider_drafted_by_accepted_tokens",
+}
+
 
 async def publish_always(generation: Generation, instruments: Instruments) -> None:
     """Until it is cancelled."""
@@ -63,6 +70,9 @@ def _count(instruments: Instruments, kind: Kind, stats: Stats) -> None:
         accepted = stats.accepted_at(position)
         name = "vllm_spec_decode_num_accepted_tokens_per_pos"
         instruments.total(name, accepted, **labels, position=str(position))
+    for drafter, counts in stats.by_drafter.items():
+        for what, name in OF_DRAFTERS.items():
+            instruments.total(name, counts[what], **labels, drafted_by=drafter)
     for (to, reason), times in stats.transitions.items():
         instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
     for reason, times in stats.failures.items():

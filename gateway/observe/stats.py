@@ -17,6 +17,8 @@ from gateway.rounds.events import (
 )
 from gateway.rounds.reasons import EMPTY, LATE, LOST
 
+BY_DRAFTER = ("rounds", "drafted", "verified", "accepted")
+
 
 @dataclass
 class Stats:
@@ -34,6 +36,7 @@ class Stats:
     target_passes: int = 0  # verdicts, with a Draft or without
     draft_s: float = 0.0  # that rounds waited for a Draft
     target_s: float = 0.0  # that the sequence waited for verdicts
+    drafted_by: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, what: see BY_DRAFTER)
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
@@ -52,6 +55,9 @@ class Stats:
                     self.drafted += len(event.proposal.draft)
                     self.verified += event.verified
                     self.accepted_lengths[len(event.reply.accepted)] += 1
+                    counts = 1, len(event.proposal.draft), event.verified, len(event.reply.accepted)
+                    for what, count in zip(BY_DRAFTER, counts, strict=True):
+                        self.drafted_by[event.proposal.drafter, what] += count
             case TokenDecoded():
                 self.target_passes += 1
                 self.target_s += event.target_s
@@ -114,6 +120,12 @@ class Stats:
     def ahead_hit_ranks(self) -> list[int]:
         """Verdicts prepared for that ended with the draft's first guess, its second, ..."""
         return _listed(self.ahead_hits)
+
+    @property
+    def by_drafter(self) -> dict[str, dict[str, int]]:
+        """What each drafter did: where Drafts are mixed there are several."""
+        names = dict.fromkeys(drafter for drafter, _ in self.drafted_by)
+        return {name: {what: self.drafted_by[name, what] for what in BY_DRAFTER} for name in names}
 
     def add(self, other: "Stats") -> None:
         """Counts another sequence in."""

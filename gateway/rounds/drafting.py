@@ -149,7 +149,7 @@ class Drafting:
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        return None if draft is None else Proposal(draft, newest.base, ahead_hit=True)
+        return None if draft is None else Proposal(draft, newest.base, ahead_hit=True, drafter=newest.drafter)
 
     async def resume(self, traceparent: str) -> Proposal:
         """Returns once rounds pay, with the Draft to begin them. Meanwhile the sequence is decoded freely.
@@ -302,7 +302,8 @@ class Drafting:
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        self._newest = proposal = replace(proposal, seconds=loop.time() - begun)
+        drafter = proposal.drafter or self._paced.drafter
+        self._newest = proposal = replace(proposal, seconds=loop.time() - begun, drafter=drafter)
         self._pause_s, self._losses = 0.0, 0
         self._events.emit(Drafted(proposal))
         self._empty = 0 if proposal.draft else self._empty + 1

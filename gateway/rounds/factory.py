@@ -10,6 +10,7 @@ from gateway.rounds.rounds import Limits, Rounds
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
+from outrider.drafters.past_answers import PastAnswers
 
 
 class RoundsFactory:
@@ -19,7 +20,7 @@ class RoundsFactory:
         self._fleet = fleet
         self._paces = paces
         self._settings = settings
-        self._drafters = Drafters(fleet)
+        self._drafters = Drafters(fleet, PastAnswers(settings.past_answer_tokens))
 
     def of(
         self,

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Verification
+from outrider.drafters.occurrences import Guess
 
 
 class Index(Protocol):
@@ -16,6 +17,13 @@ class Index(Protocol):
 
     def propose(self, depth: int) -> Draft:
         """A chain of at most ``depth`` tokens that may follow; empty where nothing is known."""
+
+
+class ScoredIndex(Index, Protocol):
+    """One that knows how good its guesses are."""
+
+    def guess(self, depth: int) -> Guess:
+        """What ``propose`` makes its chain of."""
 
 
 def as_drawn(draft: Draft, rule: Verification) -> Draft:

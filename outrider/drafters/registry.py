@@ -2,11 +2,12 @@
 
 A drafter is a file and a row. Where it runs says what its file holds:
 
-- gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence.
+- gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence, and
+  where it ``remembers``, from past answers too (outrider/drafters/past_answers.py).
 - draft worker, target worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -31,6 +32,10 @@ class DrafterInfo:
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
+    remembers: bool = False  # its index is given past answers
+    mixes: tuple[str, str] | None = (
+        None  # a drafter, and an index whose Draft is taken where it promises more
+    )
 
     def load(self) -> Any:
         """The class, imported where it is used: some need torch."""
@@ -47,6 +52,12 @@ def register(*rows: DrafterInfo) -> None:
         if row.name in _ROWS:
             raise ValueError(f"there is a drafter named {row.name!r} already")
         _ROWS[row.name] = row
+
+
+def mixed(name: str, index: str) -> DrafterInfo:
+    """The row of a drafter that gives way to an index with a score, where that promises more tokens."""
+    meaning = f"{index} where that promises more tokens, {name} where not"
+    return replace(drafter(name), name=f"{name}+{index}", meaning=meaning, mixes=(name, index))
 
 
 def drafters() -> tuple[DrafterInfo, ...]:
@@ -76,4 +87,12 @@ register(
         Place.GATEWAY,
         "outrider.drafters.ngram:NgramIndex",
     ),
+    DrafterInfo(
+        "suffix",
+        "what followed the newest tokens before, by all lengths of them: in prompt, answer and past answers",
+        Place.GATEWAY,
+        "outrider.drafters.suffix:SuffixIndex",
+        remembers=True,
+    ),
 )
+register(mixed("model", "suffix"))

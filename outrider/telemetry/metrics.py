@@ -97,6 +97,24 @@ OF_GATEWAYS = (
         "drafted tokens whose position was reached; the acceptance rate is accepted / verified",
         DRAFTED,
     ),
+    _counter(
+        "outrider_drafted_by_rounds",
+        "rounds",
+        "Drafts that the target verified, by the drafter that made them: a mixed one takes some from each",
+        (*DRAFTED, "drafted_by"),
+    ),
+    _counter(
+        "outrider_drafted_by_verified_tokens",
+        "tokens",
+        "tokens of these Drafts whose position was reached",
+        (*DRAFTED, "drafted_by"),
+    ),
+    _counter(
+        "outrider_drafted_by_accepted_tokens",
+        "tokens",
+        "tokens of these Drafts that stand",
+        (*DRAFTED, "drafted_by"),
+    ),
     _counter("outrider_tokens", "tokens", "committed tokens", DRAFTED),
     _counter(
         "outrider_target_passes",

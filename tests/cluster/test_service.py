@@ -26,6 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "fixed": {"mode": "fixed", "depth": 4},
     "deep": {"mode": "fixed", "depth": 8},
     "n-gram": {"mode": "fixed", "depth": 4, "drafter": "ngram"},
+    "mixed": {"mode": "fixed", "depth": 4, "drafter": "model+suffix"},
 }
 
 

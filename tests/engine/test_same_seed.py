@@ -15,6 +15,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.ngram import NgramIndex
+from outrider.drafters.suffix import SuffixIndex
 from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.drafters.index import IndexDrafter
@@ -73,6 +74,7 @@ MODES: dict[str, tuple[Company, Callable[[], Drafter | None], int, int]] = {
     "plain in a batch": (together, lambda: None, 0, 0),
     "n-gram alone": (alone, lambda: IndexDrafter(NgramIndex), 4, 0),
     "n-gram in a batch": (together, lambda: IndexDrafter(NgramIndex), 3, 0),
+    "suffix in a batch": (together, lambda: IndexDrafter(SuffixIndex), 6, 0),
     "tree in a batch": (together, lambda: DraftModel(engine("draft")), 3, 3),
     "tree alone": (alone, lambda: DraftModel(engine("draft")), 4, 8),
     "draft-ahead alone": (alone, lambda: DraftModel(engine("draft", 12)), 4, 0),

@@ -34,7 +34,7 @@ def _reference(path: str = COMPLETIONS, **fields: Any) -> HttpCall:
     return HttpCall(path, {"seed": 11, "max_tokens": 12, **fields})
 
 
-# In every mode, by both drafters; all of them are coupled, so speculation cannot change their text.
+# In every mode, by several drafters; all of them are coupled, so speculation cannot change their text.
 REFERENCES = [
     _reference(prompt="def main(", temperature=0.0, speculation={"mode": "off"}),
     _reference(prompt="class History:\n", speculation={"mode": "off"}, n=2),
@@ -46,6 +46,10 @@ REFERENCES = [
     _reference(
         prompt='{"name": "', repetition_penalty=1.2, speculation={"drafter": "ngram"}, priority="batch"
     ),
+    _reference(
+        prompt="to be or not to be or", speculation={"mode": "fixed", "drafter": "suffix", "depth": 5}
+    ),
+    _reference(prompt="a b c d a b c d a b", speculation={"mode": "fixed", "drafter": "model+suffix"}),
     _reference(prompt=[7, 8, 9, 10, 11, 12], frequency_penalty=0.5, logprobs=3, n=2, stream=True),
     _reference(CHAT, messages=[{"role": "user", "content": "Tell me."}], min_tokens=7, top_k=40),
 ]

@@ -73,10 +73,10 @@ class ChatRequest(GenerationRequest):
     tools: Nothing = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] = "none"
 
-    async def prepared(self, generation: Generation, template: ChatTemplate) -> Prepared:
+    async def prepared(self, generation: Generation, template: ChatTemplate, caller: str | None) -> Prepared:
         """Raises as ``Generation.prepare`` does, and for messages that the template refuses."""
         try:
-            return await generation.prepare(await self._request(generation, template))
+            return await generation.prepare(await self._request(generation, template), caller)
         except InvalidRequestError as error:
             limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             own_names = {"prompt": "messages", "max_tokens": limit}

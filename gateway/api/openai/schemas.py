@@ -160,6 +160,7 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
             "accepted": stats.accepted,
             "mean_accepted_length": round(stats.mean_accepted_length, 3),
             "accepted_lengths": stats.histogram,
+            "drafted_by": stats.by_drafter,
             "target_passes": stats.target_passes,
             "fallbacks": stats.fallbacks,
             "late_drafts": stats.late_drafts,

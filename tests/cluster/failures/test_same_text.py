@@ -21,6 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     "auto": {"mode": "auto"},
     "fixed": {"mode": "fixed", "depth": 4},
     "n-gram": {"mode": "fixed", "depth": 4, "drafter": "ngram"},
+    "mixed": {"mode": "fixed", "depth": 4, "drafter": "model+suffix"},
 }
 
 

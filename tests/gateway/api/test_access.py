@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api.access import Authentication, digest, peer_host
+from gateway.api.access import LOCAL, Authentication, digest, peer_host
 from gateway.errors import UnauthenticatedError
 
 KEYS = (digest("first-key"), digest("second-key"))
@@ -46,6 +46,14 @@ def test_nothing_else_is_not_even_on_this_machine(presented, host):
 def test_without_keys_only_this_machine_is_answered(host, allowed):
     assert allows(Authentication((), anonymous=False), host=host) is allowed
     assert allows(Authentication((), anonymous=True), host=host)
+
+
+def test_who_asks_is_told_by_the_key_or_by_being_on_this_machine():
+    with_keys, without = Authentication(KEYS, anonymous=False), Authentication((), anonymous=True)
+    assert with_keys.check("Bearer first-key", "127.0.0.1") == KEYS[0]
+    assert with_keys.check("bearer  second-key", None) == KEYS[1]
+    assert without.check("Bearer first-key", "127.0.0.1") == LOCAL
+    assert without.check("Bearer first-key", "10.0.0.7") is None
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ messages = st.builds(
         generation_pb2.SpeculationSettings,
         mode=st.none() | st.sampled_from(["auto", "fixed", "off", "x"]),
         depth=st.none() | st.integers(0, 20),
-        drafter=st.none() | st.sampled_from(["model", "ngram", ""]),
+        drafter=st.none() | st.sampled_from(["model", "ngram", "suffix", "model+suffix", ""]),
     ),
     n=st.none() | st.integers(0, 20),
     priority=st.none() | st.sampled_from(["batch", "x"]),

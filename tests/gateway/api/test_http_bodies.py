@@ -21,7 +21,20 @@ values = st.recursive(
     | st.floats()
     | st.text(max_size=8)
     | st.sampled_from(
-        ["auto", "fixed", "off", "model", "ngram", "coupled", "block", "user", "text", "x", "\ud800"]
+        [
+            "auto",
+            "fixed",
+            "off",
+            "model",
+            "ngram",
+            "suffix",
+            "coupled",
+            "block",
+            "user",
+            "text",
+            "x",
+            "\ud800",
+        ]
     ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,

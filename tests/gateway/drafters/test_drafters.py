@@ -167,7 +167,8 @@ async def test_ngrams_are_looked_up_in_prompt_and_output():
 async def test_a_drafter_is_made_by_its_name():
     async with fleet_of() as fleet:
         sequence = Sequence(PROMPT, Sampling(), noise_key=0)
-        places = [Drafters(fleet).of(name, sequence).place for name in ("model", "ngram")]
-        assert places == [Place.DRAFT_WORKER, Place.GATEWAY]
-        with pytest.raises(ValueError, match="'tea leaves', there are: model, ngram"):
+        names = ("model", "ngram", "suffix", "model+suffix")
+        places = [Drafters(fleet).of(name, sequence).place for name in names]
+        assert places == [Place.DRAFT_WORKER, Place.GATEWAY, Place.GATEWAY, Place.DRAFT_WORKER]
+        with pytest.raises(ValueError, match=r"'tea leaves', there are: model, ngram, suffix, model\+suffix"):
             Drafters(fleet).of("tea leaves", sequence)

@@ -23,6 +23,8 @@ MODES = {
     "auto": Speculation(),
     "deep": Speculation(mode="fixed", depth=8),
     "ngram": Speculation(drafter="ngram"),
+    "suffix": Speculation(drafter="suffix"),
+    "mixed": Speculation(drafter="model+suffix"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from outrider.telemetry.metrics import OF_GATEWAYS, REASONS
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 
 ANSWER = list(b"an answer of several words")
+REPEATED = list(b"over and over and over and over and over and over")
 SETTINGS = GatewaySettings(model="m", tokenizer="unused")
 
 
@@ -85,6 +87,25 @@ async def test_counters_are_the_sums_of_the_usage(tokenizer, speculation):
     ]
     assert sum(positions) == total.accepted
     assert positions == sorted(positions, reverse=True)
+
+
+async def test_a_mixed_drafter_is_counted_by_who_drafted(tokenizer):
+    async with fleet_of(ScriptedTarget(REPEATED), ScriptedDraft(REPEATED, wrong=range(12))) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        asked = request(drafter="model+suffix", mode="fixed", depth=4)
+        asked = replace(asked, sampling=Sampling(max_tokens=len(REPEATED)))
+        stats = await answered(generation, asked)
+        publish(generation, published)
+    assert stats.by_drafter.keys() == {"model", "suffix"}
+    for what, metric in (
+        ("rounds", "rounds"),
+        ("verified", "verified_tokens"),
+        ("accepted", "accepted_tokens"),
+    ):
+        name = f"outrider_drafted_by_{metric}"
+        told = {key[-1]: value for key, value in published.totals.items() if key[0] == name}
+        assert told == {drafter: counts[what] for drafter, counts in stats.by_drafter.items()}
+        assert sum(told.values()) == getattr(stats, what) > 0
 
 
 async def test_a_request_without_drafts_is_counted_under_no_drafter(tokenizer):

@@ -68,7 +68,9 @@ async def test_the_text_is_the_target_s_whatever_is_drafted(depth, wrong):
     assert stats.accepted + stats.target_passes == len(ANSWER)
 
 
-@pytest.mark.parametrize("speculation", [OFF, fixed(4), fixed(4, "ngram")], ids=str)
+@pytest.mark.parametrize(
+    "speculation", [OFF, fixed(4), fixed(4, "ngram"), fixed(4, "suffix"), fixed(4, "model+suffix")], ids=str
+)
 async def test_every_mode_gives_the_same_text_and_says_goodbye(speculation):
     answer = ANSWER * 12
     target = ScriptedTarget(answer)
@@ -90,6 +92,12 @@ async def test_counts_what_speculation_did():
         "drafted": 9,
         "verified": 3 + 2 + 3,
         "accepted_lengths": {1: 1, 3: 2},
+        "drafted_by": {
+            ("model", "rounds"): 3,
+            ("model", "drafted"): 9,
+            ("model", "verified"): 8,
+            ("model", "accepted"): 7,
+        },
         "prepared_for": 0,
         "ahead_hits": {},
         "continued": 0,

@@ -1,0 +1,166 @@
+"""Where the newest tokens of a text occurred before, and what followed there. Torch-free."""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
+LONGEST_MATCH = 24  # tokens that are compared
+MOST = 32  # occurrences of one n-gram that are looked at, the newest ones
+LEAST_PROBABILITY = 0.1  # of a guess, with all before it
+END = -1  # in place of a token, where a text ends
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Tokens that may follow, and for each the probability that it stands with all before it."""
+
+    tokens: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()  # fall
+
+    @property
+    def score(self) -> float:
+        """Tokens of it that are expected to stand."""
+        return sum(self.probabilities)
+
+
+class Occurrences:
+    """Of all n-grams of one text, or of several one after another.
+
+    N-grams of a few sizes are hashed, and each occurrence knows the one before it, as in a coder that looks
+    for repeats (Ziv and Lempel, 1977). So a token costs the same however long the text is, and the oldest
+    text can go.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = array("q")
+        self._first = 0  # position of the first of them: those before were forgotten
+        self._recent: tuple[int, ...] = ()  # the newest tokens of the newest text
+        self._chains = tuple(_Chain(size, {}, array("q")) for size in SIZES)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """The newest text goes on."""
+        recent, here = self._recent, self._first + len(self._tokens)
+        for token in tokens:
+            for size, newest, before in self._chains:
+                if len(recent) < size:
+                    before.append(NONE)
+                else:
+                    key = hash(recent[-size:])
+                    before.append(newest.get(key, NONE))
+                    newest[key] = here
+            recent = (*recent[1 - SIZES[0] :], token)
+            here += 1
+        self._recent = recent
+        self._tokens.extend(tokens)
+
+    def end(self) -> None:
+        """What comes next is another text: nothing goes on from one to the other."""
+        self.append((END,))
+        self._recent = ()
+
+    def forget(self, count: int) -> None:
+        """The first ``count`` tokens, which are whole texts with their ends."""
+        begin = 0
+        for here in range(count):
+            for size, newest, _ in self._chains:
+                if here - begin >= size:
+                    key = hash(tuple(self._tokens[here - size : here]))
+                    if newest[key] == self._first + here:
+                        del newest[key]
+            if self._tokens[here] == END:
+                begin = here + 1
+        del self._tokens[:count]
+        for chain in self._chains:
+            del chain.before[:count]
+        self._first += count
+
+    def tail(self) -> "array[int]":
+        """The newest tokens, as many as ``guess`` looks at."""
+        return self._tokens[-LONGEST_MATCH:]
+
+    def guess(self, context: "array[int]", depth: int) -> Guess:
+        """The best of what followed ``context``, at most ``depth`` tokens.
+
+        For every number of tokens of its end that occurred before: the likeliest token after these
+        occurrences, then the likeliest after that, at most as many as had matched. The guess with the highest
+        score is the best. Source: Oliaro et al., "SuffixDecoding", 2024.
+        """
+        best = Guess()
+        too_long = LONGEST_MATCH + 1
+        for chain in self._chains:
+            found = self._found(chain, context)
+            lengths = [min(length, too_long - 1) for length, _ in found]
+            for matched in sorted(set(lengths), reverse=True):
+                if min(matched, depth) <= best.score:
+                    return best  # no shorter match can have more
+                at = [place for length, (_, place) in zip(lengths, found, strict=True) if length >= matched]
+                guess = self._followed(at, min(matched, depth))
+                best = guess if guess.score > best.score else best
+            too_long = chain.size
+        return best
+
+    def _found(self, chain: "_Chain", context: "array[int]") -> list[tuple[int, int]]:
+        """Of its n-grams: how many tokens match, and the place of what follows; newest first."""
+        if len(context) < chain.size:
+            return []
+        found = []
+        position = chain.newest.get(hash(tuple(context[-chain.size :])), NONE)
+        for _ in range(MOST):
+            place = position - self._first
+            if place < 0:
+                break
+            matched = self._matched(place, context)
+            if matched >= chain.size:  # another n-gram may have the same hash
+                found.append((matched, place))
+            position = chain.before[place]
+        return found
+
+    def _matched(self, place: int, context: "array[int]") -> int:
+        longest = min(place, len(context))
+        if self._tokens[place - longest : place] == context[-longest:]:
+            return longest
+        matched = 0
+        while matched < longest and self._tokens[place - 1 - matched] == context[-1 - matched]:
+            matched += 1
+        return matched
+
+    def _followed(self, places: list[int], limit: int) -> Guess:
+        """The likeliest tokens from there on. What reaches the end of the tokens goes on with the guess."""
+        tokens: list[int] = []
+        probabilities: list[float] = []
+        probability = 1.0
+        while len(tokens) < limit:
+            step = len(tokens)
+            following = [
+                self._tokens[place + step]
+                if place + step < len(self._tokens)
+                else tokens[place + step - len(self._tokens)]
+                for place in places
+            ]
+            counts = Counter(following)
+            del counts[END]
+            if not counts:
+                break
+            token, count = max(counts.items(), key=lambda item: item[1])  # the newest of the most frequent
+            probability *= count / len(places)
+            if probability < LEAST_PROBABILITY:
+                break
+            tokens.append(token)
+            probabilities.append(probability)
+            places = [place for place, found in zip(places, following, strict=True) if found == token]
+        return Guess(tuple(tokens), tuple(probabilities))
+
+
+class _Chain(NamedTuple):
+    """Occurrences of the n-grams of one size, by the positions of what follows them."""
+
+    size: int
+    newest: dict[int, int]  # by hash of the n-gram
+    before: "array[int]"  # [tokens] the one before it

@@ -1,0 +1,134 @@
+"""Drafts of a model and of suffixes, each where it promises more."""
+
+import pytest
+
+from gateway.drafters.factory import Drafters
+from gateway.drafters.mixed import Promises
+from gateway.errors import WorkerLostError
+from gateway.sequence import Sequence
+from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.settings import Sampling
+from outrider.drafters.occurrences import Guess
+from outrider.drafters.past_answers import PastAnswers, Scope
+from outrider.drafters.registry import drafter, mixed, register
+from tests.fakes.scripted import ScriptedDraft, fleet_of
+
+REPEATED = [*range(10, 30)]
+PROMPT = (*REPEATED, 1, *REPEATED[:12])
+MINE = Scope("my key", "code")
+
+
+def sequence_of(prompt=PROMPT, scope=MINE, **sampling):
+    return Sequence(tuple(prompt), Sampling(max_tokens=64, **sampling), noise_key=0, scope=scope)
+
+
+def mixed_of(fleet, sequence, past=None):
+    return Drafters(fleet, past).of("model+suffix", sequence)
+
+
+def commit(sequence, *tokens):
+    sequence.generated.extend(tokens)
+    sequence.round += 1
+
+
+async def test_where_the_text_repeats_the_draft_worker_is_not_asked():
+    worker = ScriptedDraft(REPEATED)
+    async with fleet_of(worker) as fleet:
+        drafter = mixed_of(fleet, sequence_of())
+        proposal = await drafter.propose(8)
+        drafter.close()
+    assert (proposal.drafter, proposal.base) == ("suffix", len(PROMPT))
+    assert proposal.draft == Draft.chain(REPEATED[12:])
+    assert worker.requests == []
+
+
+async def test_where_nothing_occurred_before_the_model_drafts():
+    async with fleet_of(ScriptedDraft([7, 8, 9])) as fleet:
+        sequence = sequence_of([1, 2, 3])
+        proposal = await mixed_of(fleet, sequence).propose(3)
+    assert proposal.drafter == "model"
+    assert proposal.draft == Draft.chain([7, 8, 9])
+
+
+async def test_the_prompt_is_taken_in_by_both():
+    worker = ScriptedDraft(REPEATED)
+    async with fleet_of(worker) as fleet:
+        drafter = mixed_of(fleet, sequence_of())
+        assert not (await drafter.propose(0)).draft
+        drafter.close()
+    assert worker.kinds()[:2] == ["open", "propose"]
+    assert list(worker.requests[1].propose.turn.tokens) == list(PROMPT)
+
+
+async def test_a_model_that_was_not_asked_for_a_while_catches_up():
+    worker = ScriptedDraft([22, 23, 50, 51, 52])
+    async with fleet_of(worker) as fleet:
+        sequence = sequence_of()
+        drafter = mixed_of(fleet, sequence)
+        assert (await drafter.propose(2)).drafter == "suffix"
+        commit(sequence, 22, 23, 50)
+        proposal = await drafter.propose(2)
+        drafter.close()
+    assert (proposal.drafter, proposal.draft) == ("model", Draft.chain([51, 52]))
+    assert len(worker.requests[1].propose.turn.tokens) == len(PROMPT) + 3
+
+
+async def test_suffixes_that_were_wrong_again_and_again_give_way():
+    async with fleet_of(ScriptedDraft(REPEATED * 10)) as fleet:
+        sequence = sequence_of([5, 6] * 4)
+        drafter, drafted = mixed_of(fleet, sequence), []
+        for other in range(100, 130):
+            drafted.append((await drafter.propose(4)).drafter)
+            commit(sequence, other, 5, 6, 5, 6)
+    assert drafted[0] == "suffix"
+    assert drafted[-1] == "model"
+
+
+async def test_a_model_that_is_right_more_often_wins_and_one_that_is_wrong_loses():
+    """The same guess of the suffixes, once beside a model that was right and once beside one that was not."""
+    for right, winner in ((True, "model"), (False, "suffix")):
+        promises = Promises()
+        for _ in range(40):
+            promises.observe_other(Draft.chain([1, 2, 3, 4]), [1, 2, 3, 4, 5] if right else [9])
+        guess = Guess((1, 2, 3), (1.0, 0.8, 0.6))
+        won = "suffix" if promises.of_index(guess) > promises.of_other(4) else "model"
+        assert won == winner
+
+
+def test_what_the_text_did_not_reach_tells_nothing():
+    promises = Promises()
+    before = promises.of_other(4), promises.of_index(Guess((1, 2), (1.0, 1.0)))
+    promises.observe_other(Draft.chain([1, 2, 3, 4]), [])
+    promises.observe_index(Guess((1, 2), (1.0, 1.0)), [])
+    assert (promises.of_other(4), promises.of_index(Guess((1, 2), (1.0, 1.0)))) == pytest.approx(before)
+    promises.observe_index(Guess((1, 2), (1.0, 1.0)), [1, 3])
+    assert promises.of_index(Guess((1, 2), (1.0, 1.0))) < before[1]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+async def test_suffixes_are_sure_of_themselves_where_a_ratio_rule_asks(rule):
+    async with fleet_of() as fleet:
+        proposal = await mixed_of(fleet, sequence_of(verification=rule)).propose(2)
+    assert proposal.draft == Draft.chain([22, 23], [SparseProbs((22,), (1.0,)), SparseProbs((23,), (1.0,))])
+
+
+async def test_an_answer_is_remembered_for_its_own_kind_and_no_other():
+    past = PastAnswers(1000)
+    async with fleet_of() as fleet:
+        first = sequence_of([3])
+        drafter = mixed_of(fleet, first, past)
+        commit(first, *REPEATED)
+        drafter.close()
+        drafter.close()
+        assert len(past) == len(REPEATED) + 1
+        again = await mixed_of(fleet, sequence_of([12, 13]), past).propose(2)
+        assert again.draft == Draft.chain([14, 15])
+        with pytest.raises(WorkerLostError):  # it has nothing to say, and there is no draft worker
+            await mixed_of(fleet, sequence_of([12, 13], Scope("another key", "code")), past).propose(2)
+
+
+def test_any_drafter_can_be_mixed_once():
+    row = mixed("ngram", "suffix")
+    assert (row.name, row.mixes, row.place) == ("ngram+suffix", ("ngram", "suffix"), drafter("ngram").place)
+    with pytest.raises(ValueError, match=r"there is a drafter named 'model\+suffix' already"):
+        register(mixed("model", "suffix"))
