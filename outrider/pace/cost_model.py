@@ -21,6 +21,8 @@ HINGES_UP = (
 )  # hinge points, tokens: from there on one more may cost more
 HINGES_DOWN = (16, 64, 192)  # and less: products of few rows are slow on some processors
 _UP, _DOWN = np.array(HINGES_UP, np.float64), np.array(HINGES_DOWN, np.float64)
+MOST_TOKENS = 1 << 20  # of a step
+_BENDS = np.unique([0.0, *HINGES_UP, *HINGES_DOWN, MOST_TOKENS])  # in between the cost is a straight line
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
 FITTED_FOR = 8  # observations that are compared with one fit: it takes longer than all else about a step
@@ -113,11 +115,12 @@ class LinearCost:
             self._sums *= FADED
             self._products[region] = self._sums[region] = 0.0
 
-    def seconds(self, features: Vector) -> Vector:
-        """[...] for features [..., num_features]; 0 before the first observation."""
+    @property
+    def weights(self) -> Vector:
+        """[num_features] the same array until something new was observed; 0 before the first observation."""
         if self._unfitted:
             self._fit()
-        return np.asarray(features @ self._weights)
+        return self._weights
 
     def _fit(self) -> None:
         """Solves the damped normal equations, without the features whose weight would be negative."""
@@ -148,6 +151,8 @@ class StepCost:
         # Reading the weights comes first, then a cost per token; bends need evidence.
         self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(HINGES_UP + HINGES_DOWN)])
         self._newest = 0
+        self._weights = self._cost.weights
+        self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, under those weights
 
     @property
     def is_known(self) -> bool:
@@ -163,9 +168,15 @@ class StepCost:
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
         """Of passes without prompts; arguments broadcast."""
-        sizes = np.broadcast_arrays(sequences, tokens, 0.0, context_tokens)
-        seconds = self._cost.seconds(_columns(*(np.asarray(size, np.float64) for size in sizes)))
-        return np.maximum(seconds, SHORTEST_S)
+        weights = self._cost.weights
+        if weights is not self._weights:
+            self._weights = weights
+            none = np.zeros_like(_BENDS)
+            self._at_bends = _columns(none, _BENDS, none, none) @ weights
+        # A decision asks some thirty times: a look at the bends takes a tenth of a product of features.
+        seconds = np.interp(tokens, _BENDS, self._at_bends)
+        seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
+        return np.maximum(seconds + weights[CONTEXT] * np.asarray(context_tokens), SHORTEST_S)
 
 
 class RoundCost:
@@ -179,8 +190,8 @@ class RoundCost:
         self._cost.observe(np.array([1.0, sequences]), seconds, sequences)
 
     def seconds(self, sequences: ArrayLike) -> Vector:
-        count = np.asarray(sequences, np.float64)
-        return self._cost.seconds(np.stack([np.ones_like(count), count], axis=-1))
+        constant, per_sequence = self._cost.weights
+        return np.asarray(constant + per_sequence * np.asarray(sequences))
 
 
 class DrafterCost:
@@ -224,6 +235,9 @@ class DrafterCost:
 def _features(size: StepSize) -> Vector:
     sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens)
     return _columns(*(np.asarray(number, np.float64) for number in sizes))
+
+
+SEQUENCES, CONTEXT = 2, 4  # columns of the features
 
 
 def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:

@@ -66,32 +66,48 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
 
 
 def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds from Verdict to Verdict by the costs alone, and of a step.
+    """Seconds from Verdict to Verdict by the costs alone, and of a step in which others decode freely."""
+    rounds = _together(mix, costs)
+    plain_step = costs.step(mix.plain, mix.plain)
+    if not np.any(mix.plain * mix.rounds):
+        return rounds, plain_step
+    mixed, step = _mixed(mix, costs)
+    return np.where(mix.plain == 0, rounds, mixed), np.where(mix.rounds == 0, plain_step, step)
 
-    - All in rounds: the target verifies everyone and then waits for Drafts, or it verifies one half while the
-      other drafts, whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py).
-    - Mixed: plain sequences fill every step, so a Draft misses at least the one that begins with its Verdict,
-      and one that takes longer waits half a step for its turn.
+
+def _together(mix: Mix, costs: Costs) -> Vector:
+    """Seconds of a round where all are in rounds.
+
+    The target verifies everyone and then waits for Drafts, or it verifies one half while the other drafts,
+    whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py).
     """
     verified = mix.rounds + mix.drafted
     half = costs.step(mix.rounds / 2, verified / 2)
     drafting = costs.drafting(mix.rounds, mix.depth, half)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
     whole = costs.step(mix.rounds, verified)
-    together = costs.drafting(mix.rounds, mix.depth, whole) + whole
+    return np.minimum(in_halves, costs.drafting(mix.rounds, mix.depth, whole) + whole)
+
+
+def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
+    """Seconds of a round, and of a step, where some are in rounds and others decode freely.
+
+    Plain sequences fill every step, so a Draft misses at least the one that begins with its Verdict, and one
+    that takes longer waits half a step for its turn.
+    """
+    verified = mix.rounds + mix.drafted
     share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
     for _ in range(3):
         step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
         drafting = costs.drafting(mix.rounds, mix.depth, step)
-        mixed = step + np.maximum(step, drafting + step / 2)
-        share = step / mixed
-    return np.where(mix.plain == 0, np.minimum(in_halves, together), mixed), step
+        round_ = step + np.maximum(step, drafting + step / 2)
+        share = step / round_
+    return round_, step
 
 
 def log_rate(mix: Mix, costs: Costs) -> Vector:
     """Mean over all sequences of the logarithm of their tokens per second."""
     round_, step = round_seconds(mix, costs)
-    step = np.where(mix.rounds == 0, costs.step(mix.plain, mix.plain), step)
     round_ = round_ * costs.calibration
     total = mix.log_tokens - mix.rounds * np.log(round_) - mix.plain * np.log(step)
     return np.asarray(total / (mix.plain + mix.rounds))
@@ -134,6 +150,8 @@ def best_leaves(
         depths, reach, scale: as for ``best_depths``.
         hit_rates: of second guesses where the first one is wrong.
     """
+    if not (depths * hit_rates).any():
+        return np.zeros_like(depths)
     max_depth = reach.shape[1]
     before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)
     has_position = np.arange(max_depth) < depths[:, None]
