@@ -73,7 +73,9 @@ class Pace:
         self._had_drafts = False
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._calibration = Calibration()
-        self._expected_s: dict[Kind, float] = {}  # from answer to answer, by the costs, as last decided
+        # As last decided: seconds from answer to answer, by the costs, and sequences at least, of each kind.
+        self._expected_s: dict[Kind, float] = {}
+        self._counts: dict[Kind, int] = {}
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences
 
@@ -136,7 +138,7 @@ class Pace:
         """
         if not sequence.trial_turns and self._observe_time("rounds", sequence, seconds + target_s):
             expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
-            self._calibration.observe_tokens(1.0 + accepted, expected, len(self._sequences))
+            self._calibration.observe_tokens(1.0 + accepted, expected, self._counts["rounds"])
         sequence.acceptance.observe(accepted, verified)
         sequence.failed_probes = 0
         sequence.trial_turns = max(sequence.trial_turns - 1, 0)
@@ -213,7 +215,7 @@ class Pace:
         """Whether there was an expectation."""
         if sequence.decided_by != MEASURED:
             return False
-        self._calibration.observe(kind, seconds, self._expected_s[kind], len(self._sequences))
+        self._calibration.observe(kind, seconds, self._expected_s[kind], self._counts[kind])
         return True
 
     def _decide(self) -> None:
@@ -257,6 +259,8 @@ class Pace:
         mix = replace(mix, drafted=mix.drafted + scale * leaves.sum())
         round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
         self._expected_s = {"rounds": round_s, "plain": step_s}
+        in_rounds = int((depths > 0).sum())
+        self._counts = {"rounds": max(in_rounds, 1), "plain": max(len(depths) - in_rounds, 1)}
         # As long as plain decoding would need for the tokens that a round should bring, but never so short
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)

@@ -192,6 +192,17 @@ def test_rounds_that_take_longer_than_their_costs_say_are_given_up_and_tried_aga
     assert mean(service.run(200)) > 1
 
 
+def test_a_few_in_rounds_that_take_longer_are_given_up_as_soon_as_many_are():
+    """Whoever decodes freely tells nothing of rounds."""
+    service = Service(streams=64)
+    for sequence in service.sequences[8:]:
+        sequence.max_depth = 0
+    service.token, service.draft_step = 0.03e-3, 0.5e-3
+    assert mean(service.run(200)[100:]) * 64 / 8 > 4
+    service.waiting = 2.0
+    assert mean(service.run(200)[100:]) * 64 / 8 < 1
+
+
 def test_noise_does_not_make_it_flap():
     service = Service(streams=8)
     service.noise, service.rate = 0.2, 0.7
