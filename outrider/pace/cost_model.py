@@ -23,6 +23,7 @@ HINGES_DOWN = (16, 64, 192)  # and less: products of few rows are slow on some p
 _UP, _DOWN = np.array(HINGES_UP, np.float64), np.array(HINGES_DOWN, np.float64)
 MOST_TOKENS = 1 << 20  # of a step
 _BENDS = np.unique([0.0, *HINGES_UP, *HINGES_DOWN, MOST_TOKENS])  # in between the cost is a straight line
+SEQUENCES, CONTEXT = 2, 4  # columns of the features
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
 FITTED_FOR = 8  # observations that are compared with one fit: it takes longer than all else about a step
@@ -174,9 +175,9 @@ class StepCost:
             none = np.zeros_like(_BENDS)
             self._at_bends = _columns(none, _BENDS, none, none) @ weights
         # A decision asks some thirty times: a look at the bends takes a tenth of a product of features.
-        seconds = np.interp(tokens, _BENDS, self._at_bends)
+        seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, self._at_bends)
         seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
-        return np.maximum(seconds + weights[CONTEXT] * np.asarray(context_tokens), SHORTEST_S)
+        return np.asarray(np.maximum(seconds + weights[CONTEXT] * np.asarray(context_tokens), SHORTEST_S))
 
 
 class RoundCost:
@@ -235,9 +236,6 @@ class DrafterCost:
 def _features(size: StepSize) -> Vector:
     sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens)
     return _columns(*(np.asarray(number, np.float64) for number in sizes))
-
-
-SEQUENCES, CONTEXT = 2, 4  # columns of the features
 
 
 def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:
