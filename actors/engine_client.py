@@ -22,6 +22,7 @@ from actors.messages import (
     ToEngine,
     decode_from_engine,
 )
+from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import EngineError, SequenceFailedError
 from outrider.engine.work import Failed, Work
@@ -38,6 +39,7 @@ class LeavingError(EngineStoppedError):
 Hear = Callable[[Answer | Exception], None]  # an exception comes last
 
 _REFUSALS: dict[str, type[Exception]] = {
+    "grammar": GrammarError,
     "invalid": ValueError,
     "too large": EngineError,
     "failed": SequenceFailedError,
@@ -147,7 +149,8 @@ class EngineClient(asyncio.Protocol):
                 self._stepped(message)
                 for result, round_number in zip(message.results, message.rounds, strict=True):
                     if isinstance(result, Failed):
-                        self._put_last(result.sequence, SequenceFailedError(result.reason))
+                        kind = GrammarError if result.is_grammars else SequenceFailedError
+                        self._put_last(result.sequence, kind(result.reason))
                     elif result.sequence in self._open:
                         answer = Answer(round_number, result, message.load, message.finished_ns)
                         self._open[result.sequence](answer)

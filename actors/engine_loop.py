@@ -18,6 +18,7 @@ from actors.messages import (
     Submit,
     ToEngine,
 )
+from outrider.decoding.grammar import GrammarError
 from outrider.engine.blame import reason_of, says_broken
 from outrider.engine.engine import Engine
 from outrider.engine.errors import EngineError
@@ -122,6 +123,8 @@ class EngineLoop:
         number = opening.sequence
         try:
             self._engine.open(opening.prompt_length, opening.noise_key, opening.sampling, number)
+        except GrammarError as error:
+            self._untold.append(Refused(number, "grammar", str(error)))
         except ValueError as error:
             self._untold.append(Refused(number, "invalid", str(error)))
         except Exception as error:

@@ -11,6 +11,7 @@ from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.messages import Answer
 from actors.tracing import StreamTrace
 from actors.translation import ReplyT, RequestT, Translation
+from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import EngineError, SequenceFailedError
 from protos import rounds_pb2
 from protos.conversions import sampling_from_message
@@ -23,6 +24,7 @@ _CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
     (LeavingError, rounds_pb2.Ended.LEAVING),
     (SequenceFailedError, rounds_pb2.Ended.FAILED),
     (EngineError, rounds_pb2.Ended.TOO_LARGE),
+    (GrammarError, rounds_pb2.Ended.GRAMMAR),
     (ValueError, rounds_pb2.Ended.INVALID),
 )
 

@@ -14,7 +14,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.work import Answered, Load, Result, Work
 
-RefusalKind = Literal["invalid", "too large", "failed"]
+RefusalKind = Literal["grammar", "invalid", "too large", "failed"]
 
 
 class Message(Struct, frozen=True, tag=True):

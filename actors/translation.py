@@ -8,6 +8,7 @@ from outrider.decoding.logprobs import TokenLogprobs
 from outrider.engine.work import (
     AheadOutcome,
     Extend,
+    Forced,
     Generate,
     Generated,
     Prepared,
@@ -107,9 +108,11 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens
             draft = None if result.draft is None else draft_to_message(result.draft)
+            forced = result.forced
         else:
             assert isinstance(result, Generated)
-            accepted, tokens = (), (result.token,)
+            accepted, tokens = (), (*result.forced, result.token)
+            forced = Forced(len(result.forced))
         return rounds_pb2.TargetReply(
             round=answer.round,
             accepted=accepted,
@@ -119,6 +122,8 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
             draft=draft,
             timings=_timings(result.timings),
             load=_load(answer),
+            forced=forced.tokens,
+            forced_nodes=forced.nodes,
         )
 
     @staticmethod

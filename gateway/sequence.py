@@ -16,6 +16,7 @@ class Origin(Enum):
     ACCEPTED = "accepted"  # drafted, and confirmed by the target
     TARGET = "target"  # the target's own, after a Draft
     PLAIN = "plain"  # the target's own, without a Draft
+    FORCED = "forced"  # the only one that the grammar left, confirmed by the target
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORIGIN_ACCEPTED: _ClassVar[Origin]
     ORIGIN_TARGET: _ClassVar[Origin]
     ORIGIN_PLAIN: _ClassVar[Origin]
+    ORIGIN_FORCED: _ClassVar[Origin]
 ORIGIN_UNSPECIFIED: Origin
 ORIGIN_ACCEPTED: Origin
 ORIGIN_TARGET: Origin
 ORIGIN_PLAIN: Origin
+ORIGIN_FORCED: Origin
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "max_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_token_ids", "seed", "logprobs", "logprobs_of", "verification")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "max_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_token_ids", "seed", "logprobs", "logprobs_of", "verification", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class Sampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_OF_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -63,7 +66,8 @@ class Sampling(_message.Message):
     logprobs: int
     logprobs_of: str
     verification: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., logprobs_of: _Optional[str] = ..., verification: _Optional[str] = ...) -> None: ...
+    grammar: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., logprobs_of: _Optional[str] = ..., verification: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -72,7 +76,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds")
+    __slots__ = ("text", "tokens", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +87,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     sampling: Sampling
@@ -93,7 +98,28 @@ class GenerateRequest(_message.Message):
     priority: str
     model: str
     include_rounds: bool
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ...) -> None: ...
+    structured_outputs: StructuredOutputs
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ...) -> None: ...
+
+class StructuredOutputs(_message.Message):
+    __slots__ = ("json_object", "json", "regex", "choice", "grammar")
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    json_object: bool
+    json: str
+    regex: str
+    choice: Choices
+    grammar: str
+    def __init__(self, json_object: _Optional[bool] = ..., json: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpeculationSettings(_message.Message):
     __slots__ = ("mode", "depth", "drafter", "verification")
@@ -202,7 +228,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "empty_drafts", "drafted_by")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +254,7 @@ class Speculation(_message.Message):
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     SAVED_MS_FIELD_NUMBER: _ClassVar[int]
     WASTED_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     EMPTY_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
     mode: str
@@ -248,9 +275,10 @@ class Speculation(_message.Message):
     continued: int
     saved_ms: float
     wasted: int
+    forced: int
     empty_drafts: int
     drafted_by: _containers.MessageMap[str, DraftedBy]
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ...) -> None: ...
 
 class DraftedBy(_message.Message):
     __slots__ = ("rounds", "drafted", "verified", "accepted")

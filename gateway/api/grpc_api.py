@@ -26,6 +26,7 @@ from gateway.errors import (
     UnknownModelError,
     WorkerLostError,
 )
+from gateway.generation.form import Form, choice, json_object, json_schema
 from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.observe.loads import loads
@@ -50,6 +51,7 @@ ORIGINS = {
     Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
     Origin.TARGET: generation_pb2.ORIGIN_TARGET,
     Origin.PLAIN: generation_pb2.ORIGIN_PLAIN,
+    Origin.FORCED: generation_pb2.ORIGIN_FORCED,
 }
 SERVICE = "outrider.v1.Generation"
 RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
@@ -264,6 +266,8 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
         raise InvalidRequestError("logit_bias", f"{biases} entries, at most {MAX_BIASES} are accepted")
     if message.sampling.HasField("verification"):
         raise InvalidRequestError("sampling.verification", "is not a caller's: set speculation.verification")
+    if message.sampling.HasField("grammar"):
+        raise InvalidRequestError("sampling.grammar", "is not a caller's: set structured_outputs")
     if message.priority not in ("", "interactive", "batch"):
         raise InvalidRequestError("priority", "'interactive' and 'batch' are accepted")
     tokens = message.WhichOneof("prompt") == "tokens"
@@ -274,10 +278,29 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
             sampling=sampling_from_message(message.sampling),
             stop=tuple(message.stop),
             speculation=Speculation.model_validate(set_fields(message.speculation)),
+            form=_form(message.structured_outputs) if message.HasField("structured_outputs") else None,
             **own,
         )
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def _form(message: generation_pb2.StructuredOutputs) -> Form:
+    """Raises InvalidRequestError naming the field."""
+    field = message.WhichOneof("form")
+    if field is None or (field == "json_object" and not message.json_object):
+        raise InvalidRequestError("structured_outputs", "needs one of its fields")
+    named = f"structured_outputs.{field}"
+    match field:
+        case "json_object":
+            return json_object(named)
+        case "json":
+            return json_schema(message.json, named)
+        case "regex":
+            return Form("regex", message.regex, named)
+        case "choice":
+            return choice(list(message.choice.texts), named)
+    return Form("lark", message.grammar, named)
 
 
 def _chunk(chunk: Chunk, seed: int, told_seed: int | None) -> generation_pb2.GenerateChunk:
@@ -328,5 +351,6 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
             drafted_by={
                 name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()
             },
+            forced=stats.forced,
         ),
     )

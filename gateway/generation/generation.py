@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.admission import Admission
+from gateway.generation.form import Form, Grammars
 from gateway.generation.merge import merged
 from gateway.generation.request import Chunk, Prepared, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
@@ -25,6 +26,7 @@ from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings
 
@@ -45,6 +47,7 @@ class Generation:
         self.totals = Totals()
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._grammars = Grammars(tokenizer)
 
     async def prepare(self, request: Request, caller: str | None = None) -> Prepared:
         """Whatever can be refused is refused here, before anything reaches a worker.
@@ -70,9 +73,10 @@ class Generation:
             prompt = await self.token_ids(prompt, add_special_tokens=True)
         self._check_lengths(len(prompt), sampling.max_tokens)
         self.check_ids("prompt", prompt)
+        grammar = None if request.form is None else await self._grammar(request.form, sampling)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
-        sampling = sampling.model_copy(update={"seed": seed, "verification": rule})
+        sampling = sampling.model_copy(update={"seed": seed, "verification": rule, "grammar": grammar})
         keys = partial(_noise_keys, seed, request.n, prompt)
         noise_keys = await asyncio.to_thread(keys) if request.n * len(prompt) > LONG_LIST else keys()
         scope = Scope(caller, request.task)
@@ -86,6 +90,14 @@ class Generation:
             asyncio.get_running_loop().time() + settings.request_deadline_s,
             get_current_span(),
         )
+
+    async def _grammar(self, form: Form, sampling: Sampling) -> str:
+        """Raises InvalidRequestError."""
+        if sampling.ignore_eos:
+            raise InvalidRequestError(
+                "ignore_eos", f"cannot be combined with {form.field}: its end is an end"
+            )
+        return await self._grammars.grammar(form)
 
     async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
         """The answers, one chunk per Verdict; those of several choices come as they are ready.

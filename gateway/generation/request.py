@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
 
+from gateway.generation.form import Form
 from gateway.generation.text import Piece
 from gateway.observe.stats import Stats
 from gateway.rounds.events import VerdictFell
@@ -22,6 +23,7 @@ class Request:
     n: int = 1  # answers
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
+    form: Form | None = None  # that the answer has to have
     continues_text: bool = True  # whether the answer goes on with the prompt's text, or is one of its own
 
 

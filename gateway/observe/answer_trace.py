@@ -35,8 +35,8 @@ TRACER = trace.get_tracer("outrider")
 
 ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
 COUNTED = (
-    "drafted", "verified", "accepted", "prepared_for", "continued", "saved_ms", "wasted", "target_passes",
-    "late_drafts", "lost_drafts", "empty_drafts",
+    "drafted", "verified", "accepted", "forced", "prepared_for", "continued", "saved_ms", "wasted",
+    "target_passes", "late_drafts", "lost_drafts", "empty_drafts",
 )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ class _Stretch:
         self.newest: rounds_pb2.TargetReply | None = None
 
     def add(self, reply: rounds_pb2.TargetReply) -> None:
-        self.tokens += 1
+        self.tokens += len(reply.tokens)
         self.steps += reply.timings.step_ns / 1e6
         self.total += reply.timings.total_ns / 1e6
         self.newest = reply

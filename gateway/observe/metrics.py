@@ -20,6 +20,7 @@ FIELDS = {
     "vllm_spec_decode_num_accepted_tokens": "accepted",
     "outrider_verified_tokens": "verified",
     "outrider_tokens": "tokens",
+    "outrider_forced_tokens": "forced",
     "outrider_target_passes": "target_passes",
     "outrider_draft_seconds": "draft_s",
     "outrider_target_seconds": "target_s",

@@ -27,6 +27,7 @@ class Stats:
     rounds: int = 0  # verdicts on a Draft that was not empty
     drafted: int = 0  # tokens
     verified: int = 0  # drafted tokens whose position was reached
+    forced: int = 0  # tokens that stand because a grammar left nothing else; they count as nothing else
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
     prepared_for: int = 0  # verdicts for which the draft worker had prepared
     ahead_hits: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
@@ -50,17 +51,19 @@ class Stats:
             case VerdictFell():
                 self.target_passes += 1
                 self.target_s += event.target_s
+                self.forced += event.forced
                 if event.proposal.draft:
                     self.rounds += 1
-                    self.drafted += len(event.proposal.draft)
+                    self.drafted += event.drafted
                     self.verified += event.verified
-                    self.accepted_lengths[len(event.reply.accepted)] += 1
-                    counts = 1, len(event.proposal.draft), event.verified, len(event.reply.accepted)
+                    self.accepted_lengths[event.accepted] += 1
+                    counts = 1, event.drafted, event.verified, event.accepted
                     for what, count in zip(BY_DRAFTER, counts, strict=True):
                         self.drafted_by[event.proposal.drafter, what] += count
             case TokenDecoded():
                 self.target_passes += 1
                 self.target_s += event.target_s
+                self.forced += event.reply.forced
             case RoundBegan():
                 self.continued += event.continued
             case DraftAwaited():
@@ -95,7 +98,7 @@ class Stats:
     @property
     def tokens(self) -> int:
         """Committed: every Verdict adds one of the target's own."""
-        return self.accepted + self.target_passes
+        return self.accepted + self.forced + self.target_passes
 
     @property
     def fallbacks(self) -> int:

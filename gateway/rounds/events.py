@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.drafters.proposal import Proposal
+from outrider.decoding.draft import ROOT
 from protos import rounds_pb2
 
 
@@ -84,12 +85,40 @@ class VerdictFell:
         """From Verify to Verdict, outside of the target worker; 0 where the target continued by itself."""
         return 0.0 if self.continued else self.target_s - self.reply.timings.total_ns / 1e9
 
+    # A drafted token that a grammar forced is no guess: neither drafted, nor verified, nor accepted.
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of the Draft."""
+        return len(self.proposal.draft) - len(self.reply.forced_nodes)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that stand."""
+        return len(self.reply.accepted) - self.forced_nodes
+
     @property
     def verified(self) -> int:
         """Drafted tokens whose position was reached: those that stand, and one that was refused."""
-        accepted = self.reply.accepted
-        end_of_path = accepted[-1] if accepted else -1
-        return len(accepted) + (end_of_path in self.proposal.draft.parents)
+        return self.accepted + self.is_refused
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a drafted token follows those that stand."""
+        path, parents = self.reply.accepted, self.proposal.draft.parents
+        end = path[-1] if path else ROOT
+        return end in parents and not any(parents[node] == end for node in self.reply.forced_nodes)
+
+    @property
+    def forced_nodes(self) -> int:
+        """Tokens of the Draft that stand because a grammar left nothing else."""
+        forced = self.reply.forced_nodes
+        return sum(node in forced for node in self.reply.accepted) if forced else 0
+
+    @property
+    def forced(self) -> int:
+        """All such tokens, in the Draft or beyond it."""
+        return self.forced_nodes + self.reply.forced
 
 
 @dataclass(frozen=True, slots=True)

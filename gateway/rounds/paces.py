@@ -88,16 +88,17 @@ class PaceObserver:
             pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
 
     def _observe_round(self, pace: Pace, event: VerdictFell) -> None:
-        """Its leaves tell nothing of the chain."""
-        proposal, path = event.proposal, event.reply.accepted
+        """Its leaves tell nothing of the chain, and what a grammar forces nothing of the drafter."""
+        proposal, path, forced = event.proposal, event.reply.accepted, event.reply.forced_nodes
         depth = proposal.draft.chain_length
-        accepted = sum(node < depth for node in path)
-        was_reached = len(path) > accepted or event.verified > len(path)
+        of_chain = [node for node in path if node < depth]
+        accepted = sum(node not in forced for node in of_chain)
+        was_reached = len(path) > len(of_chain) or event.is_refused
         pace.observe_round(
             self._paced,
             accepted,
             accepted + was_reached,
-            depth,
+            depth - sum(node < depth for node in forced),
             proposal.seconds + event.overhead_s,
             proposal.overhead_s + event.overhead_s,
             event.reply.timings.total_ns / 1e9,

@@ -294,7 +294,9 @@ class Rounds:
                 draft = received_draft(reply.draft, rule, self._fleet.vocab_size())
         except ValueError as error:
             raise target.lost(str(error)) from error
-        origins = [Origin.ACCEPTED] * len(reply.accepted) + [own]
+        of_grammar = set(reply.forced_nodes)
+        origins = [Origin.FORCED if node in of_grammar else Origin.ACCEPTED for node in reply.accepted]
+        origins += [Origin.FORCED] * reply.forced + [own]
         logprobs = reply.logprobs or [None] * len(reply.tokens)
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None

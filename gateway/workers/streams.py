@@ -28,7 +28,11 @@ Role = Literal["target", "draft"]
 
 LOAD_AGE_S = 2.0  # for which a reported load is believed
 SUSPECT_S = 5.0  # for which a worker that was lost comes last when one is chosen
-_REFUSED = {rounds_pb2.Ended.INVALID: "prompt", rounds_pb2.Ended.TOO_LARGE: "max_tokens"}
+_REFUSED = {
+    rounds_pb2.Ended.INVALID: "prompt",
+    rounds_pb2.Ended.TOO_LARGE: "max_tokens",
+    rounds_pb2.Ended.GRAMMAR: "structured_outputs",
+}
 _SERVICES: dict[Role, tuple[Any, Any]] = {
     "target": (rounds_pb2_grpc.TargetWorkerStub, rounds_pb2.TargetRequests),
     "draft": (rounds_pb2_grpc.DraftWorkerStub, rounds_pb2.DraftRequests),

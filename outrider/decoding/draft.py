@@ -166,7 +166,7 @@ class Verdict:
     """How much of a Draft stands: the accepted nodes' tokens are emitted, and one more, the target's own."""
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first
-    tokens: tuple[int, ...]  # [len(accepted) + 1] token ids emitted
+    tokens: tuple[int, ...]  # token ids emitted: the accepted nodes', forced ones, the target's own
 
 
 def agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:

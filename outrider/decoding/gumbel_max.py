@@ -12,6 +12,7 @@ from outrider.decoding.row import Row
 _BLOCK = 64  # tokens whose bounds are looked at together
 _FIRST_BLOCKS = 8  # nearly always hold the best tokens
 _MORE_BLOCKS = 8  # times as many, where they did not
+_FEW = 1024  # tokens that a grammar allows: noise for these costs less than bounds for all
 
 Best = tuple[Tensor, Tensor]  # token ids, int64, and perturbed logits, float32, both [num_rows, count]
 
@@ -52,7 +53,8 @@ def _search(row: Row) -> Callable[[Tensor, Sequence[Row], int], Best]:
     if row.is_greedy:
         return _greedy
     is_truncated = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    return _of_few if is_truncated or sampling.allowed_token_ids is not None else _of_all
+    is_small = row.num_allowed is not None and row.num_allowed <= _FEW
+    return _of_few if is_truncated or is_small or sampling.allowed_token_ids is not None else _of_all
 
 
 def _greedy(processed: Tensor, rows: Sequence[Row], count: int) -> Best:

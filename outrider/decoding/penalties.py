@@ -61,6 +61,13 @@ def ban_ends(logits: Tensor, rows: Sequence[Row]) -> None:
     logits[at] = BANNED
 
 
+def ban_refused(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Bans the tokens that the rows' grammars refuse."""
+    masks = np.stack([row.mask for row in rows if row.mask is not None])
+    allowed = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), BANNED)
+
+
 def leave_an_end(logits: Tensor, rows: Sequence[Row]) -> None:
     """Where every token is banned, lets the generation end: by its lowest end token, or 0 without one."""
     stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)

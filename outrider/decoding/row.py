@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.decoding.grammar import Mask
 from outrider.decoding.settings import Sampling
 
 TokenIds = NDArray[np.int64]
@@ -51,6 +52,7 @@ class Row:
     path: tuple[int, ...] = ()
     end_token_ids: frozenset[int] = frozenset()  # they end the generation, hence are banned before min_tokens
     given_lists: TokenLists | None = None  # those of its Sequence; None: the row makes its own
+    mask: Mask | None = None  # tokens that its grammar allows; None: all
 
     @cached_property
     def lists(self) -> TokenLists:
@@ -62,7 +64,12 @@ class Row:
         """Whether its settings might together ban every token."""
         sampling, length = self.sampling, len(self.generated) + len(self.path)
         bans = sampling.allowed_token_ids is not None or sampling.bad_token_ids
-        return bool(bans) or length < sampling.min_tokens
+        return bool(bans) or length < sampling.min_tokens or self.num_allowed == 0
+
+    @cached_property
+    def num_allowed(self) -> int | None:
+        """Tokens that its grammar allows; None: all."""
+        return None if self.mask is None else int(np.bitwise_count(self.mask).sum())
 
     @property
     def is_greedy(self) -> bool:

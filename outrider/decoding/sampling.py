@@ -31,6 +31,8 @@ def _divide_by_temperature(logits: Tensor, rows: Sequence[Row]) -> None:
     logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
 
 
+GRAMMAR = Setting(lambda row: row.mask is not None, adjustments.ban_refused)
+
 # In the order in which they apply: first what changes or bans single tokens.
 TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.logit_bias), adjustments.add_bias),
@@ -42,6 +44,7 @@ TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
     Setting(lambda row: row.sampling.allowed_token_ids is not None, adjustments.ban_all_but_allowed),
     Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
     Setting(lambda row: len(row.generated) + len(row.path) < row.sampling.min_tokens, adjustments.ban_ends),
+    GRAMMAR,
     Setting(lambda row: row.may_be_stuck, adjustments.leave_an_end),
 )
 

@@ -101,3 +101,6 @@ class Sampling(RequestedSampling):
     """How the tokens of one sequence are chosen, and how a Draft of them is verified."""
 
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
+    grammar: str | None = Field(
+        default=None, description="what the answer has to follow; see outrider/decoding/grammar.py"
+    )

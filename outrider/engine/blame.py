@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import CacheLostError, RankLostError
 from outrider.engine.sequence import Sequence
 
@@ -29,7 +30,11 @@ class BlamedError(Exception):
 
 def reason_of(error: BaseException) -> str:
     """To be told to the client: words of our own, since those of others may repeat the prompt."""
-    return str(error) if isinstance(error, NotFiniteError) else f"{type(error).__name__} in a step"
+    return (
+        str(error)
+        if isinstance(error, NotFiniteError | GrammarError)
+        else f"{type(error).__name__} in a step"
+    )
 
 
 @contextmanager

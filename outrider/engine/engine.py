@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
+from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.blame import BlamedError, blaming, reason_of, says_broken
@@ -15,6 +16,7 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.grammars import Grammars
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.runner import ModelRunner, Outcome, Runner
@@ -44,12 +46,14 @@ class Engine:
         self,
         runner: Runner,
         beside: Drafter | None = None,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
             runner: the model; see ``from_settings`` for one of a checkpoint.
             beside: the drafter that stands beside this target.
+            grammars: of the model's vocabulary; None: none is taken.
             clock: in seconds.
         """
         self.runner = runner
@@ -66,6 +70,7 @@ class Engine:
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
         self._beside = beside
+        self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
 
     @classmethod
@@ -79,14 +84,16 @@ class Engine:
             CacheTooSmallError: the memory budget buys no block.
         """
         if settings.drafter is None:
-            return cls(ModelRunner(ForwardPass(settings, group), group))
+            runner = ModelRunner(ForwardPass(settings, group), group)
+            return cls(runner, grammars=_grammars_of(runner))
         beside = drafter(settings.drafter)
         if beside.place is not Place.TARGET_WORKER:
             raise ValueError(
                 f"drafter={settings.drafter!r} runs in the {beside.place.value}, not beside a target"
             )
         forward = ForwardPass(settings, group, beside.hidden_layers)
-        return cls(ModelRunner(forward, group), beside.load()(forward.model))
+        runner = ModelRunner(forward, group)
+        return cls(runner, beside.load()(forward.model), _grammars_of(runner))
 
     def open(
         self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
@@ -104,6 +111,7 @@ class Engine:
         limit = min(prompt_length + sampling.max_tokens, self.runner.context_length)
         number = self._opened if number is None else number
         sequence = Sequence(number, prompt_length, noise_key, sampling, ends, limit, self._clock)
+        self._grammars.begin(sequence)
         sequence.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened = number + 1
         self._sequences[sequence.number] = sequence
@@ -117,6 +125,7 @@ class Engine:
         """Voids its work and frees its cache. Closing twice does nothing more."""
         if self._sequences.pop(sequence.number, None) is not None:
             self._batch_delay.left(sequence)
+            self._grammars.forget(sequence)
             self._queue.void(sequence)
             self._cache.release(sequence)
             if self._beside is not None:
@@ -127,10 +136,11 @@ class Engine:
         logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
         self._cache.discard(sequence)
         self.close(sequence)
-        return Failed(sequence.number, reason_of(error))
+        return Failed(sequence.number, reason_of(error), isinstance(error, GrammarError))
 
     def shut_down(self) -> None:
         """After the last step: lets the other ranks of its group go."""
+        self._grammars.shut_down()
         self.runner.shut_down()
 
     @property
@@ -205,11 +215,14 @@ class Engine:
         if self._queue.ready:
             results, self._queue.ready = self._queue.ready, []
             return results
+        if uncompiled := self._grammars.take():
+            return [self.fail(sequence, error) for sequence, error in uncompiled]
         try:
             selected = self._select()
         except BlamedError as blamed:
             return [self.fail(blamed.sequence, blamed.__cause__ or blamed)]
         if not selected:
+            self._grammars.wait()
             return []
         outcome = self.runner.run(selected)
         self._observe(outcome)
@@ -225,8 +238,11 @@ class Engine:
 
     def _select(self) -> Selected:
         """Who takes part: all that is waited for, or else what is prepared."""
-        if self._queue.tasks:
-            return self._scheduler.select(self._queue.tasks, self._sequences)
+        tasks = {
+            number: task for number, task in self._queue.tasks.items() if not self._grammars.waits(number)
+        }
+        if tasks:
+            return self._scheduler.select(tasks, self._sequences)
         selected = self._scheduler.select_idle(self._draft_ahead.unfinished)
         if not selected:
             self._draft_ahead.unfinished.clear()  # there is no cache to spare
@@ -293,3 +309,7 @@ class Engine:
         if task.done:
             self._queue.finish(task)
         return results
+
+
+def _grammars_of(runner: ModelRunner) -> Grammars:
+    return Grammars.of_checkpoint(runner.settings.model, runner.vocab_size, runner.end_token_ids)

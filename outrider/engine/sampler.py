@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 
 from outrider.decoding.draft import SparseProbs
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
+    GRAMMAR,
     TOKEN_ADJUSTMENTS,
     choose,
     logprobs,
@@ -30,7 +32,9 @@ class Choices:
 
     rows: list[Row]
     logits: torch.Tensor  # [num_rows, vocab_size]
-    ranked: list[tuple[int, ...]]  # [num_rows] the best tokens under the keyed noise, best first
+    ranked: list[
+        tuple[int, ...]
+    ]  # [num_rows] the best tokens under the keyed noise, best first, one at least
     are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
     hidden: torch.Tensor | None = None  # [num_rows, num_layers, hidden_size] of layers asked for
     given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
@@ -99,7 +103,7 @@ def choose_tokens(
         best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
         sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
     numbers = iter(torch.cat([best.flatten(), sound, are_finite]).tolist())
-    ranked = [tuple(next(numbers) for _ in range(ranks)) for _ in every]
+    ranked = [_allowed_ones(row, tuple(next(numbers) for _ in range(ranks))) for row in every]
     are_sound = [bool(next(numbers)) for _ in every]
     choices, start = [], 0
     for part in rows:
@@ -111,6 +115,11 @@ def choose_tokens(
     return choices, [bool(number) for number in numbers]
 
 
+def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the banned tokens that follow where a grammar allows only few."""
+    return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
+
+
 def _has_kernels(logits: torch.Tensor) -> bool:
     return logits.is_cuda and _HAS_TRITON
 
@@ -119,11 +128,21 @@ def _choose_on_device(logits: torch.Tensor, rows: list[Row], ranks: int) -> tupl
     """The best tokens [num_rows, ranks], and which rows are sound [num_rows]."""
     from outrider.engine.kernels.choice import choose_on_device
 
-    if not any(setting.applies(row) for setting in TOKEN_ADJUSTMENTS for row in rows):
-        choice = choose_on_device(logits, rows, ranks)
+    others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
+    if not any(setting.applies(row) for setting in others for row in rows):
+        choice = choose_on_device(logits, rows, ranks, _packed_masks(rows, logits))
         return choice.ranked, choice.are_sound
     choice = choose_on_device(process(logits, rows, TOKEN_ADJUSTMENTS), rows, ranks)
     return choice.ranked, choice.are_sound & _are_sound(logits)
+
+
+def _packed_masks(rows: list[Row], logits: torch.Tensor) -> torch.Tensor | None:
+    """int32 [num_rows, ceil(vocab_size / 32)], as the kernels take it; None where no row has a grammar."""
+    if not any(GRAMMAR.applies(row) for row in rows):
+        return None
+    every = np.full(-(-logits.shape[1] // 32), -1, np.int32)
+    masks = np.stack([every if row.mask is None else row.mask for row in rows])
+    return torch.from_numpy(masks).to(logits.device, non_blocking=True)
 
 
 def _are_sound(logits: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.grammar import Matcher
 from outrider.decoding.row import TokenLists
 from outrider.decoding.settings import Sampling
 
@@ -41,6 +42,7 @@ class Sequence:
     drafted: Draft = NO_DRAFT  # at a draft: its newest Draft
     in_rounds: bool = False  # at a draft: its newest tokens came as the Verdict on its last Draft
     verified_round: int | None = None  # at a target: the round of its last work, if that verified a Draft
+    matcher: Matcher | None = None  # of its grammar, once that is compiled
     ahead: tuple[int, Draft] | None = None  # at a target: the next Drafts, and the length that they follow
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0  # since its last result

@@ -111,7 +111,7 @@ def _plain(target: Engine, requests: Sequence[Request]) -> list[Output]:
         for result in target.step():
             if isinstance(result, Generated):
                 run = of_sequence[result.sequence]
-                run.generation.tokens.append(result.token)
+                run.generation.tokens += (*result.forced, result.token)
                 run.generation.round += 1
                 run.finish = result.finish
     for run in runs:

@@ -86,6 +86,17 @@ class Timings:
     preemptions: int  # times that its sequence lost its cache to an older one
 
 
+@dataclass(frozen=True)
+class Forced:
+    """What the sequence's grammar had to do with a Verdict."""
+
+    tokens: int = 0  # that stand after the accepted nodes': no Draft held them
+    nodes: tuple[int, ...] = ()  # of the Draft, whose tokens were the only ones allowed
+
+
+NOTHING_FORCED = Forced()
+
+
 class Verified(Struct, frozen=True, tag=True):
     sequence: int  # its number
     round: int
@@ -94,15 +105,17 @@ class Verified(Struct, frozen=True, tag=True):
     finish: str | None  # "stop" or "length" when the generation ends here
     timings: Timings
     draft: Draft | None = None  # that follows these tokens, as next_depth asked
+    forced: Forced = NOTHING_FORCED
 
 
 class Generated(Struct, frozen=True, tag=True):
     sequence: int  # its number
     position: int  # of the token
     token: int
-    logprobs: tuple[TokenLogprobs, ...]  # of the one token; empty unless asked for
+    logprobs: tuple[TokenLogprobs, ...]  # of the forced tokens and this one; empty unless asked for
     finish: str | None
     timings: Timings
+    forced: tuple[int, ...] = ()  # tokens before it, in the same step, that the sequence's grammar forced
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,7 @@ class Failed(Struct, frozen=True, tag=True):
 
     sequence: int
     reason: str  # without anything of its text
+    is_grammars: bool = False  # the fault of its grammar
 
 
 Answered = Verified | Generated | Proposed | Prepared

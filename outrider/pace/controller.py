@@ -130,7 +130,7 @@ class Pace:
         """A Verdict on a Draft.
 
         Args:
-            depth: of the Draft.
+            depth: guesses in the Draft's chain.
             seconds: of the round, in which the target did not work on it.
             overhead_s: of these, spent outside of the drafter too.
             target_s: of the round, in which the target had it, in a step or waiting for one.

@@ -117,6 +117,12 @@ OF_GATEWAYS = (
     ),
     _counter("outrider_tokens", "tokens", "committed tokens", DRAFTED),
     _counter(
+        "outrider_forced_tokens",
+        "tokens",
+        "committed tokens that are neither drafted nor the target's choice: a grammar left nothing else",
+        DRAFTED,
+    ),
+    _counter(
         "outrider_target_passes",
         "passes",
         "forward passes of the target that answered a sequence, with a Draft or without",

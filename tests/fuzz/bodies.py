@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.api.openai.fields import UNSERVED
-from tests.fuzz import values
+from tests.fuzz import forms, values
 from tests.fuzz.values import REAL, TEXTS, VOCAB_SIZE, WHOLE, Levels
 from tests.support.service import MODEL
 
@@ -85,6 +85,8 @@ HINTS: dict[str, Levels] = {
     "stop_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
 }
 HINTS["max_completion_tokens"] = HINTS["max_tokens"]
+HINTS["response_format"] = forms.response_formats(ANYTHING)
+HINTS["structured_outputs"] = forms.structured_outputs(ANYTHING)
 SHORTHANDS = {"content": st.sampled_from(PROMPTS), "stop": st.text(min_size=1, max_size=3)}
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from gateway.api.openai.completions import CompletionRequest
+from gateway.generation.form import Form
 from gateway.settings import Speculation
-from tests.fuzz import bodies, values
+from tests.fuzz import bodies, forms, values
 from tests.fuzz.bodies import BIASES, PROMPTS, TOKEN_IDS
 from tests.fuzz.values import REAL, TEXTS, VOCAB_SIZE, WHOLE, Levels
 from tests.support.service import MODEL
@@ -55,9 +56,17 @@ HINTS: dict[str, Levels] = {
         st.lists(TOKEN_IDS, min_size=1, max_size=20), _ids().extreme, st.nothing()
     ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "bad_token_ids"), _ids()),
+    **forms.OF_MESSAGES,
+    "outrider.v1.Sampling.grammar": forms.texts(
+        [Form("regex", regex, "").grammar() for regex in forms.REGEXES],
+        [Form("regex", regex, "").grammar() for regex in forms.HOSTILE_REGEXES],
+    ),
 }
 UNSAID = Levels(st.none(), st.none(), st.none())
-PUBLIC_HINTS = HINTS | {"outrider.v1.Sampling.verification": UNSAID}  # not a caller's
+PUBLIC_HINTS = HINTS | {
+    "outrider.v1.Sampling.verification": UNSAID,  # not a caller's
+    "outrider.v1.Sampling.grammar": UNSAID,
+}
 
 
 def descriptor_of(message: type[Message]) -> Descriptor:

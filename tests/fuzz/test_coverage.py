@@ -28,7 +28,8 @@ def fields_of(model: type[BaseModel]) -> set[Path]:
     found: set[Path] = set()
     for name, field in model.model_fields.items():
         inside = [inner for part in _parts(field.annotation) for inner in fields_of(part)]
-        found |= {(name,), *((name, *path) for path in inside)}
+        said = field.alias or name
+        found |= {(said,), *((said, *path) for path in inside)}
     return found
 
 

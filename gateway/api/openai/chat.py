@@ -53,12 +53,6 @@ class Message(NullIsLeftOut):
         return {"role": self.role, "content": "".join(part.text for part in self.content)}
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["text"] = "text"
-
-
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
@@ -69,7 +63,6 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: Ignored = None
     parallel_tool_calls: Ignored = None
     # Fields of OpenAI's that have one accepted meaning.
-    response_format: ResponseFormat = ResponseFormat()
     tools: Nothing = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] = "none"
 

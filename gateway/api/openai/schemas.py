@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -12,10 +11,14 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
+from gateway.api.openai.field_types import Label as Label
+from gateway.api.openai.field_types import NullIsLeftOut as NullIsLeftOut
+from gateway.api.openai.field_types import Text as Text
+from gateway.api.openai.field_types import checked_text as checked_text
 from gateway.api.openai.fields import Ignored
+from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
 from gateway.generation.request import Request, Usage
 from gateway.settings import Priority, Speculation
@@ -23,17 +26,10 @@ from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
 MAX_BIASES = 4096  # tokens
-MAX_FIELDS = 128  # of one object
 MANY_ERRORS = 100  # of one request: to tell them apart would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
-
-
-def checked_text(value: str) -> str:
-    """JSON can spell half of a surrogate pair, which no tokenizer takes. Raises ValueError."""
-    value.encode()
-    return value
 
 
 def checked_ids(ids: Any) -> Any:
@@ -47,9 +43,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Text = Annotated[str, AfterValidator(checked_text)]
 TokenIds = Annotated[list[int], PlainValidator(checked_ids, json_schema_input_type=list[int])]
-Label = Annotated[Text, Field(max_length=64)]
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
 
@@ -63,19 +57,6 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False  # accepted, never done
 
 
-class NullIsLeftOut(BaseModel):
-    """As in OpenAI's API."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, fields: Any) -> Any:
-        if isinstance(fields, dict):
-            if len(fields) > MAX_FIELDS:  # to name each of a hundred thousand would take long
-                raise ValueError(f"at most {MAX_FIELDS} fields are accepted")
-            return {name: value for name, value in fields.items() if value is not None}
-        return fields
-
-
 class GenerationRequest(RequestedSampling, NullIsLeftOut):
     """Every sampling setting is a field of the request."""
 
@@ -87,6 +68,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     stop: Stops = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat = ResponseFormat()
+    structured_outputs: StructuredOutputs | None = None
     speculation: Speculation = Speculation()
     task: Label | None = None
     priority: Priority = "interactive"
@@ -137,6 +120,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             n=self.n,
             task=self.task,
             priority=self.priority,
+            form=form_of(self.response_format, self.structured_outputs),
         )
 
 
@@ -158,6 +142,7 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
             "drafted": stats.drafted,
             "verified": stats.verified,
             "accepted": stats.accepted,
+            "forced": stats.forced,
             "mean_accepted_length": round(stats.mean_accepted_length, 3),
             "accepted_lengths": stats.histogram,
             "drafted_by": stats.by_drafter,

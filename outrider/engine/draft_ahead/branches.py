@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 
 from outrider.decoding.draft import ROOT, Draft, agreed
-from outrider.decoding.outcomes import FORGETTING_OF_ONE, Branch, Outcomes, faded
+from outrider.decoding.outcomes import FORGETTING_OF_ONE, RANKS, Branch, Outcomes, faded
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import Sequence
@@ -116,7 +116,7 @@ class PrepareTask(Task):
             for token in tokens[:-1]:
                 assert node is not None
                 node = sequence.pending.child(node, token)
-            if len(tokens) <= room and tokens[-1] not in sequence.end_token_ids and node is not None:
+            if 0 < len(tokens) <= room and tokens[-1] not in sequence.end_token_ids and node is not None:
                 nodes[node, tokens[-1]] = None
         return list(nodes)
 
@@ -147,7 +147,7 @@ class PrepareTask(Task):
 
 
 def _rank(token: int, ranked: Items[int]) -> int:
-    return ranked.index(token) if token in ranked else len(ranked)
+    return ranked.index(token) if token in ranked else RANKS
 
 
 def _with(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:

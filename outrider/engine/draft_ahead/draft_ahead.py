@@ -67,5 +67,7 @@ def _follows_verdict(sequence: Sequence, work: Propose) -> bool:
     """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True
-    is_next = work.base == len(sequence.tokens)
-    return is_next and len(sequence.drafted.path_of(work.tokens)) >= len(work.tokens) - 1
+    is_next, drafted = work.base == len(sequence.tokens), sequence.drafted
+    stood = len(drafted.path_of(work.tokens))
+    went_on = sequence.matcher is not None and 0 < drafted.chain_length <= stood  # by forced tokens
+    return is_next and (stood >= len(work.tokens) - 1 or went_on)

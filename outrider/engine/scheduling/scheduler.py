@@ -83,6 +83,7 @@ class Scheduler:
             with blaming(task.sequence):
                 if self._waits_for_prefix(task.sequence, computed):
                     continue
+                task.constrain()
                 if not self._make_room(task, tasks, sequences):
                     break
                 item = self._item(task, budget)

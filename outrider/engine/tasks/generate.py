@@ -1,6 +1,7 @@
-"""Decoding freely, a token a step."""
+"""Decoding freely: a token a step, and with it those that a grammar forces."""
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
@@ -14,19 +15,35 @@ class GenerateTask(Task):
     def __init__(self, sequence: Sequence, length: int, arrived: float) -> None:
         super().__init__(sequence, arrived)
         self.length = length
+        self._forced: Draft | None = None  # what the grammar forces next; None: it was not asked yet
+
+    def constrain(self) -> None:
+        sequence = self.sequence
+        if sequence.matcher is not None and self._forced is None:
+            room = min(sequence.limit, self.length) - len(sequence.tokens) - 1
+            generated = sequence.tokens[sequence.prompt_length :]
+            self._forced = sequence.matcher.constrained(generated, NO_DRAFT, room).draft
 
     def tree(self) -> Draft:
-        return NO_DRAFT
+        return self._forced or NO_DRAFT
 
     def nodes(self) -> list[int]:
-        return [ROOT]
+        return list(range(ROOT, len(self.tree())))
+
+    def give_up_draft(self) -> bool:
+        had_forced = bool(self._forced)
+        self._forced = NO_DRAFT
+        return had_forced
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
-        token = choices.chosen[0]
-        position = len(sequence.tokens)
-        sequence.tokens.append(token)
-        finish = sequence.finish_of(token, position + 1)
+        draft = self.sound_part(choices)
+        verdict, finish = self.until_end(verify_coupled(draft, choices.chosen[: 1 + len(draft)]))
+        self._forced = None
+        cache.keep_path(sequence, verdict.accepted)
+        sequence.tokens += verdict.tokens
         self.done = finish is not None or len(sequence.tokens) >= self.length
-        logprobs = choices.logprobs([0], [token])
-        return [Generated(sequence.number, position, token, logprobs, finish, self.timings())]
+        logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
+        position = len(sequence.tokens) - 1
+        *forced, token = verdict.tokens
+        return [Generated(sequence.number, position, token, logprobs, finish, self.timings(), tuple(forced))]

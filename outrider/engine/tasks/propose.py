@@ -66,20 +66,34 @@ class CoupledProposeTask(ProposeTask):
         super().__init__(sequence, work, room, arrived, ahead)
         self.ranks = ranks
         self.leaves = leaves
+        self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
+
+    def constrain(self) -> None:
+        if self.sequence.matcher is None or self.is_empty or self._is_complete():
+            return
+        generated, known = self.sequence.tokens[self.sequence.prompt_length :], self.chain()
+        forced = self.sequence.matcher.forced(generated, known)
+        self._forced = forced[: self.depth - len(known) - 1]
 
     def tree(self) -> Draft:
-        if self.is_empty or self._is_complete() or ROOT not in self.sequence.ranked:
+        if self.is_empty or self._is_complete():
             return self.sequence.pending
-        return extended(self.sequence.pending, [(self._end(), self.chain()[-1])])
+        newest = self.chain()[-1:] if ROOT in self.sequence.ranked else []
+        return with_chain(self.sequence.pending, self._end(), [*newest, *self._forced])
 
     def nodes(self) -> list[int]:
         if self.is_empty or self._is_complete():
             return []
-        return [len(self.sequence.pending) if ROOT in self.sequence.ranked else ROOT]
+        fed = (ROOT in self.sequence.ranked) + len(self._forced)
+        return [len(self.sequence.pending) + fed - 1 if fed else ROOT]
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         if not self.is_empty:
-            self.sequence.ranked[len(self.sequence.pending) - 1] = choices.ranked[0]
+            pending, forced = self.sequence.pending, len(self._forced)
+            for node in range(len(pending) - forced, len(pending)):
+                self.sequence.ranked[pending.parents[node]] = (pending.tokens[node],)
+            self.sequence.ranked[len(pending) - 1] = choices.ranked[0]
+            self._forced = []
         self.done = self._is_complete()
         return [self.result()] if self.done else []
 
@@ -135,12 +149,15 @@ class SampledProposeTask(ProposeTask):
 def chain(sequence: Sequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
     """The tokens that are known to follow a pending node: best after best, the first one being of that rank.
 
-    At most ``depth`` of them, and up to one that ends the generation.
+    At most ``depth`` of them, and up to one that ends the generation; none if there are fewer of its rank.
     """
     tokens: list[int] = []
     following: int | None = node
     while following in sequence.ranked and len(tokens) < depth:
-        tokens.append(sequence.ranked[following][0 if tokens else rank])
+        best = sequence.ranked[following][0 if tokens else rank :]
+        if not best:
+            break
+        tokens.append(best[0])
         if tokens[-1] in sequence.end_token_ids:
             break
         following = sequence.pending.child(following, tokens[-1])
@@ -163,6 +180,12 @@ def leaves_of(
         if leaf.accepted < min(len(tokens), len(path))
         and leaf.rank < len(sequence.ranked.get(path[leaf.accepted], ()))
     ]
+
+
+def with_chain(draft: Draft, node: int, tokens: Items[int]) -> Draft:
+    """With further tokens, one after the other, that follow a node or ROOT."""
+    parents = [node, *range(len(draft), len(draft) + len(tokens) - 1)]
+    return extended(draft, list(zip(parents, tokens, strict=False)))
 
 
 def extended(draft: Draft, nodes: list[tuple[int, int]]) -> Draft:

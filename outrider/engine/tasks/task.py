@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 
-from outrider.decoding.draft import Draft
+from outrider.decoding.draft import Draft, Verdict
+from outrider.decoding.grammar import Mask
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
@@ -40,6 +41,9 @@ class Task(ABC):
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         """Uses the logits of ``nodes``, in that order."""
 
+    def constrain(self) -> None:  # noqa: B027  most draft nothing that a grammar could change
+        """Before its sequence takes part in a step: what it feeds follows the sequence's grammar."""
+
     @property
     def num_tokens(self) -> int:
         """That its sequence has to feed: committed ones that are not cached, and the tree's."""
@@ -55,10 +59,13 @@ class Task(ABC):
 
     def rows(self) -> list[Row]:
         """What choosing a token after each of ``nodes`` depends on."""
-        sequence, tree = self.sequence, self.tree()
+        sequence, tree, nodes = self.sequence, self.tree(), self.nodes()
         generated = sequence.tokens[sequence.prompt_length :]
+        masks: list[Mask | None] = [None] * len(nodes)
+        if sequence.matcher is not None:
+            masks = sequence.matcher.masks(generated, tree, nodes)
         rows = []
-        for node in self.nodes():
+        for node, mask in zip(nodes, masks, strict=True):
             path = tuple(tree.tokens[n] for n in tree.path(node))
             rows.append(
                 Row(
@@ -70,9 +77,22 @@ class Task(ABC):
                     path=path,
                     end_token_ids=sequence.end_token_ids,
                     given_lists=sequence.lists,
+                    mask=mask,
                 )
             )
         return rows
+
+    def sound_part(self, choices: Choices) -> Draft:
+        """The tree's leading nodes, up to one after which no token may be chosen: as if it was not there."""
+        return self.tree().leading((*choices.are_sound, False).index(False) - 1)
+
+    def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
+        """The Verdict up to the token that ends the generation, and why, if one does."""
+        for index, token in enumerate(verdict.tokens):
+            finish = self.sequence.finish_of(token, len(self.sequence.tokens) + index + 1)
+            if finish is not None:
+                return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
+        return verdict, None
 
     def took_part(self, begun: float, forward: float, sample: float, step: Step) -> None:
         """A step that fed its sequence is over.

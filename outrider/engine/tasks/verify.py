@@ -1,13 +1,17 @@
 """Verifying a Draft."""
 
 from outrider.decoding.draft import ROOT, Draft, Verdict
+from outrider.decoding.grammar import Constrained
+from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.verify import verify_block, verify_coupled, verify_rejection
 from outrider.engine.asked import Asked
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Result, Verified
+from outrider.engine.work import Forced, Result, Verified
+
+NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
 
 
 class VerifyTask(Task):
@@ -31,15 +35,26 @@ class VerifyTask(Task):
         super().__init__(sequence, arrived)
         self._round = round
         self._following = following
+        self._room = room
         self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
+        self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
         self.next_draft: Asked | None = None  # that is wanted with the Verdict, once that has fallen
 
     def tree(self) -> Draft:
         return self._draft
 
+    def constrain(self) -> None:
+        sequence = self.sequence
+        if sequence.matcher is None or self._constrained is not None:
+            return
+        generated = sequence.tokens[sequence.prompt_length :]
+        has_probs = sequence.sampling.verification != "coupled"
+        self._constrained = sequence.matcher.constrained(generated, self._draft, self._room - 1, has_probs)
+        self._draft = self._constrained.draft
+
     def give_up_draft(self) -> bool:
         had_draft = bool(self._draft)
-        self._draft = NO_DRAFT
+        self._draft, self._constrained = NO_DRAFT, NOTHING_CONSTRAINED
         return had_draft
 
     def nodes(self) -> list[int]:
@@ -47,13 +62,26 @@ class VerifyTask(Task):
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
-        verdict, finish = self._until_end(self._judge(self._sound_part(choices), choices))
+        verdict, finish = self.until_end(self._judge(self.sound_part(choices), choices))
         logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
         self.done = True
         self.next_draft = self._asked(verdict, choices)
-        return [Verified(sequence.number, self._round, verdict, logprobs, finish, self.timings())]
+        return [self._verified(verdict, logprobs, finish)]
+
+    def _verified(
+        self, verdict: Verdict, logprobs: tuple[TokenLogprobs, ...], finish: str | None
+    ) -> Verified:
+        """As the Draft's sender sees it: nodes by their place in that, forced tokens apart."""
+        number, timings = self.sequence.number, self.timings()
+        if self._constrained is None:
+            return Verified(number, self._round, verdict, logprobs, finish, timings)
+        kept = self._constrained.kept
+        accepted = tuple(kept[node] for node in verdict.accepted if node < len(kept))
+        forced = Forced(len(verdict.accepted) - len(accepted), self._constrained.forced)
+        of_draft = Verdict(accepted, verdict.tokens)
+        return Verified(number, self._round, of_draft, logprobs, finish, timings, forced=forced)
 
     def _asked(self, verdict: Verdict, choices: Choices) -> Asked | None:
         """The next Draft: what a drafter beside the target knows of the token that it is to follow."""
@@ -65,10 +93,6 @@ class VerifyTask(Task):
         hidden = None if choices.hidden is None else choices.hidden[row]
         return Asked(self.sequence, min(depth, room), leaves, self._round, hidden)
 
-    def _sound_part(self, choices: Choices) -> Draft:
-        """The leading nodes, up to one after which no token may be chosen: as if it had not been drafted."""
-        return self._draft.leading((*choices.are_sound, False).index(False) - 1)
-
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
         if rule == "coupled":
@@ -76,14 +100,6 @@ class VerifyTask(Task):
         verify = verify_rejection if rule == "rejection" else verify_block
         position = len(self.sequence.tokens)
         return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self._round)
-
-    def _until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
-        """The Verdict up to the token that ends the generation, if one does."""
-        for index, token in enumerate(verdict.tokens):
-            finish = self.sequence.finish_of(token, len(self.sequence.tokens) + index + 1)
-            if finish is not None:
-                return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
-        return verdict, None
 
 
 def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:

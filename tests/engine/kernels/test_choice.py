@@ -1,7 +1,7 @@
 """Tokens chosen by the kernels are those of outrider.decoding; without a GPU in Triton's interpreter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -198,6 +198,33 @@ def test_a_step_is_told_the_same_whoever_chooses(monkeypatch: pytest.MonkeyPatch
     assert usual.are_finite == on_device.are_finite == [True, False, True, True]
     for one, other in zip(usual.processed, on_device.processed, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_grammars_mask_reaches_the_kernels_packed_and_means_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def masked(index: int, *allowed: int, **chosen: Any) -> Row:
+        mask = np.zeros(64, np.uint8)
+        mask[[*allowed]] = 1
+        packed = np.packbits(mask, bitorder="little").view(np.int32)
+        return replace(row(index, **chosen), mask=packed)
+
+    rows = [
+        [masked(0, 3, 49), row(1), masked(2, 40, temperature=0.0)],
+        [masked(3, 7, 8, 9, top_k=2, logprobs=1)],
+    ]
+    adjusted = [[masked(4, 3, 4, bad_token_ids=(3,)), masked(5, 9, allowed_token_ids=(8,)), masked(6)]]
+    monkeypatch.setattr(choice, "CHUNK", 256)
+    for asked in (rows, adjusted):
+        count = sum(map(len, asked))
+        logits, are_finite = random(count, 50), torch.ones(1, dtype=torch.bool)
+        outcomes = []
+        for has_kernels in (False, True):
+            monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)
+            outcomes.append(step(logits, asked, 1, are_finite))
+        assert outcomes[0].ranked == outcomes[1].ranked
+        assert outcomes[0].are_sound == outcomes[1].are_sound == [[True] * len(part) for part in asked]
+    assert outcomes[1].ranked == [[(4,), (0,), (0,)]]  # a row that allows nothing ends
 
 
 def test_a_step_without_rows_still_tells_what_is_finite() -> None:

@@ -78,6 +78,7 @@ async def test_counters_are_the_sums_of_the_usage(tokenizer, speculation):
         "outrider_continued_rounds": 0,
         "outrider_draft_saved_seconds": 0.0,
         "outrider_wasted_tokens": 0,
+        "outrider_forced_tokens": 0,
         "outrider_reopenings": 0,
     }
     if drafter == "model":

@@ -103,6 +103,7 @@ async def test_counts_what_speculation_did():
         "continued": 0,
         "saved_s": 0.0,
         "wasted": 0,
+        "forced": 0,
         "target_passes": 5,
         "draft_s": 0.0,
         "target_s": 0.0,

@@ -1,0 +1,81 @@
+"""The form of an answer, in OpenAI's words and in vLLM's."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
+from gateway.errors import InvalidRequestError
+from gateway.generation.form import MAX_CHOICES, Form, choice, json_object, json_schema
+
+
+class JsonSchema(NullIsLeftOut):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Label
+    description: Text | None = None  # accepted, not used
+    strict: bool = True  # accepted: every answer follows its schema
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(NullIsLeftOut):
+    """OpenAI's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type 'json_schema', which needs it")
+        return self
+
+    def form(self) -> Form | None:
+        """None: any."""
+        if self.json_schema is not None:
+            return json_schema(json.dumps(self.json_schema.schema_), "response_format.json_schema.schema")
+        return json_object("response_format") if self.type == "json_object" else None
+
+
+class StructuredOutputs(NullIsLeftOut):
+    """vLLM's, with one field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    json_: dict[str, Any] | Text | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None = None
+    grammar: Text | None = None  # in Lark
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "StructuredOutputs":
+        if len(self.model_fields_set) != 1:
+            raise ValueError("exactly one of json, json_object, regex, choice and grammar is accepted")
+        return self
+
+    def form(self) -> Form:
+        """Raises InvalidRequestError."""
+        if self.regex is not None:
+            return Form("regex", self.regex, "structured_outputs.regex")
+        if self.grammar is not None:
+            return Form("lark", self.grammar, "structured_outputs.grammar")
+        if self.choice is not None:
+            return choice(self.choice, "structured_outputs.choice")
+        if self.json_ is not None:
+            schema = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
+            return json_schema(schema, "structured_outputs.json")
+        return json_object("structured_outputs.json_object")
+
+
+def form_of(response_format: ResponseFormat, structured_outputs: StructuredOutputs | None) -> Form | None:
+    """That a request asks for in either way. Raises InvalidRequestError."""
+    form = response_format.form()
+    if structured_outputs is None:
+        return form
+    if form is not None:
+        raise InvalidRequestError("structured_outputs", "cannot be combined with response_format")
+    return structured_outputs.form()

@@ -1,0 +1,219 @@
+"""Grammars as masks: a position's depends on the tokens before it alone, however one came there."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from outrider.decoding.draft import ROOT, Draft, SparseProbs
+from outrider.decoding.grammar import MAX_FORCED, MAX_GRAMMAR, GrammarError, Mask, allows, compiled
+from tests.support.grammars import (
+    ENDS,
+    GRAMMARS,
+    PERSON,
+    THINKING,
+    ids,
+    json_grammar,
+    lark_grammar,
+    matcher,
+    regex_grammar,
+    tokenizer,
+    tokens,
+)
+
+WORDS = 64  # of a mask over 2048 tokens
+
+
+def allowed(mask: Mask) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def straight(grammar: str, path: list[int]) -> Mask | None:
+    """What may follow the path, by a matcher of the library that went this way and no other."""
+    fresh = compiled(grammar, tokens())
+    if ENDS & {*path} or fresh.try_consume_tokens(path) != len(path):
+        return None
+    return np.frombuffer(fresh.compute_bitmask(), np.int32)[:WORDS]
+
+
+def drawn(grammar: str, generated: list[int], draw: random.Random) -> Draft:
+    """A tree whose tokens the grammar mostly allows."""
+    draft = Draft()
+    for _ in range(draw.randrange(8)):
+        parent = draw.randrange(ROOT, len(draft))
+        path = [draft.tokens[node] for node in draft.path(parent)]
+        mask = straight(grammar, generated + path)
+        is_wild = mask is None or draw.random() < 0.2
+        token = draw.randrange(2048) if is_wild else draw.choice(allowed(mask))  # type: ignore[arg-type]
+        if draft.child(parent, token) is None:
+            draft = Draft((*draft.tokens, token), (*draft.parents, parent))
+    return draft
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_mask_is_the_same_whatever_was_looked_at_before(name: str) -> None:
+    grammar, draw = GRAMMARS[name], random.Random(name)
+    for _ in range(4):
+        wandering, generated = matcher(grammar), list[int]()
+        for _ in range(16):
+            seen = wandering.constrained(generated, drawn(grammar, generated, draw), room=40)
+            nodes = range(ROOT, len(seen.draft))
+            masks = wandering.masks(generated, seen.draft, nodes)
+            for node, mask in zip(nodes, masks, strict=True):
+                path = [seen.draft.tokens[above] for above in seen.draft.path(node)]
+                expected = straight(grammar, generated + path)
+                assert (mask is None) == (expected is None)
+                assert mask is None or np.array_equal(mask, expected)  # type: ignore[arg-type]
+                if node >= len(seen.kept):
+                    assert allowed(straight(grammar, generated + path[:-1])) == [path[-1]]  # type: ignore[arg-type]
+            assert masks[0] is not None
+            token = draw.choice(allowed(masks[0]))
+            if token in ENDS:
+                break
+            generated.append(token)
+            if draw.random() < 0.1:  # a worker that is behind the gateway, or ahead of it
+                del generated[draw.randrange(len(generated)) :]
+
+
+def test_what_a_grammar_refuses_is_taken_out_with_what_follows_it() -> None:
+    right, wrong = ids('{"name'), ids(" cat")[0]
+    draft = Draft((*right, wrong, right[0], right[0]), (ROOT, 0, ROOT, 1, 2))
+    seen = matcher(GRAMMARS["person"]).constrained([], draft, room=len(draft))
+    assert seen.kept == (0, 1)
+    assert seen.forced == (0, 1)
+    assert seen.draft.tokens[:2] == tuple(right)
+
+
+def test_forced_text_follows_the_chain_as_the_tokenizer_writes_it() -> None:
+    grammar = json_grammar({"const": {"temperature": 20, "unit": "degrees"}})
+    whole = ids('{"temperature": 20, "unit": "degrees"}')
+    seen = matcher(grammar).constrained([], Draft(), room=100)
+    assert seen.draft.is_chain
+    assert [*seen.draft.tokens] == whole[: len(seen.draft)]
+    assert MAX_FORCED >= len(seen.draft) > 5
+    later = matcher(grammar).constrained(whole[:2], Draft.chain(whole[2:4]), room=4)
+    assert [*later.draft.tokens] == whole[2:6]
+    assert (later.kept, later.forced) == ((0, 1), (0, 1))
+
+
+def test_no_more_is_forced_than_there_is_room() -> None:
+    grammar = json_grammar({"const": "a long text that leaves nothing open"})
+    assert [len(matcher(grammar).constrained([], Draft(), room).draft) for room in (-1, 0, 1, 3)] == [
+        0,
+        0,
+        1,
+        3,
+    ]
+
+
+def test_another_spelling_of_forced_text_is_no_forced_token() -> None:
+    grammar = regex_grammar("(foo|bar)")
+    free = ids("foo")[0]
+    assert matcher(grammar).constrained([], Draft.chain([free]), room=9).forced == ()
+
+
+def test_under_a_ratio_rule_forced_tokens_are_certain() -> None:
+    grammar = json_grammar({"const": {"value": 7}})
+    first = ids('{"value": 7}')[0]
+    chain = Draft.chain([first], [SparseProbs((first, 9), (0.5, 0.5))])
+    seen = matcher(grammar).constrained([], chain, room=9, has_probs=True)
+    assert len(seen.draft.draft_probs) == len(seen.draft) > 1
+    assert all(probs.probs == (1.0,) for probs in seen.draft.draft_probs[1:])
+
+
+def test_an_answer_ends_where_its_grammar_lets_it_and_nothing_is_asked_after_that() -> None:
+    answer = matcher(regex_grammar("[ab]{1,2}"))
+    token, (end, _) = ids("a")[0], sorted(ENDS)
+    seen = answer.constrained([token], Draft((end, token, token), (ROOT, 0, ROOT)), room=9)
+    assert seen.kept == (0, 2)  # an end may follow; nothing may follow an end
+    after_end, after_both = answer.masks([token], seen.draft, [0, 1])
+    assert after_end is None
+    assert after_both is not None
+    assert allowed(after_both) == sorted(ENDS)
+    begin, only = answer.masks([], Draft(), [ROOT])[0], answer.masks([token, token], Draft(), [ROOT])[0]
+    assert begin is not None
+    assert only is not None
+    assert not allows(begin, end)
+    assert allowed(only) == sorted(ENDS)
+
+
+def test_a_mark_inside_a_draft_ends_free_text_there() -> None:
+    """What follows a thought is bound from the mark on, wherever in a Draft that lies."""
+    thought, answer = ids("so it is</think>"), ids('{"value')
+    free = matcher(THINKING)
+    draft = Draft.chain([*thought, *answer])
+    seen = free.constrained([], draft, room=40)
+    assert seen.kept == tuple(range(len(draft)))
+    assert len(draft) - 1 in seen.forced
+    wrong = free.constrained([], Draft.chain([*thought, *ids(" the")]), room=40)
+    assert wrong.kept == tuple(range(len(thought)))
+    (after,) = free.masks(thought, Draft(), [ROOT])
+    assert after is not None
+    assert {tokenizer().decode([token]) for token in allowed(after)} == {"{", '{"'}
+
+
+def test_committed_tokens_that_contradict_the_grammar_are_said_so() -> None:
+    with pytest.raises(GrammarError, match="token 1 of the answer contradicts its grammar"):
+        matcher(GRAMMARS["person"]).masks([ids('{"')[0], ids(" cat")[0]], Draft(), [ROOT])
+
+
+def test_a_grammar_that_asks_for_too_much_is_refused() -> None:
+    many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1000)}}
+    for grammar in (json_grammar(many), regex_grammar("a" * MAX_GRAMMAR), lark_grammar("start: thing")):
+        with pytest.raises(GrammarError) as refused:
+            compiled(grammar, tokens())
+        assert 0 < len(str(refused.value)) <= 300
+
+
+HOSTILE = {
+    "nested counts": regex_grammar("((a{1,1000}){1,1000}){1,1000}"),
+    "a far choice": regex_grammar("(a|b)*a(a|b){30}"),
+    "two lines at once": regex_grammar("(.*a.{20}b.*)&(.*b.{22}a.*)"),
+    "many values": json_grammar({"enum": [f"value {7919 * number}" for number in range(5000)]}),
+    "a long array": json_grammar({"type": "array", "minItems": 100_000, "items": {"type": "integer"}}),
+    "ambiguous": lark_grammar('start: a\na: (a a)? b*\nb: "x"* "x"?'),
+    "itself": json_grammar({"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}}),
+    "optional properties": json_grammar(
+        {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(300)}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_or_costs_little_at_every_position(name: str) -> None:
+    draw, slowest, generated = random.Random(0), 0.0, list[int]()
+    try:
+        hostile = matcher(HOSTILE[name])
+        for _ in range(60):
+            begun = time.thread_time()
+            (mask,) = hostile.masks(generated, Draft(), [ROOT])
+            slowest = max(slowest, time.thread_time() - begun)
+            assert mask is not None
+            token = draw.choice(allowed(mask))
+            if token in ENDS:
+                break
+            generated.append(token)
+    except GrammarError:
+        pass
+    assert slowest < 0.1
+
+
+def test_other_threads_run_while_a_grammar_is_compiled() -> None:
+    many = json_grammar({"enum": [f"value {7919 * number}" for number in range(5000)]})
+    tokens()
+    turns, compiling = 0, threading.Thread(target=compiled, args=(many, tokens()))
+    compiling.start()
+    while compiling.is_alive():
+        turns += 1
+        time.sleep(0)
+    compiling.join()
+    assert turns > 10
+
+
+def test_the_demo_grammar_takes_what_it_should() -> None:
+    text = ids('{"name": "Ann", "age": 31, "tags": ["red"]}')
+    assert PERSON["required"] == ["name", "age", "tags"]
+    seen = matcher(GRAMMARS["person"]).constrained([], Draft.chain(text), room=len(text))
+    assert seen.kept == tuple(range(len(text)))

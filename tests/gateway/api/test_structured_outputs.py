@@ -1,0 +1,264 @@
+"""The form of an answer as clients ask for it, over both APIs."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from protos import generation_pb2, generation_pb2_grpc
+from tests.support.service import Service, service_of
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+LARK = 'start: NAME " is " NAME\nNAME: /[a-z]{2,5}/'
+
+
+def is_person(text: str) -> bool:
+    found = json.loads(text)
+    return (
+        [*found] == ["name", "age", "tags"]
+        and 0 <= found["age"] <= 150
+        and {*found["tags"]} <= {"red", "green"}
+    )
+
+
+Check = Callable[[str], object]
+FORMS: dict[str, tuple[dict[str, Any], Check]] = {
+    "json_schema": (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "strict": True, "schema": PERSON},
+            }
+        },
+        is_person,
+    ),
+    "json": ({"structured_outputs": {"json": PERSON}}, is_person),
+    "regex": (
+        {"structured_outputs": {"regex": r"(19|20)\d\d-[01]\d"}},
+        re.compile(r"(19|20)\d\d-[01]\d").fullmatch,
+    ),
+    "choice": (
+        {"structured_outputs": {"choice": ['a "quoted" one', "Ünïcödé 🏇", "two\nlines\\"]}},
+        ['a "quoted" one', "Ünïcödé 🏇", "two\nlines\\"].__contains__,
+    ),
+    "grammar": ({"structured_outputs": {"grammar": LARK}}, re.compile("[a-z]{2,5} is [a-z]{2,5}").fullmatch),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service() -> AsyncIterator[Service]:
+    async with service_of() as service:
+        yield service
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def complete(service: Service, **body: Any) -> dict[str, Any]:
+    asked = {"prompt": "Name somebody: ", "max_tokens": 64, "seed": 3, "temperature": 0.8, **body}
+    answer = await service.http.post("/v1/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    return {**body["choices"][0], "usage": body["usage"]["speculation"]}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_answer_has_its_form_and_is_the_same_however_it_is_drafted(
+    service: Service, form: str
+) -> None:
+    fields, is_right = FORMS[form]
+    texts = []
+    for speculation in (
+        {"mode": "off"},
+        {"mode": "fixed", "depth": 5},
+        {"mode": "fixed", "depth": 3, "drafter": "ngram"},
+    ):
+        answer = await complete(service, **fields, speculation=speculation)
+        assert answer["finish_reason"] == "stop"
+        assert is_right(answer["text"]), answer["text"]
+        texts.append(answer["text"])
+    assert len({*texts}) == 1, texts
+
+
+async def test_any_object_is_json_as_far_as_it_got(service: Service) -> None:
+    answer = await complete(service, response_format={"type": "json_object"}, max_tokens=12)
+    assert answer["text"].startswith("{")
+    if answer["finish_reason"] == "stop":
+        json.loads(answer["text"])
+
+
+async def test_a_chat_answers_by_its_schema_and_streams_it(service: Service) -> None:
+    fields, _ = FORMS["json_schema"]
+    asked = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 64, "seed": 5, **fields}
+    whole = (await service.http.post("/v1/chat/completions", json=asked)).json()["choices"][0]
+    assert whole["finish_reason"] == "stop"
+    assert is_person(whole["message"]["content"])
+    streamed = await service.http.post("/v1/chat/completions", json={**asked, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")]
+    said = [choice["delta"].get("content", "") for event in events for choice in event["choices"]]
+    assert "".join(said) == whole["message"]["content"]
+
+
+async def test_choices_of_one_request_differ_and_are_all_valid(service: Service) -> None:
+    fields, _ = FORMS["json"]
+    asked = {"prompt": "x", "max_tokens": 64, "n": 3, "seed": 1, **fields}
+    choices = (await service.http.post("/v1/completions", json=asked)).json()["choices"]
+    assert all(is_person(choice["text"]) for choice in choices)
+    assert len({choice["text"] for choice in choices}) > 1
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a schema that nothing satisfies": (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"allOf": [{"type": "string"}, {"type": "null"}]}},
+            }
+        },
+        "response_format.json_schema.schema",
+    ),
+    "a keyword that is not served": (
+        {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}},
+        "structured_outputs.json",
+    ),
+    "a schema elsewhere": (
+        {"structured_outputs": {"json": {"$ref": "file:///etc/passwd"}}},
+        "structured_outputs.json",
+    ),
+    "text that is no schema": ({"structured_outputs": {"json": "[1"}}, "structured_outputs.json"),
+    "too many properties": (
+        {
+            "structured_outputs": {
+                "json": {"type": "object", "properties": {f"p{n}": {} for n in range(2000)}}
+            }
+        },
+        "structured_outputs.json",
+    ),
+    "more than is read": ({"structured_outputs": {"regex": "a" * 2**17}}, "structured_outputs.regex"),
+    "look-ahead": ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex"),
+    "an unknown rule": ({"structured_outputs": {"grammar": "start: thing"}}, "structured_outputs.grammar"),
+    "an empty choice": ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+    "two forms": ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    "none": ({"structured_outputs": {}}, "structured_outputs"),
+    "both ways": (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+    ),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "response_format"),
+    "vLLM's that are not served": (
+        {"structured_outputs": {"structural_tag": "x"}},
+        "structured_outputs.structural_tag",
+    ),
+    "an end that is ignored": ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_cannot_be_compiled_is_refused_by_name_before_anything_begins(
+    service: Service, case: str
+) -> None:
+    fields, param = REFUSED[case]
+    answer = await service.http.post("/v1/completions", json={"prompt": "x", **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert len(answer.json()["error"]["message"]) < 500
+
+
+def grpc_request(speculation: dict[str, Any] | None = None, **form: Any) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(
+        text="Name somebody: ",
+        sampling=generation_pb2.Sampling(max_tokens=64, seed=3, temperature=0.8),
+        structured_outputs=generation_pb2.StructuredOutputs(**form),
+        speculation=generation_pb2.SpeculationSettings(**(speculation or {})),
+    )
+
+
+GRPC_FORMS: dict[str, dict[str, Any]] = {
+    "json": {"json": json.dumps(PERSON)},
+    "regex": {"regex": r"(19|20)\d\d-[01]\d"},
+    "choice": {"choice": generation_pb2.Choices(texts=FORMS["choice"][0]["structured_outputs"]["choice"])},
+    "grammar": {"grammar": LARK},
+}
+
+
+@pytest.mark.parametrize("form", GRPC_FORMS)
+async def test_grpc_gives_the_same_answer_as_http(service: Service, form: str) -> None:
+    stub = generation_pb2_grpc.GenerationStub(service.channel)
+    asked = grpc_request({"mode": "fixed", "depth": 4}, **GRPC_FORMS[form])
+    completion = await stub.Complete(asked)
+    chunks = [chunk async for chunk in stub.Generate(asked)]
+    over_http = await complete(service, **FORMS[form][0])
+    assert completion.choices[0].text == "".join(chunk.text for chunk in chunks) == over_http["text"]
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"json": '{"type": "nonsense"}'}, "structured_outputs.json"),
+        ({"regex": "("}, "structured_outputs.regex"),
+        ({"choice": generation_pb2.Choices()}, "structured_outputs.choice"),
+        ({"grammar": "start: thing"}, "structured_outputs.grammar"),
+        ({"json_object": False}, "structured_outputs"),
+    ],
+)
+async def test_grpc_refuses_by_name(service: Service, form: dict[str, Any], field: str) -> None:
+    stub = generation_pb2_grpc.GenerationStub(service.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Complete(grpc_request(**form))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{field}: " in (refused.value.details() or "")
+
+
+async def test_a_caller_cannot_hand_over_a_grammar_past_the_check(service: Service) -> None:
+    asked = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(grammar="{}"))
+    with pytest.raises(grpc.aio.AioRpcError, match=r"sampling\.grammar"):
+        await generation_pb2_grpc.GenerationStub(service.channel).Complete(asked)
+
+
+async def test_forced_tokens_are_counted_apart_from_drafted_ones(service: Service) -> None:
+    fields, _ = FORMS["json"]
+    plain = await complete(service, **fields, speculation={"mode": "off"})
+    assert plain["usage"]["forced"] > 5
+    assert plain["usage"]["drafted"] == plain["usage"]["accepted"] == 0
+    drafted = await complete(service, **fields, speculation={"mode": "fixed", "depth": 4})
+    for usage in (plain["usage"], drafted["usage"]):
+        assert usage["accepted"] <= usage["verified"] <= usage["drafted"]
+    stub = generation_pb2_grpc.GenerationStub(service.channel)
+    said = (await stub.Complete(grpc_request({"mode": "off"}, **GRPC_FORMS["json"]))).choices[0]
+    assert list(said.origins).count(generation_pb2.ORIGIN_FORCED) == plain["usage"]["forced"]
+    assert len(said.token_ids) == plain["usage"]["forced"] + plain["usage"]["target_passes"]
+
+
+@pytest.mark.parametrize("speculation", [{"mode": "off"}, {"mode": "fixed", "depth": 3}])
+async def test_an_answer_whose_target_goes_in_the_middle_of_it_is_the_same(
+    speculation: dict[str, Any],
+) -> None:
+    asked = grpc_request(speculation, **GRPC_FORMS["json"])
+    async with service_of(targets=2) as service:
+        stub = generation_pb2_grpc.GenerationStub(service.channel)
+        expected = (await stub.Complete(asked)).choices[0].text
+        chunks, text = stub.Generate(asked), ""
+        async for chunk in chunks:
+            text += chunk.text
+            if len(text) > 12:
+                for worker in service.of("target"):
+                    if worker.client.open_sequences:
+                        worker.client.leave()
+                break
+        async for chunk in chunks:
+            text += chunk.text
+    assert text == expected
+    assert chunk.usage.speculation.lost_targets == 1
