@@ -104,11 +104,12 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
 
     @staticmethod
     def reply(answer: Answer) -> rounds_pb2.TargetReply:
-        result, draft = answer.result, None
+        result, draft, draft_step = answer.result, None, None
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens
             draft = None if result.draft is None else draft_to_message(result.draft)
             forced = result.forced
+            draft_step = None if result.draft_step is None else step_to_message(result.draft_step)
         else:
             assert isinstance(result, Generated)
             accepted, tokens = (), (*result.forced, result.token)
@@ -120,6 +121,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
             logprobs=[_logprobs(position) for position in result.logprobs],
             finish_reason=result.finish,
             draft=draft,
+            draft_step=draft_step,
             timings=_timings(result.timings),
             load=_load(answer),
             forced=forced.tokens,

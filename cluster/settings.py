@@ -176,7 +176,8 @@ class Settings(Group):
             drafts = {name: _draft_filled_in(draft, target, is_demo) for name, draft in drafts.items()}
         gateway = given.get("gateway", {})
         if isinstance(gateway, dict):
-            gateway = {"drafter": "model" if drafts else "ngram", **gateway}
+            usual = target.get("drafter") or ("model" if drafts else "ngram")
+            gateway = {"drafter": usual, **gateway}
         return {**given, "target": {"name": target["model"], **target}, "drafts": drafts, "gateway": gateway}
 
     @property

@@ -7,6 +7,7 @@ from itertools import count
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import NOBODYS, Scope
+from outrider.pace.cost_model import Step
 from protos.generation_pb2 import TokenLogprobs
 
 
@@ -40,6 +41,7 @@ class Sequence:
     scope: Scope = NOBODYS  # whose past answers it may be drafted from
     number: int = field(default_factory=count(1).__next__)  # among those of this gateway
     draft: Draft | None = None  # that came with the newest Verdict, from a drafter beside the target
+    draft_step: Step | None = None  # one of those that made it
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)

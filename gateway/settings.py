@@ -18,7 +18,8 @@ class RequestSettings(BaseModel):
 
     drafter: DrafterName = Field(
         default="model",
-        description="what drafts unless a request names another; a deployment without a draft: ngram",
+        description="what drafts unless a request names another; unless it is given, what stands beside the"
+        " target, or else the draft, or else ngram",
     )
     past_answer_tokens: int = Field(
         default=2**18,

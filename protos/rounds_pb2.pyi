@@ -243,7 +243,7 @@ class AheadOutcome(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes")
+    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +256,7 @@ class TargetReply(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     FORCED_NODES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_STEP_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     round: int
@@ -268,7 +269,8 @@ class TargetReply(_message.Message):
     load: Load
     forced: int
     forced_nodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    draft_step: Step
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")

@@ -19,4 +19,4 @@ class BesideTarget(Drafter):
         draft, self._sequence.draft = self._sequence.draft, None
         if draft is None or depth == 0:
             return NO_PROPOSAL
-        return Proposal(draft.up_to(depth), len(self._sequence))
+        return Proposal(draft.up_to(depth), len(self._sequence), self._sequence.draft_step)

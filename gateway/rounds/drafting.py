@@ -223,7 +223,7 @@ class Drafting:
     @property
     def _asks_a_worker(self) -> bool:
         """Whether a Draft costs more than a look at what is there."""
-        return self._drafter is not None and self._drafter.place is Place.DRAFT_WORKER
+        return self._drafter is not None and self._drafter.place is not Place.GATEWAY
 
     async def _grown(self, count: int) -> None:
         """Until there are so many tokens more, or rounds pay."""

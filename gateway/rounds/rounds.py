@@ -37,7 +37,7 @@ from gateway.rounds.reasons import FIRST_TOKEN, LAST_TOKEN, LOST_TARGET, OF_ENGI
 from gateway.sequence import Origin, Sequence, Token
 from gateway.workers.fleet import Fleet, TargetStream
 from protos import rounds_pb2
-from protos.conversions import draft_to_message
+from protos.conversions import draft_to_message, step_from_message
 
 logger = logging.getLogger("ray.serve")
 
@@ -301,5 +301,7 @@ class Rounds:
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None
         self._sequence.draft = draft
+        if reply.HasField("draft_step"):
+            self._sequence.draft_step = step_from_message(reply.draft_step)
         self._drafting.grew()
         return tuple(map(Token, reply.tokens, origins, logprobs))

@@ -4,7 +4,8 @@ A drafter is a file and a row. Where it runs says what its file holds:
 
 - gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence, and
   where it ``remembers``, from past answers too (outrider/drafters/past_answers.py).
-- draft worker, target worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py).
+- draft worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py).
+- target worker: a ``BesideTarget`` (outrider/engine/drafters/beside_target.py), which reads its states.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +32,6 @@ class DrafterInfo:
     implementation: str  # module:class
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
-    hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
     remembers: bool = False  # its index is given past answers
     mixes: tuple[str, str] | None = (
         None  # a drafter, and an index whose Draft is taken where it promises more
@@ -93,6 +93,13 @@ register(
         Place.GATEWAY,
         "outrider.drafters.suffix:SuffixIndex",
         remembers=True,
+    ),
+    DrafterInfo(
+        "medusa",
+        "heads over the target's last state, one for each position, in the target worker",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.medusa:Medusa",
+        steps_per_draft=1.0,
     ),
 )
 register(mixed("model", "suffix"))

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 
 import torch
-from msgspec.structs import replace
 
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
-from outrider.drafters.registry import Place, drafter
-from outrider.engine.blame import BlamedError, blaming, reason_of, says_broken
+from outrider.engine.blame import BlamedError, blaming, reason_of
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
-from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.beside_target import BesideTarget, beside_target
+from outrider.engine.drafting_beside import DraftingBeside
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
@@ -45,7 +44,7 @@ class Engine:
     def __init__(
         self,
         runner: Runner,
-        beside: Drafter | None = None,
+        beside: BesideTarget | None = None,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -69,7 +68,7 @@ class Engine:
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
-        self._beside = beside
+        self._beside = None if beside is None else DraftingBeside(beside, clock)
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
 
@@ -83,17 +82,9 @@ class Engine:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
             CacheTooSmallError: the memory budget buys no block.
         """
-        if settings.drafter is None:
-            runner = ModelRunner(ForwardPass(settings, group), group)
-            return cls(runner, grammars=_grammars_of(runner))
-        beside = drafter(settings.drafter)
-        if beside.place is not Place.TARGET_WORKER:
-            raise ValueError(
-                f"drafter={settings.drafter!r} runs in the {beside.place.value}, not beside a target"
-            )
-        forward = ForwardPass(settings, group, beside.hidden_layers)
-        runner = ModelRunner(forward, group)
-        return cls(runner, beside.load()(forward.model), _grammars_of(runner))
+        beside = beside_target(settings)
+        runner = ModelRunner(ForwardPass(settings, group, beside), group)
+        return cls(runner, beside, _grammars_of(runner))
 
     def open(
         self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
@@ -228,7 +219,7 @@ class Engine:
         self._observe(outcome)
         results = self._take(outcome.chosen)
         if self._beside is not None:
-            results = self._draft_beside(self._beside, outcome.chosen, results)
+            results = self._beside.stepped([task for task, _, _ in outcome.chosen], results)
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _observe(self, outcome: Outcome) -> None:
@@ -264,35 +255,6 @@ class Engine:
             and result.finish is None
             and result.sequence not in self._queue.tasks
         )
-        return results
-
-    def _draft_beside(
-        self, beside: Drafter, chosen: list[tuple[Task, Item, Choices]], results: list[Result]
-    ) -> list[Result]:
-        """With the Drafts that were asked for, from the drafter beside this target."""
-        asked = {
-            task.sequence.number: task.next_draft
-            for task, _, _ in chosen
-            if isinstance(task, VerifyTask) and task.next_draft is not None
-        }
-        wanted = [
-            (index, asked[result.sequence])
-            for index, result in enumerate(results)
-            if isinstance(result, Verified) and result.sequence in asked and result.finish is None
-        ]
-        if not wanted:
-            return results
-        try:
-            drafts = beside.propose([one for _, one in wanted])
-        except Exception as error:
-            if says_broken(error):
-                raise
-            logger.exception("the drafter beside the target failed: its Drafts are missing")
-            return results
-        for (index, _), draft in zip(wanted, drafts, strict=True):
-            result = results[index]
-            assert isinstance(result, Verified)
-            results[index] = replace(result, draft=draft)
         return results
 
     def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:

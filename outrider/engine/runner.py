@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
@@ -153,8 +153,10 @@ class ModelRunner:
             [task.rows() if item.num_logits else [] for task, item in selected],
             output.are_finite,
             min(max(task.ranks for task, _ in selected), logits.shape[1]),
-            output.hidden,
         )
+        if output.hidden is not None:
+            of_each = output.hidden.split_with_sizes([len(item.tokens) for _, item in selected])
+            choices = [replace(one, hidden=own) for one, own in zip(choices, of_each, strict=True)]
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(begun + shortest - time.perf_counter(), 0.0))

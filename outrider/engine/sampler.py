@@ -36,8 +36,9 @@ class Choices:
         tuple[int, ...]
     ]  # [num_rows] the best tokens under the keyed noise, best first, one at least
     are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
-    hidden: torch.Tensor | None = None  # [num_rows, num_layers, hidden_size] of layers asked for
     given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
+    # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
+    hidden: torch.Tensor | None = None
 
     @cached_property
     def processed(self) -> torch.Tensor:
@@ -83,14 +84,12 @@ def choose_tokens(
     rows: Items[list[Row]],
     are_finite: torch.Tensor,
     ranks: int = 1,
-    hidden: torch.Tensor | None = None,
 ) -> tuple[list[Choices], list[bool]]:
     """One Choices per piece of work, whose rows follow one another in ``logits`` [num_rows, vocab_size].
 
     Args:
         are_finite: bool [num_tokens], which come back as a list, without a second wait for the device.
         ranks: tokens to be found for each row.
-        hidden: [num_rows, num_layers, hidden_size] of the same rows.
     """
     every = [row for part in rows for row in part]
     if not every:
@@ -108,9 +107,8 @@ def choose_tokens(
     choices, start = [], 0
     for part in rows:
         own = slice(start, start + len(part))
-        states = None if hidden is None else hidden[own]
         of_part = None if processed is None else processed[own]
-        choices.append(Choices(part, logits[own], ranked[own], are_sound[own], states, of_part))
+        choices.append(Choices(part, logits[own], ranked[own], are_sound[own], of_part))
         start += len(part)
     return choices, [bool(number) for number in numbers]
 

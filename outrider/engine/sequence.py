@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
-from outrider.decoding.grammar import Matcher
-from outrider.decoding.row import TokenLists
+from outrider.decoding.grammar import Mask, Matcher
+from outrider.decoding.row import Row, TokenLists
 from outrider.decoding.settings import Sampling
 
 NO_DRAFT = Draft()
@@ -62,6 +62,26 @@ class Sequence:
     def written(self) -> int:
         """Slots that hold something: the next token fed goes here."""
         return self.cached + len(self.pending)
+
+    def row(self, generated: list[int], path: tuple[int, ...], mask: Mask | None = None) -> Row:
+        """What the choice of a token depends on.
+
+        Args:
+            generated: its committed tokens after the prompt.
+            path: drafted ones that follow them.
+            mask: of its grammar there.
+        """
+        return Row(
+            sampling=self.sampling,
+            noise_key=self.noise_key,
+            position=len(self.tokens) + len(path),
+            prompt=self.prompt,
+            generated=generated,
+            path=path,
+            end_token_ids=self.end_token_ids,
+            given_lists=self.lists,
+            mask=mask,
+        )
 
     def forget_pending(self) -> None:
         """Nothing follows the committed tokens."""

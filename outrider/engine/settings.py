@@ -75,6 +75,11 @@ class TargetModelSettings(ModelSettings):
     drafter: DrafterName | None = Field(
         default=None, description="name of a drafter that stands beside the target; None: none does"
     )
+    head: str | None = Field(
+        default=None,
+        min_length=1,
+        description="local folder or hub id of that drafter's checkpoint, where it has one",
+    )
 
 
 class DraftModelSettings(ModelSettings):

@@ -106,6 +106,7 @@ class Verified(Struct, frozen=True, tag=True):
     timings: Timings
     draft: Draft | None = None  # that follows these tokens, as next_depth asked
     forced: Forced = NOTHING_FORCED
+    draft_step: Step | None = None  # one of those that made it
 
 
 class Generated(Struct, frozen=True, tag=True):

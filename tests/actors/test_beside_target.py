@@ -8,6 +8,7 @@ from opentelemetry.trace import get_tracer
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
 from outrider.drafters import registry
+from outrider.engine import drafting_beside
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.controller import Pace
@@ -15,6 +16,7 @@ from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
 from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
+from tests.support.heads import write_medusa
 from tests.support.pair import answer, expected, pair
 
 KINDS = ("json", "stories")
@@ -106,3 +108,39 @@ def test_a_drafter_of_another_place_is_refused(tmp_path):
 
 def test_a_tree_is_cut_to_a_depth():
     assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_medusa_heads_draft_in_the_target_worker(temperature, tmp_path):
+    head = write_medusa(tmp_path)
+    speculation = Speculation(mode="fixed", depth=4, drafter="medusa")
+    async with pair(0, drafter="medusa", head=str(head)) as fleet:
+        answers = [await answer(fleet, kind, temperature, speculation=speculation) for kind in KINDS]
+    assert [text for text, _ in answers] == [expected(kind, temperature) for kind in KINDS]
+    assert sum(stats.accepted for _, stats in answers) > 0
+    for _, stats in answers:
+        assert (stats.rounds > 0, stats.lost_drafts, stats.late_drafts) == (True, 0, 0)
+
+
+async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):
+    steps = []
+    monkeypatch.setattr(Pace, "observe_drafting", lambda self, drafter, step: steps.append((drafter, step)))
+    speculation = Speculation(mode="fixed", depth=4, drafter="medusa")
+    async with pair(0, drafter="medusa", head=str(write_medusa(tmp_path))) as fleet:
+        _, stats = await answer(fleet, "json", 0.0, speculation=speculation)
+    assert {drafter for drafter, _ in steps} == {"medusa"}
+    assert len({step.number for _, step in steps}) == len(steps) >= stats.rounds - 1
+    assert all(step.seconds > 0 and step.size.sequences == 1 for _, step in steps)
+
+
+async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch, caplog):
+    """The next thousand positions would be no better: decoding is plain, and the log says so."""
+    monkeypatch.setattr(drafting_beside, "JUDGED_AFTER", 20)
+    monkeypatch.setattr(Beside, "propose", lambda self, asked: [Draft.chain([7, 7]) for _ in asked])
+    async with pair(0, drafter=ROW.name) as fleet:
+        text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+        again, after = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+    assert text == again == expected("json", 0.0)
+    assert stats.verified >= 20 > 0 == after.verified
+    (record,) = [record for record in caplog.records if "out of use" in record.message]
+    assert (record.levelname, "drafter='beside'" in record.message) == ("ERROR", True)

@@ -197,7 +197,7 @@ def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_p
     ("arguments", "named"),
     [
         (["nowhere.yaml"], "config='nowhere.yaml'"),
-        (["target.thread=2"], "target.threads is one"),
+        (["target.thread=2"], "target.threads or target.head is one"),
         (["--memory", "many"], "'many' is no amount"),
         (["--memory", "1GB"], "takes"),
     ],

@@ -1,36 +1,40 @@
 """A drafter that stands beside the target: n-grams, and a look at the states that it is given."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from outrider.decoding.draft import Draft
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.registry import DrafterInfo, Place
-from outrider.engine.asked import Asked
+from outrider.engine.asked import Asked, Text
+from outrider.engine.drafters.beside_target import BesideTarget, Target
 from outrider.engine.drafters.index import IndexDrafter
+from outrider.engine.settings import EngineSettings
 
 ROW = DrafterInfo(
-    "beside",
-    "n-grams in the target worker, for tests",
-    Place.TARGET_WORKER,
-    "tests.fakes.beside:Beside",
-    hidden_layers=(-1, 0),
+    "beside", "n-grams in the target worker, for tests", Place.TARGET_WORKER, "tests.fakes.beside:Beside"
 )
 
 
-class Beside(IndexDrafter):
+class Beside(BesideTarget):
     """Counts how often the target's head, over the last layer's state, says the newest token."""
 
+    hidden_layers = (-1, 0)
     asked = agreed = 0
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(NgramIndex)
-        self._head = model.lm_head
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._ngrams = IndexDrafter(NgramIndex)
+
+    def load(self, target: Target) -> None:
+        self._head = target.model.lm_head
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         for one in asked:
             assert one.hidden is not None
-            assert one.hidden.shape[0] == len(ROW.hidden_layers)
+            assert one.hidden.shape[0] == len(self.hidden_layers)
             Beside.asked += 1
             Beside.agreed += int(self._head(one.hidden[:1]).argmax()) == one.text.tokens[-1]
-        return super().propose(asked)
+        return self._ngrams.propose(asked)
+
+    def forget(self, text: Text) -> None:
+        self._ngrams.forget(text)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.drafters.beside_target import BesideTarget
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged, Probe
 from outrider.engine.forward.batch import Batch, pack, paged_batch
@@ -34,13 +35,13 @@ class ForwardPass:
         self,
         settings: EngineSettings,
         group: RankGroup | None = None,
-        hidden_layers: tuple[int, ...] = (),
+        beside: BesideTarget | None = None,
     ) -> None:
         """
         Args:
             group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at
                 once.
-            hidden_layers: whose states are wanted beside the logits; -1 is the last.
+            beside: the drafter that stands beside the target. It is loaded with it.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
@@ -62,7 +63,7 @@ class ForwardPass:
         }
         self.settings = settings = settings.model_copy(update=found)
         self._group = group
-        self._hidden_layers = hidden_layers
+        self._hidden_layers = () if beside is None else beside.hidden_layers
         self._graphs: Graphs | None = None
         self._kernel: Kernel | None = None
         if not settings.batch_invariant:
@@ -74,6 +75,9 @@ class ForwardPass:
         if device.type == "cpu":
             with self.load_timings.timed("weights"):
                 optimize_for_cpu(self.model)
+        if beside is not None:
+            with self.load_timings.timed("weights"):
+                beside.load(self)
         with self.load_timings.timed("cache"):
             memory = device_memory(device)
             if settings.cache_memory is None:
@@ -151,7 +155,8 @@ class ForwardPass:
         logits = _joined([logits[wanted] for wanted, (logits, _) in parts])
         if not self._hidden_layers:
             return logits, None
-        return logits, _joined([hidden[wanted] for wanted, (_, hidden) in parts if hidden is not None])
+        states = torch.cat([hidden for _, (_, hidden) in parts if hidden is not None])
+        return logits, states[: batch.num_tokens]
 
     def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         output = self.model(
@@ -164,7 +169,7 @@ class ForwardPass:
         )
         if not self._hidden_layers:
             return output.logits[0], None
-        states = [output.hidden_states[layer][0][batch.logit_rows] for layer in self._hidden_layers]
+        states = [output.hidden_states[layer][0] for layer in self._hidden_layers]
         return output.logits[0], torch.stack(states, dim=1)
 
 

@@ -128,7 +128,7 @@ class Graphs:
         def compute() -> ForwardOutput:
             replay()
             assert self._output is not None
-            hidden = None if self._output.hidden is None else self._output.hidden[kept]
+            hidden = None if self._output.hidden is None else self._output.hidden[:rows]
             return ForwardOutput(self._output.logits[kept], hidden, self._output.are_finite[:rows])
 
         return GraphBatch(

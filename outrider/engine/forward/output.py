@@ -10,7 +10,7 @@ class ForwardOutput:
     """Of one pass."""
 
     logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
-    hidden: torch.Tensor | None  # [num_logits, num_layers, hidden_size] of the layers that were asked for
+    hidden: torch.Tensor | None  # [num_tokens, num_layers, hidden_size] of the layers that were asked for
     are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of each are, at all ranks
 
     def like(self) -> "ForwardOutput":

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.linear import SMALLEST_PACKED_BYTES
@@ -32,7 +33,12 @@ class ModelSkeleton:
     """A model built of tensors without content, which are passed through it."""
 
     def __init__(
-        self, config: Any, name: str, dtype: torch.dtype | None = None, stored: int | None = None
+        self,
+        config: Any,
+        name: str,
+        dtype: torch.dtype | None = None,
+        stored: int | None = None,
+        beside: BesideTarget | None = None,
     ) -> None:
         """
         Args:
@@ -40,6 +46,7 @@ class ModelSkeleton:
             name: for messages.
             dtype: of weights and cache; None: the config's, float32 where it has none.
             stored: bytes of all weights, where they are quantized already.
+            beside: the drafter that stands beside it.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
@@ -47,6 +54,8 @@ class ModelSkeleton:
         self.name = name
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._stored = stored
+        self._beside_bytes = 0 if beside is None else beside.weight_bytes
+        self._keeps_states = beside is not None and bool(beside.hidden_layers)
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
         try:
@@ -70,9 +79,9 @@ class ModelSkeleton:
         twice.
         """
         if self._stored is not None:
-            return self._stored
+            return self._stored + self._beside_bytes
         head = self._model.get_output_embeddings()
-        size: int = sum(buffer.nbytes for buffer in self._model.buffers())
+        size: int = self._beside_bytes + sum(buffer.nbytes for buffer in self._model.buffers())
         for name, weight in self._model.named_parameters():
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
@@ -130,7 +139,12 @@ class ModelSkeleton:
             rows = torch.zeros(num_logits, dtype=torch.int64)
             with AliveBytes() as alive:
                 self._model(
-                    input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=rows, outrider=Probe()
+                    input_ids=ids,
+                    position_ids=ids,
+                    use_cache=False,
+                    logits_to_keep=rows,
+                    output_hidden_states=self._keeps_states,
+                    outrider=Probe(),
                 )
         peak: int = alive.peak
         return peak
@@ -142,7 +156,7 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     config = AutoConfig.from_pretrained(settings.model)
     files = Path(settings.model).glob("*.safetensors") if is_quantized(config) else ()
     stored = sum(file.stat().st_size for file in files)
-    return ModelSkeleton(config, settings.model, dtype, stored or None)
+    return ModelSkeleton(config, settings.model, dtype, stored or None, beside_target(settings))
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -64,23 +64,8 @@ class Task(ABC):
         masks: list[Mask | None] = [None] * len(nodes)
         if sequence.matcher is not None:
             masks = sequence.matcher.masks(generated, tree, nodes)
-        rows = []
-        for node, mask in zip(nodes, masks, strict=True):
-            path = tuple(tree.tokens[n] for n in tree.path(node))
-            rows.append(
-                Row(
-                    sampling=sequence.sampling,
-                    noise_key=sequence.noise_key,
-                    position=len(sequence.tokens) + len(path),
-                    prompt=sequence.prompt,
-                    generated=generated,
-                    path=path,
-                    end_token_ids=sequence.end_token_ids,
-                    given_lists=sequence.lists,
-                    mask=mask,
-                )
-            )
-        return rows
+        paths = [tuple(tree.tokens[n] for n in tree.path(node)) for node in nodes]
+        return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
     def sound_part(self, choices: Choices) -> Draft:
         """The tree's leading nodes, up to one after which no token may be chosen: as if it was not there."""

@@ -90,7 +90,7 @@ class VerifyTask(Task):
         if min(depth, room) <= 0:
             return None
         row = 1 + verdict.accepted[-1] if verdict.accepted else 0
-        hidden = None if choices.hidden is None else choices.hidden[row]
+        hidden = None if choices.hidden is None else choices.hidden[row - len(choices.rows)]
         return Asked(self.sequence, min(depth, room), leaves, self._round, hidden)
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:

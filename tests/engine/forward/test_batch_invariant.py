@@ -51,7 +51,6 @@ class Recorder:
         rows: Items[list[Row]],
         are_finite: torch.Tensor,
         ranks: int = 1,
-        hidden: torch.Tensor | None = None,
     ) -> tuple[list[Choices], list[bool]]:
         every = [row for part in rows for row in part]
         for row, own in zip(every, logits, strict=True):
@@ -62,7 +61,7 @@ class Recorder:
                     self.differing.append(context)
             else:
                 self.logits[context] = own.clone()
-        return choose_tokens(logits, rows, are_finite, ranks, hidden)
+        return choose_tokens(logits, rows, are_finite, ranks)
 
 
 @pytest.fixture

@@ -1,0 +1,134 @@
+"""Medusa: heads over the target's last state, the first for the token after the target's own, and so on.
+
+Source: Cai et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads",
+2024. No head sees what the one before it guessed, nor the target's own token.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.drafters.chains import Chains
+from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.settings import EngineSettings
+
+# Of its authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
+OF_AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
+# Of vLLM: `blocks.0.layers.0.weight`, `lm_heads.0.weight`.
+OF_VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)|lm_heads\.(\d+)\.weight")
+
+
+class MedusaHead(nn.Module):
+    """Residual layers, then an output projection, which is the target's where it has none of its own."""
+
+    def __init__(self, layers: list[nn.Linear], projection: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.projection = projection
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[num_rows, hidden_size] to logits [num_rows, vocab_size]"""
+        for layer in self.layers:
+            states = states + silu(layer(states))
+        logits: Tensor = self.projection(states)
+        return logits
+
+
+class Medusa(BesideTarget):
+    """Chains as deep as there are heads."""
+
+    hidden_layers = (-1,)
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._checkpoint = HeadCheckpoint(settings)
+        self._names = _names_of(self._checkpoint)
+        self.weight_bytes = self._checkpoint.weight_bytes
+        self._heads = nn.ModuleList()
+
+    def load(self, target: Target) -> None:
+        model = target.model
+        shared = model.get_output_embeddings()
+        for layers, projection in self._names:
+            loaded = [self._linear(model, *names) for names in layers]
+            own = None if projection is None else self._linear(model, projection, None)
+            self._heads.append(MedusaHead(loaded, shared if own is None else own))
+        del self._checkpoint
+        if model.device.type == "cpu":
+            optimize_for_cpu(self._heads)
+
+    def _linear(self, model: Any, weight: str, bias: str | None) -> nn.Linear:
+        tensors = self._checkpoint.tensors
+        given = {"weight": tensors[weight]} | ({} if bias is None else {"bias": tensors[bias]})
+        outputs, inputs = tensors[weight].shape
+        linear = nn.Linear(inputs, outputs, bias is not None, device="meta")
+        state = {name: tensor.to(model.device, model.dtype) for name, tensor in given.items()}
+        linear.load_state_dict(state, assign=True)
+        return linear.requires_grad_(False)
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """From the state after which each text's newest token was chosen."""
+        states = torch.stack([_state_of(one) for one in asked])
+        chains = Chains(asked)
+        rows = chains.growing
+        for head in self._heads:
+            if not rows:
+                break
+            states = states[rows]
+            rows = chains.grow(head(states))
+        return chains.drafts()
+
+
+def _state_of(asked: Asked) -> Tensor:
+    assert asked.hidden is not None
+    return asked.hidden[0]
+
+
+HeadNames = tuple[list[tuple[str, str | None]], str | None]  # weight and bias of each layer; the projection
+
+
+def _names_of(checkpoint: HeadCheckpoint) -> list[HeadNames]:
+    """The tensors of each head. How many there are the config may misstate: what is there counts."""
+    checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
+    layers: dict[int, dict[int, dict[str, str]]] = {}
+    projections: dict[int, str] = {}
+    for name in checkpoint.tensors:
+        if found := OF_AUTHORS.fullmatch(name):
+            head, layer, linear, part = found.groups()
+            if linear is None and part == "weight":
+                projections[int(head)] = name
+            else:
+                layers.setdefault(int(head), {}).setdefault(int(layer), {})[part] = name
+        elif found := OF_VLLM.fullmatch(name):
+            head, layer, part, projected = found.groups()
+            if projected is not None:
+                projections[int(projected)] = name
+            else:
+                layers.setdefault(int(head), {}).setdefault(int(layer), {})[part] = name
+    heads = sorted(layers.keys() | projections.keys())
+    if not heads or heads != list(range(len(heads))):
+        raise checkpoint.refusal(
+            "its tensors are not those of Medusa heads, as 0.0.linear.weight and blocks.0.layers.0.weight: "
+            f"there are {', '.join(list(checkpoint.tensors)[:3])}"
+        )
+    size, vocabulary = checkpoint.target.hidden_size, checkpoint.target.vocab_size
+    names: list[HeadNames] = []
+    for head in heads:
+        of_head = [layers.get(head, {})[layer] for layer in sorted(layers.get(head, {}))]
+        for parts in of_head:
+            checkpoint.check_shape(parts.get("weight", f"a weight beside {parts}"), (size, size))
+            if "bias" in parts:
+                checkpoint.check_shape(parts["bias"], (size,))
+        projection = projections.get(head)
+        if projection is not None:
+            checkpoint.check_shape(projection, (vocabulary, size))
+        names.append(([(parts["weight"], parts.get("bias")) for parts in of_head], projection))
+    return names

@@ -1,0 +1,107 @@
+"""What a drafter beside the target adds to the target's steps: Drafts that come with verdicts."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from msgspec import structs
+
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked
+from outrider.engine.blame import says_broken
+from outrider.engine.drafters.beside_target import BesideTarget
+from outrider.engine.sequence import Sequence
+from outrider.engine.tasks.task import Task
+from outrider.engine.tasks.verify import VerifyTask
+from outrider.engine.work import Result, Verified
+from outrider.pace.cost_model import Step, StepSize
+
+logger = logging.getLogger(__name__)
+
+JUDGED_AFTER = 1000  # positions that were verified
+LEAST_ACCEPTANCE = 0.1  # over these, of a drafter that suits its target
+
+
+class DraftingBeside:
+    """Asks the drafter, and puts it out of use where nearly nothing that it guesses is right."""
+
+    def __init__(self, drafter: BesideTarget, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: in seconds."""
+        self.is_in_use = True
+        self._drafter = drafter
+        self._clock = clock
+        self._steps = 0
+        self._newest: dict[int, Draft] = {}  # by number of the sequence: the Draft that came with its Verdict
+        self._verified = self._accepted = 0  # positions, until it is judged
+
+    def stepped(self, tasks: list[Task], results: list[Result]) -> list[Result]:
+        """The results with the Drafts that were asked for."""
+        verdicts = {result.sequence: result for result in results if isinstance(result, Verified)}
+        asked: dict[int, Asked] = {}
+        for task in tasks:
+            verdict = verdicts.get(task.sequence.number)
+            if not isinstance(task, VerifyTask) or verdict is None:
+                continue
+            self._observe(task, verdict)
+            if task.next_draft is not None and verdict.finish is None:
+                asked[task.sequence.number] = task.next_draft
+        if not asked or not self.is_in_use:
+            return results
+        begun = self._clock()
+        try:
+            drafts = dict(zip(asked, self._drafter.propose([*asked.values()]), strict=True))
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.exception("the drafter beside the target failed: its Drafts are missing")
+            return results
+        seconds = self._clock() - begun
+        step = self._step(drafts, seconds)
+        self._newest |= drafts
+        return [
+            _with(result, drafts[result.sequence], step, seconds)
+            if isinstance(result, Verified) and result.sequence in drafts
+            else result
+            for result in results
+        ]
+
+    def forget(self, sequence: Sequence) -> None:
+        """It is closed."""
+        self._newest.pop(sequence.number, None)
+        self._drafter.forget(sequence)
+
+    def _step(self, drafts: dict[int, Draft], seconds: float) -> Step:
+        """One of the drafter's, as the pace counts them (see outrider/drafters/registry.py)."""
+        self._steps += 1
+        size = StepSize(sequences=len(drafts), tokens=len(drafts))
+        return Step(self._steps, size, seconds / self._drafter.steps(max(map(len, drafts.values()))))
+
+    def _observe(self, task: VerifyTask, result: Verified) -> None:
+        """Counts a Verdict on a Draft of this drafter, until its acceptance is known."""
+        newest, draft = self._newest.pop(task.sequence.number, None), task.tree()
+        if newest is None or not draft or newest.leading(len(draft)) != draft:
+            return
+        if self._verified >= JUDGED_AFTER:
+            return
+        accepted = len(result.verdict.accepted)
+        self._accepted += accepted
+        self._verified += min(accepted + 1, draft.chain_length)
+        if self._verified >= JUDGED_AFTER and self._accepted < LEAST_ACCEPTANCE * self._verified:
+            self.is_in_use = False
+            logger.error(
+                "%s is out of use: of %d positions that the target verified %d were right, less than a part"
+                " of %g. Decoding is plain from now on. Was it made for this target?",
+                self._drafter,
+                self._verified,
+                self._accepted,
+                LEAST_ACCEPTANCE,
+            )
+
+
+def _with(result: Verified, draft: Draft, step: Step, seconds: float) -> Verified:
+    """The Draft took time before the result left."""
+    timings = result.timings
+    return structs.replace(
+        result, draft=draft, draft_step=step, timings=replace(timings, total=timings.total + seconds)
+    )

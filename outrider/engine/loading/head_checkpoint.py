@@ -1,0 +1,138 @@
+"""The checkpoint of a head, in the forms in which heads are published, and the target that it suits."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+WANTED = ["*.safetensors", "*.pt", "*.bin", "config.json"]
+READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    ".safetensors": load_file,
+    # Nothing but tensors is unpickled; the file is mapped, and read where a tensor is used.
+    ".pt": lambda file: torch.load(file, "cpu", weights_only=True, mmap=True),
+    ".bin": lambda file: torch.load(file, "cpu", weights_only=True, mmap=True),
+}
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What a head must agree with."""
+
+    name: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype  # of its weights as they are loaded
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> "TargetShape":
+        """Of the settings' target, from its config alone."""
+        config = AutoConfig.from_pretrained(settings.model)
+        text = config.get_text_config()
+        stored = config.dtype or text.dtype or torch.float32
+        return cls(
+            settings.model,
+            (config.architectures or [""])[0],
+            text.hidden_size,
+            text.vocab_size,
+            stored if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        )
+
+
+class HeadCheckpoint:
+    """A folder, or an id of the hub, with ``config.json`` and weights."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """
+        Raises:
+            UnsupportedModelError: the settings name none, it cannot be read, or the target cannot have one.
+        """
+        if settings.head is None:
+            raise UnsupportedModelError(
+                f"drafter={settings.drafter!r} needs a checkpoint: name its folder as `head`"
+            )
+        self.name = settings.head
+        self.target = TargetShape.of(settings)
+        if settings.tensor_parallel > 1:
+            raise self.refusal(
+                f"tensor_parallel={settings.tensor_parallel} is not served with a head yet: give 1"
+            )
+        try:
+            self._folder = _folder(self.name)
+            self.config: dict[str, Any] = json.loads((self._folder / "config.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise self.refusal(f"its config.json cannot be read: {error}") from error
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """By name; mapped, so that what nobody reads takes no memory. Raises UnsupportedModelError."""
+        by_suffix = {
+            suffix: [file for file in sorted(self._folder.iterdir()) if file.suffix == suffix]
+            for suffix in READERS
+        }
+        suffix = next((suffix for suffix, files in by_suffix.items() if files), None)
+        if suffix is None:
+            raise self.refusal(f"there is no file of weights, which ends in {', '.join(READERS)}")
+        tensors: dict[str, Tensor] = {}
+        for file in by_suffix[suffix]:
+            try:
+                tensors |= READERS[suffix](file)
+            except (OSError, RuntimeError, SafetensorError, UnpicklingError) as error:
+                raise self.refusal(f"{file.name} cannot be read as tensors: {error}") from error
+        return tensors
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights, in the target's type."""
+        return sum(tensor.numel() for tensor in self.tensors.values()) * self.target.dtype.itemsize
+
+    def refusal(self, reason: str) -> UnsupportedModelError:
+        """To be raised."""
+        return UnsupportedModelError(f"head={self.name!r} for model={self.target.name!r}: {reason}")
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises UnsupportedModelError unless there is a tensor of that name and shape."""
+        if name not in self.tensors:
+            raise self.refusal(f"it has no {name}")
+        found = tuple(self.tensors[name].shape)
+        if found != shape:
+            raise self.refusal(f"{name} is {list(found)} and must be {list(shape)} for this target")
+
+    def check_verifier(self, name: str | None, architectures: list[str] = []) -> None:  # noqa: B006
+        """What the checkpoint says of the target that it was made for. Raises UnsupportedModelError.
+
+        A target from a local folder may go by any name there: it is told in the log where it is another.
+        """
+        target = self.target
+        if architectures and target.architecture not in architectures:
+            raise self.refusal(
+                f"it was made for a {' or '.join(architectures)}, and the target is a {target.architecture}"
+            )
+        if name is None or Path(name).name == Path(target.name).name:
+            return
+        if not Path(target.name).is_dir():
+            raise self.refusal(f"it was made for {name!r}")
+        logger.warning(
+            "head=%r was made for %r: that %r is the same is for you to know", self.name, name, target.name
+        )
+
+
+def _folder(name: str) -> Path:
+    folder = Path(name)
+    return folder if folder.is_dir() else Path(snapshot_download(name, allow_patterns=WANTED))

@@ -1,0 +1,98 @@
+"""Rounds in this process with Drafts that come with the verdicts, on the demo target."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request, generate
+from outrider.engine.work import Verified, Verify
+from tests.support.demo_pair import engine, prompt_of
+
+TOKENS = 32
+KINDS = ("json", "stories", "code", "prose", "question_answer", "arithmetic")
+
+
+@dataclass
+class Drafted:
+    """What came of one request."""
+
+    tokens: tuple[int, ...] = ()
+    accepted: int = 0
+    rounds: int = 0  # with a Draft
+    deepest: int = 0
+    drafts: list[Draft] = field(default_factory=list)
+
+
+def engine_with(drafter: str, head: Path, **settings: object) -> Engine:
+    """The demo target with a drafter beside it."""
+    given = {"dtype": "float32", "threads": 1, "cache_memory": 2**27, **settings}
+    return Engine.from_settings(
+        EngineSettings.model_validate(
+            {"model": str(DEMO / "target"), "drafter": drafter, "head": str(head), **given}
+        )
+    )
+
+
+@cache
+def plain_texts(temperature: float) -> list[tuple[int, ...]]:
+    prompts = [prompt_of(kind) for kind in KINDS]
+    settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
+    asked = [Request(prompt, settings, noise_key(1, 0, prompt)) for prompt in prompts]
+    return [output.tokens for output in generate(engine("target"), None, asked, 0)]
+
+
+def drafted_texts(
+    target: Engine, temperature: float, depth: int, company: int, **sampling: object
+) -> list[Drafted]:
+    """A text of each kind, ``company`` of them at a time."""
+    prompts = [prompt_of(kind) for kind in KINDS]
+    found: list[Drafted] = []
+    for start in range(0, len(prompts), company):
+        found += rounds(target, prompts[start : start + company], temperature, depth, **sampling)
+    return found
+
+
+def rounds(
+    target: Engine, prompts: list[tuple[int, ...]], temperature: float, depth: int, **sampling: object
+) -> list[Drafted]:
+    """What the gateway does, without it: each Verdict brings the Draft of the next round."""
+    settings = Sampling.model_validate(
+        {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
+    )
+    found: dict[int, Drafted] = {}
+    number_of_rounds: dict[int, int] = {}
+    for prompt in prompts:
+        sequence = target.open(len(prompt), noise_key(1, 0, prompt), settings)
+        found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1
+        target.submit(Verify(sequence.number, 0, prompt, Draft(), 1, depth))
+    while target.has_work:
+        for result in target.step():
+            assert isinstance(result, Verified)
+            drafted, sequence = found[result.sequence], target.sequence(result.sequence)
+            drafted.tokens += result.verdict.tokens
+            drafted.accepted += len(result.verdict.accepted)
+            if result.finish is not None:
+                target.close(sequence)
+                continue
+            draft = result.draft or Draft()
+            drafted.rounds += bool(draft)
+            drafted.deepest = max(drafted.deepest, len(draft))
+            drafted.drafts.append(draft)
+            number_of_rounds[result.sequence] += 1
+            target.submit(
+                Verify(
+                    result.sequence,
+                    len(sequence.tokens),
+                    (),
+                    draft,
+                    number_of_rounds[result.sequence],
+                    depth,
+                )
+            )
+    return [*found.values()]

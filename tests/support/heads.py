@@ -1,0 +1,87 @@
+"""Heads for the demo target, in the forms in which heads are published. Some of their guesses are right."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.pair import load_model
+from outrider.demo.prompts import DEMO
+from outrider.engine.speculate import Request, generate
+from tests.support.demo_pair import engine, prompt_of
+
+HEADS = 4
+KINDS = ("json", "stories", "code")
+RIDGE = 1e-2
+
+
+@cache
+def states_and_tokens() -> tuple[list[torch.Tensor], list[list[int]]]:
+    """Of texts that the target wrote: states after its norm [num_tokens, hidden_size], and token ids."""
+    model = load_model(DEMO / "target").float().eval()
+    sampling = Sampling(max_tokens=100, ignore_eos=True, temperature=0.7)
+    prompts = [prompt_of(kind, index) for kind in KINDS for index in range(3)]
+    asked = [Request(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
+    written = generate(engine("target"), None, asked, 0)
+    texts = [[*prompt, *output.tokens] for prompt, output in zip(prompts, written, strict=True)]
+    with torch.inference_mode():
+        states = [
+            model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+            for text in texts
+        ]
+    return states, texts
+
+
+@cache
+def projections() -> list[torch.Tensor]:
+    """[HEADS][vocab_size, hidden_size] by least squares: head k says the token k + 2 after its state's."""
+    states, texts = states_and_tokens()
+    made = []
+    for head in range(HEADS):
+        inputs = torch.cat([of_text[: -head - 2] for of_text in states])
+        outputs = torch.cat([torch.tensor(text[head + 2 :]) for text in texts])
+        wanted = torch.nn.functional.one_hot(outputs, 2048).float()
+        gram = inputs.T @ inputs
+        gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
+        made.append(10.0 * torch.linalg.solve(gram, inputs.T @ wanted).T.contiguous())
+    return made
+
+
+def medusa_tensors() -> dict[str, torch.Tensor]:
+    """As its authors name them: one residual layer, which does little, and a projection for each head."""
+    torch.manual_seed(0)
+    tensors = {}
+    for head, projection in enumerate(projections()):
+        tensors[f"{head}.0.linear.weight"] = 1e-3 * torch.randn(256, 256)
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(256)
+        tensors[f"{head}.1.weight"] = projection
+    return tensors
+
+
+def write_medusa(folder: Path, form: str = "authors", **config: Any) -> Path:
+    """form: authors, safetensors, or vllm."""
+    folder.mkdir(exist_ok=True)
+    tensors = medusa_tensors()
+    if form == "authors":
+        torch.save(tensors, folder / "medusa_lm_head.pt")
+    elif form == "safetensors":
+        save_file(
+            {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors"
+        )
+    else:
+        renamed = {}
+        for name, tensor in tensors.items():
+            head, layer, *rest = name.split(".")
+            renamed[f"blocks.{head}.layers.0.{rest[-1]}" if layer == "0" else f"lm_heads.{head}.weight"] = (
+                tensor
+            )
+        save_file(renamed, folder / "model.safetensors")
+    # Its authors' configs leave out the vocabulary, and some misstate the heads.
+    told = {"medusa_num_heads": 2, "medusa_num_layers": 1, **config}
+    (folder / "config.json").write_text(json.dumps(told))
+    return folder
