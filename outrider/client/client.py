@@ -22,7 +22,9 @@ class Piece:
 
     text: str
     token_id: int
-    origin: str  # "accepted": drafted and confirmed; "target": the target's own after a Draft; "plain"
+    origin: (
+        str  # "accepted": drafted and confirmed; "target": the target's own after a Draft; "plain"; "forced"
+    )
 
 
 class Answer:
@@ -100,9 +102,11 @@ class Client:
         prompt: str,
         stop: tuple[str, ...] = (),
         speculation: Mapping[str, Any] | None = None,
+        structured_outputs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Answer:
-        """One answer; ``sampling`` and ``speculation`` as their messages in generation.proto have them."""
+        """One answer; what is asked of it as the messages in generation.proto have it."""
+        form = None if structured_outputs is None else generation_pb2.StructuredOutputs(**structured_outputs)
         return Answer(
             self,
             generation_pb2.GenerateRequest(
@@ -110,6 +114,7 @@ class Client:
                 stop=stop,
                 speculation=generation_pb2.SpeculationSettings(**(speculation or {})),
                 sampling=generation_pb2.Sampling(**sampling),
+                structured_outputs=form,
             ),
         )
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ from outrider.client.client import Answer, Client
 from outrider.drafters.registry import drafters
 
 API_KEY = "OUTRIDER_API_KEY"
-COLOURS = {"accepted": "\033[32m", "target": "\033[33m", "plain": ""}
+COLOURS = {"accepted": "\033[32m", "forced": "\033[36m", "target": "\033[33m", "plain": ""}
 RESET = "\033[0m"
 INTERRUPTED = 130
 ADVICE = {
@@ -31,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--depth": {"type": int, "help": "tokens drafted per round under --speculation fixed"},
     "--drafter": {"choices": [row.name for row in drafters()], "help": "[the deployment's]"},
     "--patience": {"type": float, "default": 60.0, "help": "seconds to wait for a lost service [60]"},
+    "--schema": {"metavar": "FILE", "help": "a JSON schema that the answer follows"},
     "--color": {"action": "store_true", "help": "show where each token comes from"},
 }
 
@@ -54,8 +56,13 @@ def run(options: argparse.Namespace) -> int:
         for name in ("mode", "depth", "drafter")
         if getattr(options, name) is not None
     }
+    try:
+        form = None if options.schema is None else {"json": Path(options.schema).read_text(encoding="utf-8")}
+    except (OSError, ValueError) as error:
+        print(f"outrider: --schema {options.schema} cannot be read: {error}", file=sys.stderr)
+        return 1
     with Client(options.address, os.environ.get(API_KEY), options.patience) as client:
-        answer = client.generate(options.prompt, tuple(options.stop), speculation, **given)
+        answer = client.generate(options.prompt, tuple(options.stop), speculation, form, **given)
         try:
             _print(answer, colour=options.color)
         except grpc.RpcError as error:
@@ -85,6 +92,7 @@ def _print(answer: Answer, colour: bool) -> None:
     record = answer.usage.speculation
     print(
         f"{answer.usage.completion_tokens} tokens in {record.target_passes} passes of the target, "
-        f"{record.accepted} of {record.drafted} drafted accepted, seed {answer.seed}, {answer.finish_reason}",
+        f"{record.accepted} of {record.drafted} drafted accepted, "
+        f"{f'{record.forced} forced, ' if record.forced else ''}seed {answer.seed}, {answer.finish_reason}",
         file=sys.stderr,
     )

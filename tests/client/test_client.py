@@ -29,9 +29,11 @@ class Gateway(generation_pb2_grpc.GenerationServicer):
         self.code, self.details = grpc.StatusCode.UNAVAILABLE, "gone"
         self.seeds: list[int | None] = []
         self.metadata: dict[str, str] = {}
+        self.schemas: list[str] = []
 
     def Generate(self, request, context) -> Iterator[generation_pb2.GenerateChunk]:  # noqa: N802
         self.metadata = dict(context.invocation_metadata())
+        self.schemas.append(request.structured_outputs.json)
         self.seeds.append(request.sampling.seed if request.sampling.HasField("seed") else None)
         breaks_after = self.breaks.pop(0) if self.breaks else None
         tokens = [pair for ids, texts in CHUNKS for pair in zip(ids, texts, strict=True)]
@@ -159,3 +161,14 @@ def test_a_failure_is_one_line_that_says_what_to_do(gateway, capsys):
     script.breaks, script.code = [0], grpc.StatusCode.UNAUTHENTICATED
     assert main(["generate", "x", "--address", address]) == 1
     assert capsys.readouterr().err.strip() == "outrider: gone; put an API key into OUTRIDER_API_KEY"
+
+
+def test_the_command_line_sends_a_schema_from_a_file(gateway, capsys, tmp_path):
+    script, address = gateway
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    assert main(["generate", "x", "--address", address, "--schema", str(file)]) == 0
+    assert script.schemas == ['{"type": "object"}']
+    assert main(["generate", "x", "--address", address, "--schema", str(tmp_path / "none.json")]) == 1
+    assert "none.json cannot be read" in capsys.readouterr().err
+    assert len(script.schemas) == 1

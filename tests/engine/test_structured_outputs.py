@@ -202,6 +202,34 @@ def test_a_draft_guesses_only_what_its_grammar_allows() -> None:
         draft.close(draft.sequence(sequence))
 
 
+def test_a_draft_takes_no_step_for_what_its_grammar_forces() -> None:
+    draft = engine("draft")
+    sequence = open_sequence(draft, GRAMMARS["person"], 0)
+    draft.submit(Propose(sequence, 0, PROMPT, 8, 1))
+    steps, found = 0, list[Any]()
+    while not found:
+        found += draft.step()
+        steps += draft.sequence(sequence).cached > 0
+    assert len(found[0].draft) == 8
+    assert steps <= 6  # of the tokens at least {"name": " are forced
+    draft.close(draft.sequence(sequence))
+
+
+def test_what_a_draft_prepares_is_forced_free_and_right() -> None:
+    """Trees that are made ahead hold nothing that the grammar refuses."""
+    draft = engine("draft", 12)
+    for seed in range(4):
+        sequence = open_sequence(draft, GRAMMARS["person"], seed, temperature=1.2)
+        draft.submit(Propose(sequence, 0, PROMPT, 3, 1))
+        results = run(draft)
+        tree = results[-1].draft
+        for node in range(len(tree)):
+            follows = compiled(GRAMMARS["person"], tokens())
+            path = [tree.tokens[above] for above in tree.path(node)]
+            assert follows.try_consume_tokens(path) == len(path), path
+        draft.close(draft.sequence(sequence))
+
+
 def test_a_draft_that_lacks_what_its_grammar_allows_only_guesses_badly() -> None:
     """As one with fewer tokens than its target: its row would be empty."""
     draft = engine("draft")

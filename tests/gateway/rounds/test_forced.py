@@ -1,0 +1,88 @@
+"""Tokens that a grammar forces are no guesses: they tell the pace and the statistics nothing of a drafter."""
+
+from typing import Any
+
+import pytest
+
+from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.observe.stats import Stats
+from gateway.rounds.events import TokenDecoded, VerdictFell
+from gateway.rounds.paces import PaceObserver, Paces
+from gateway.sequence import Sequence
+from gateway.settings import Speculation
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.pace.controller import Pace
+from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+
+CHAIN = Proposal(Draft.chain([1, 2, 3, 4]))
+
+
+def fell(proposal: Proposal, accepted: list[int], own: int = 9, **forced: Any) -> VerdictFell:
+    tokens = [
+        *(proposal.draft.tokens[node] for node in accepted),
+        *range(100, 100 + forced.get("forced", 0)),
+        own,
+    ]
+    reply = rounds_pb2.TargetReply(accepted=accepted, tokens=tokens, **forced)
+    return VerdictFell(proposal, reply, "fixed", False, 0.0, 0.0)
+
+
+# accepted nodes, forced ones of the Draft, forced beyond it -> drafted, verified, accepted, forced
+CASES = {
+    "no grammar": ([0, 1], [], 0, (4, 3, 2, 0)),
+    "all right, two of them forced": ([0, 1, 2, 3], [1, 2], 0, (2, 2, 2, 2)),
+    "a guess after forced ones is wrong": ([0, 1], [0, 1], 0, (2, 1, 0, 2)),
+    "a forced one spelled otherwise": ([0], [1], 0, (3, 1, 1, 0)),
+    "forced ones beyond the Draft": ([0, 1, 2, 3], [], 5, (4, 4, 4, 5)),
+    "nothing but forced ones": ([0, 1, 2, 3], [0, 1, 2, 3], 2, (0, 0, 0, 6)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_forced_is_neither_drafted_nor_verified_nor_accepted(case: str) -> None:
+    accepted, nodes, beyond, expected = CASES[case]
+    event, stats = fell(CHAIN, accepted, forced_nodes=nodes, forced=beyond), Stats()
+    stats.on(event)
+    assert (stats.drafted, stats.verified, stats.accepted, stats.forced) == expected
+    assert stats.tokens == len(event.reply.tokens)
+
+
+def test_forced_tokens_of_plain_decoding_are_counted() -> None:
+    stats = Stats()
+    stats.on(TokenDecoded(rounds_pb2.TargetReply(tokens=[1, 2, 3], forced=2), 0.0))
+    stats.on(fell(NO_PROPOSAL, [], forced=3))
+    assert (stats.forced, stats.tokens, stats.target_passes, stats.rounds) == (5, 7, 2, 0)
+
+
+class Observed(Pace):
+    """Notes what it is told of rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(PaceSettings())
+        self.rounds: list[tuple[int, int, int]] = []
+
+    def observe_round(self, sequence: Any, accepted: int, verified: int, depth: int, *rest: Any) -> None:
+        self.rounds.append((accepted, verified, depth))
+
+
+LEAF = Proposal(Draft((1, 2, 3, 7), (-1, 0, 1, 0)))  # 7 beside 2
+OF_PACE = {
+    "no grammar": (CHAIN, [0, 1], [], (2, 3, 4)),
+    "forced ones between guesses": (CHAIN, [0, 1, 2], [1, 2], (1, 2, 2)),
+    "a leaf instead of a guess": (LEAF, [0, 3], [], (1, 2, 3)),
+    "a leaf after a forced one": (LEAF, [0, 3], [0], (0, 1, 2)),
+    "nothing but forced ones": (CHAIN, [0, 1, 2, 3], [0, 1, 2, 3], (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("case", OF_PACE)
+def test_the_pace_learns_from_guesses_alone(case: str) -> None:
+    proposal, accepted, nodes, expected = OF_PACE[case]
+    speculation = Speculation().resolved("model", PaceSettings())
+    paced = Paces(PaceSettings()).sequence(speculation, None, "interactive")
+    observer = PaceObserver(paced, Sequence((1,), Sampling(), 1))
+    observer.pace = pace = Observed()
+    observer.on(fell(proposal, accepted, forced_nodes=nodes, forced=3))
+    assert pace.rounds == [expected]
