@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from actors.messages import Answer
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.engine.work import (
+    NOTHING_FORCED,
     AheadOutcome,
     Extend,
     Forced,
@@ -14,6 +15,8 @@ from outrider.engine.work import (
     Prepared,
     Propose,
     Proposed,
+    Score,
+    Scored,
     Timings,
     TopUp,
     Verified,
@@ -100,26 +103,30 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
                 return request.plain.turn, _until(Generate, sequence, request.plain)
             case "top_up":
                 return request.top_up.turn, _until(TopUp, sequence, request.top_up)
-        raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp and Close")
+            case "score":
+                return request.score.turn, _score(sequence, request.score)
+        raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp, Score and Close")
 
     @staticmethod
     def reply(answer: Answer) -> rounds_pb2.TargetReply:
-        result, draft, draft_step = answer.result, None, None
+        result, draft, draft_step, finish, forced = answer.result, None, None, None, NOTHING_FORCED
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens
             draft = None if result.draft is None else draft_to_message(result.draft)
-            forced = result.forced
+            forced, finish = result.forced, result.finish
             draft_step = None if result.draft_step is None else step_to_message(result.draft_step)
+        elif isinstance(result, Scored):
+            accepted, tokens = (), ()
         else:
             assert isinstance(result, Generated)
-            accepted, tokens = (), (*result.forced, result.token)
+            accepted, tokens, finish = (), (*result.forced, result.token), result.finish
             forced = Forced(len(result.forced))
         return rounds_pb2.TargetReply(
             round=answer.round,
             accepted=accepted,
             tokens=tokens,
             logprobs=[_logprobs(position) for position in result.logprobs],
-            finish_reason=result.finish,
+            finish_reason=finish,
             draft=draft,
             draft_step=draft_step,
             timings=_timings(result.timings),
@@ -159,6 +166,11 @@ def _until(
     turn = message.turn
     count = message.until - turn.base - len(turn.tokens)
     return kind(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
+
+
+def _score(sequence: int, message: rounds_pb2.Score) -> Score:
+    turn = message.turn
+    return Score(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), start=message.start)
 
 
 def _logprobs(position: TokenLogprobs) -> generation_pb2.TokenLogprobs:

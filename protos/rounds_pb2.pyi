@@ -89,7 +89,7 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class TargetRequest(_message.Message):
-    __slots__ = ("sequence", "epoch", "open", "verify", "extend", "plain", "top_up", "close")
+    __slots__ = ("sequence", "epoch", "open", "verify", "extend", "plain", "top_up", "close", "score")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class TargetRequest(_message.Message):
     PLAIN_FIELD_NUMBER: _ClassVar[int]
     TOP_UP_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     open: Open
@@ -106,7 +107,8 @@ class TargetRequest(_message.Message):
     plain: Plain
     top_up: TopUp
     close: Close
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., top_up: _Optional[_Union[TopUp, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    score: Score
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., top_up: _Optional[_Union[TopUp, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("prompt_length", "noise_key", "sampling")
@@ -179,6 +181,14 @@ class TopUp(_message.Message):
     turn: Turn
     until: int
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("turn", "start")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    turn: Turn
+    start: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("tokens", "parents", "draft_probs")

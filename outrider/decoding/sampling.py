@@ -16,6 +16,8 @@ from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.penalties import BANNED
 from outrider.decoding.row import Row as Row
 
+SCORED_AT_ONCE = 64  # rows: their float32 copies are what scoring takes beside the logits
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -102,6 +104,26 @@ def probabilities(processed: Tensor) -> Tensor:
     likeliest = processed.nan_to_num(nan=BANNED).argmax(dim=1)
     one_hot = torch.nn.functional.one_hot(likeliest, processed.shape[1]).to(probs.dtype)
     return torch.where(probs.isnan().any(dim=1, keepdim=True), one_hot, probs)
+
+
+def scores(
+    logits: Tensor,  # [num_rows, vocab_size]
+    tokens: Sequence[int],  # [num_rows] that are there
+    count: int,
+) -> tuple[TokenLogprobs, ...]:
+    """The raw log-probabilities of tokens that were not chosen here, and those of the ``count`` likeliest."""
+    told: list[TokenLogprobs] = []
+    for first in range(0, len(logits), SCORED_AT_ONCE):
+        values = logits[first : first + SCORED_AT_ONCE].float().log_softmax(dim=1)
+        own = torch.tensor(tokens[first : first + len(values)], device=values.device)
+        chosen = values.gather(1, own[:, None])[:, 0].tolist()
+        top = best(values, count)[0]
+        pairs = zip(top.tolist(), values.gather(1, top).tolist(), strict=True)
+        told += [
+            TokenLogprobs(logprob, tuple(zip(ids, likeliest, strict=True)))
+            for logprob, (ids, likeliest) in zip(chosen, pairs, strict=True)
+        ]
+    return tuple(told)
 
 
 def logprobs(

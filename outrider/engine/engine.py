@@ -264,6 +264,8 @@ class Engine:
         if sequence.cached == len(sequence.tokens):
             sequence.pending = task.tree()
             results = task.take(choices, self._cache)
+        elif item.num_logits:
+            results = task.take(choices, self._cache)  # of a part of its prompt
         self._cache.publish(sequence)
         if not all(choices.are_sound):  # of what was drafted: nobody is to read it again
             self._cache.roll_back(sequence, sequence.cached)

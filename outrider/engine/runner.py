@@ -6,6 +6,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import torch
+
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Item
@@ -148,15 +150,18 @@ class ModelRunner:
         output = self._forward.run(batch)
         logits = output.logits
         passed = time.perf_counter()
+        rows = [task.rows() if item.num_logits else [] for task, item in selected]
+        own = _Own([item.num_logits for _, item in selected], [bool(part) for part in rows])
         choices, are_finite = choose_tokens(
-            logits,
-            [task.rows() if item.num_logits else [] for task, item in selected],
+            own.choosing(logits),
+            rows,
             output.are_finite,
             min(max(task.ranks for task, _ in selected), logits.shape[1]),
         )
+        choices = own.with_logits(choices, logits)
         if output.hidden is not None:
             of_each = output.hidden.split_with_sizes([len(item.tokens) for _, item in selected])
-            choices = [replace(one, hidden=own) for one, own in zip(choices, of_each, strict=True)]
+            choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(begun + shortest - time.perf_counter(), 0.0))
@@ -203,4 +208,28 @@ def _parts(selected: Selected) -> list[Selected]:
     half = item.num_committed // 2
     if not half:
         return []
-    return [[(task, Item(item.sequence, item.tokens[:half], half, 0, None))]]
+    return [[(task, Item(item.sequence, item.tokens[:half], half, task.rows_of_part(half), None))]]
+
+
+class _Own:
+    """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
+
+    def __init__(self, counts: list[int], choose: list[bool]) -> None:
+        """Of each piece of work: its rows, and whether they choose."""
+        self._counts = counts
+        self._choose = choose
+        self._all = all(chooses or not count for count, chooses in zip(counts, choose, strict=True))
+
+    def choosing(self, rows: torch.Tensor) -> torch.Tensor:
+        """[num_rows, ...] the part of them that chooses."""
+        if self._all:
+            return rows
+        parts = zip(rows.split(self._counts), self._choose, strict=True)
+        return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
+
+    def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
+        """Those that choose nothing get their own rows."""
+        if self._all:
+            return choices
+        parts = zip(choices, logits.split(self._counts), self._choose, strict=True)
+        return [one if chooses else replace(one, logits=part) for one, part, chooses in parts]

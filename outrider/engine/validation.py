@@ -5,7 +5,7 @@ from collections.abc import Collection
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling, Verification
 from outrider.engine.sequence import Sequence
-from outrider.engine.work import Extend, Generate, Propose, TopUp, Verify, Work
+from outrider.engine.work import Extend, Generate, Propose, Score, TopUp, Verify, Work
 from outrider.pace.settings import MAX_DEPTH
 
 MAX_LEAVES = 256
@@ -45,6 +45,8 @@ def check_work(sequence: Sequence, work: Work, vocab_size: int) -> None:
         raise ValueError(f"count={work.count} must be at least 1")
     if isinstance(work, Propose):
         _check_asked(work.depth, work.leaves)
+    if isinstance(work, Score) and not 1 <= work.start < length:
+        raise ValueError(f"start={work.start} must be 1 to {length - 1}, the position of a committed token")
     if isinstance(work, Verify):
         _check_asked(work.next_depth, work.next_leaves)
     if isinstance(work, Verify | Extend):

@@ -69,7 +69,16 @@ class TopUp(Struct, frozen=True, tag=True):
     count: int
 
 
-Work = Verify | Extend | Generate | TopUp | Propose
+class Score(Struct, frozen=True, tag=True):
+    """Tell the log-probabilities of the committed tokens from a position on; nothing is chosen."""
+
+    sequence: int  # its number
+    base: int
+    tokens: tuple[int, ...]
+    start: int  # position of the first of them, at least 1: nothing comes before the token at 0
+
+
+Work = Verify | Extend | Generate | TopUp | Propose | Score
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,15 @@ class Prepared(Struct, frozen=True, tag=True):
     timings: Timings
 
 
+class Scored(Struct, frozen=True, tag=True):
+    """A part of what a Score asked for, in order."""
+
+    sequence: int  # its number
+    start: int  # position of its first token
+    logprobs: tuple[TokenLogprobs, ...]  # raw, one per token
+    timings: Timings
+
+
 class Failed(Struct, frozen=True, tag=True):
     """The sequence was closed, because a step could not go on with it. Nothing more comes for it."""
 
@@ -154,7 +172,7 @@ class Failed(Struct, frozen=True, tag=True):
     is_grammars: bool = False  # the fault of its grammar
 
 
-Answered = Verified | Generated | Proposed | Prepared
+Answered = Verified | Generated | Proposed | Prepared | Scored
 Result = Answered | Failed
 
 

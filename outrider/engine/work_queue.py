@@ -12,9 +12,10 @@ from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.propose import ProposeTask
+from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
-from outrider.engine.work import Extend, Generate, Propose, Result, TopUp, Verify, Work
+from outrider.engine.work import Extend, Generate, Propose, Result, Score, TopUp, Verify, Work
 
 
 class WorkQueue:
@@ -61,6 +62,10 @@ class WorkQueue:
                 case Generate():
                     length = len(sequence.tokens) + work.count
                     self.tasks[sequence.number] = GenerateTask(sequence, length, arrived)
+                case Score():
+                    # What is cached already tells nothing: it is computed again.
+                    self._cache.roll_back(sequence, min(sequence.cached, work.start - 1))
+                    self.tasks[sequence.number] = ScoreTask(sequence, work.start, arrived)
                 case Propose():
                     room = min(sequence.limit, self._max_length) - len(sequence.tokens)
                     self._propose(self._draft_ahead.propose(sequence, work, room, arrived, ahead))

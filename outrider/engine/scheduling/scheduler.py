@@ -9,7 +9,9 @@ from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
+from outrider.pace.settings import MAX_DEPTH
 
 Selected = list[tuple[Task, Item]]
 
@@ -20,7 +22,8 @@ class Scheduler:
     """The oldest sequence comes first, in steps and in cache; the youngest is preempted and computed again.
 
     All prompts together get ``prefill_chunk`` tokens of a step, so nobody waits for more than a chunk. A
-    suffix that fits into one block does not count: that is how a sequence goes on after a round.
+    suffix that fits into one block does not count: that is how a sequence goes on after a round. A prompt that
+    is to be scored shares no prefix, since what is cached has no logits, but others share what it computes.
     """
 
     def __init__(self, settings: EngineSettings, cache: PagedCache) -> None:
@@ -75,20 +78,27 @@ class Scheduler:
     def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
         selected: Selected = []
         budget = self._settings.prefill_chunk
+        rows = self._rows_for_scores(tasks)
         computed: set[bytes] = set()  # digests of blocks that older sequences are about to fill
         for number in sorted(tasks):
             task = tasks[number]
             if len(selected) == self._settings.max_sequences:
                 break
             with blaming(task.sequence):
-                if self._waits_for_prefix(task.sequence, computed):
+                if isinstance(task, ScoreTask):
+                    computed.update(self._cache.to_be_published(task.sequence))
+                elif self._waits_for_prefix(task.sequence, computed):
                     continue
                 task.constrain()
                 if not self._make_room(task, tasks, sequences):
                     break
-                item = self._item(task, budget)
+                if isinstance(task, ScoreTask):
+                    item = self._scored_item(task, min(budget, rows))
+                else:
+                    item = self._item(task, budget)
             if item is not None:
                 selected.append((task, item))
+                rows -= item.num_logits if isinstance(task, ScoreTask) else 0
                 budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
         return selected
 
@@ -130,6 +140,19 @@ class Scheduler:
         self._cache.release(sequence)
         if sequence.number in tasks:
             tasks[sequence.number].restart()
+
+    def _rows_for_scores(self, tasks: Mapping[int, Task]) -> int:
+        """Rows of logits of a step that no Draft may need, out of those that the memory plan counts."""
+        most = self._settings.max_sequences
+        others = sum(not isinstance(task, ScoreTask) for task in tasks.values())
+        return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
+
+    def _scored_item(self, task: ScoreTask, budget: int) -> Item | None:
+        """As a part of a prompt, of which every row may be wanted."""
+        sequence = task.sequence
+        count = min(task.num_tokens, budget)
+        tokens = sequence.tokens[sequence.cached : sequence.cached + count]
+        return Item(sequence, tokens, count, task.rows_of_part(count), None) if count else None
 
     def _item(self, task: Task, budget: int) -> Item | None:
         """What the sequence feeds next; None when the step's share for prompts is used up."""

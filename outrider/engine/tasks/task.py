@@ -49,6 +49,10 @@ class Task(ABC):
         """That its sequence has to feed: committed ones that are not cached, and the tree's."""
         return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
 
+    def rows_of_part(self, count: int) -> int:
+        """Rows of logits wanted, of the last tokens, where a step feeds ``count`` committed ones, not all."""
+        return 0
+
     def give_up_draft(self) -> bool:
         """Goes on without the drafted tokens that it would feed; False if there are none."""
         return False

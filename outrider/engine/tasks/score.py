@@ -1,0 +1,43 @@
+"""Log-probabilities of tokens that are there: what a prompt's own tokens would have been chosen with."""
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.sampling import scores
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices
+from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.tasks.task import Task
+from outrider.engine.work import Result, Scored
+
+
+class ScoreTask(Task):
+    """Those of the committed tokens from a position on, told part by part as they are fed.
+
+    The last token is not fed: nobody asks what follows it.
+    """
+
+    def __init__(self, sequence: Sequence, start: int, arrived: float) -> None:
+        """start: position of the first token whose log-probability is wanted, at least 1."""
+        super().__init__(sequence, arrived)
+        self._next = start
+
+    def tree(self) -> Draft:
+        return NO_DRAFT
+
+    def nodes(self) -> list[int]:
+        return []
+
+    @property
+    def num_tokens(self) -> int:
+        return max(len(self.sequence.tokens) - 1 - self.sequence.cached, 0)
+
+    def rows_of_part(self, count: int) -> int:
+        """A row tells of the token after the one that is fed."""
+        return max(0, min(count, self.sequence.cached + count + 1 - self._next))
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        sequence, start = self.sequence, self._next
+        self._next += len(choices.logits)
+        tokens = sequence.tokens[start : self._next]
+        told = scores(choices.logits, tokens, sequence.sampling.logprobs or 0)
+        self.done = self._next == len(sequence.tokens)
+        return [Scored(sequence.number, start, told, self.timings())]
