@@ -40,6 +40,9 @@ class Sequence:
     epoch: int = 0  # number of the newest stream to a worker; never restarts
     scope: Scope = NOBODYS  # whose past answers it may be drafted from
     number: int = field(default_factory=count(1).__next__)  # among those of this gateway
+    is_scored: bool = False  # the log-probabilities of its prompt's tokens are wanted
+    scores: list[TokenLogprobs] = field(default_factory=list)  # those there are, from the second token on
+    generates: bool = True  # False: nothing follows the prompt
     draft: Draft | None = None  # that came with the newest Verdict, from a drafter beside the target
     draft_step: Step | None = None  # one of those that made it
 
@@ -50,6 +53,11 @@ class Sequence:
     def limit(self) -> int:
         """Length at which max_tokens ends it."""
         return len(self.prompt) + self.sampling.max_tokens
+
+    @property
+    def unscored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are still to come; nothing comes before the first."""
+        return len(self.prompt) - 1 - len(self.scores) if self.is_scored else 0
 
     def since(self, base: int) -> list[int]:
         """Committed tokens from position ``base`` on."""

@@ -42,7 +42,9 @@ class RequestSettings(BaseModel):
     )
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
     max_output_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
-    max_choices: int = Field(default=16, ge=1, description="answers to one request")
+    max_choices: int = Field(
+        default=64, ge=1, description="answers to one request, to all of its prompts together"
+    )
     max_requests: int = Field(default=256, ge=1, description="requests at a time per gateway")
     max_waiting: int = Field(
         default=256, ge=0, description="requests in a gateway's queue; others are refused with 429"

@@ -274,7 +274,7 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
     own = {name: getattr(message, name) for name in REQUEST_FIELDS if message.HasField(name)}
     try:
         return Request(
-            prompt=tuple(message.tokens.ids) if tokens else message.text,
+            prompts=(tuple(message.tokens.ids) if tokens else message.text,),
             sampling=sampling_from_message(message.sampling),
             stop=tuple(message.stop),
             speculation=Speculation.model_validate(set_fields(message.speculation)),

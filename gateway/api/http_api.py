@@ -22,18 +22,17 @@ from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
 from gateway.api.openai.fields import IGNORED_HEADER
 from gateway.api.openai.schemas import GenerationRequest
-from gateway.api.openai.stream import Answer, events
+from gateway.api.openai.stream import Answer, events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
 from gateway.api.text_api import add_texts
 from gateway.errors import UnauthenticatedError, UnknownModelError
 from gateway.generation.generation import Generation
-from gateway.generation.request import Chunk, Prepared
+from gateway.generation.request import Prepared
 from gateway.generation.token_bytes import TokenBytes
 from gateway.observe.loads import loads
 from outrider.drafters.registry import drafters
 
-LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 LONGEST_HEADER = 2048  # characters
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -72,10 +71,10 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             def whole() -> Response:
                 return JSONResponse(answer.whole(said, len(prepared.sequences)), headers=headers)
 
-            return await asyncio.to_thread(whole) if _is_long(said) else whole()
+            return await asyncio.to_thread(whole) if is_long(said) else whole()
         # The first chunk is waited for: until then an error can still be told by the status.
         first = await anext(chunks)
-        told = events(first, chunks, answer, body.stream_options, tokens, len(prepared.sequences[0].prompt))
+        told = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
     @app.post(COMPLETIONS, openapi_extra=described(CompletionRequest, COMPLETIONS))
@@ -84,8 +83,9 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         prepared = await generation.prepare(asked.body.prepared(), caller)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
-        echo = await asked.body.echoed(generation.tokenization)
-        return await respond(asked, prepared, CompletionAnswer(settings.model, prepared, tokens, seed, echo))
+        echoes = await asked.body.echoes(prepared, generation)
+        answer = CompletionAnswer(settings.model, prepared, tokens, seed, echoes)
+        return await respond(asked, prepared, answer)
 
     @app.post(CHATS, openapi_extra=described(ChatRequest, CHATS))
     async def chat(request: HttpRequest, caller: Caller) -> Response:
@@ -138,14 +138,6 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 def _listed(names: list[str]) -> str:
     """As a header can hold it: of unknown fields the caller chose the names."""
     return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]
-
-
-def _is_long(chunks: list[Chunk]) -> bool:
-    """Whether writing it down takes so long that a thread should."""
-    tokens = [token for chunk in chunks for token in chunk.tokens]
-    return (
-        len(tokens) + sum(len(token.logprobs.token_ids) for token in tokens if token.logprobs) > LONG_ANSWER
-    )
 
 
 class BodyLimit:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostErr
 from gateway.generation.admission import Admission
 from gateway.generation.form import Form, Grammars
 from gateway.generation.merge import merged
-from gateway.generation.request import Chunk, Prepared, Request, Usage
+from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.observe.stats import Stats
@@ -61,27 +61,23 @@ class Generation:
         settings = self.settings
         if request.model not in (None, settings.model):
             raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
-        if not 1 <= request.n <= settings.max_choices:
-            raise InvalidRequestError("n", f"{request.n} answers, 1 to {settings.max_choices} are accepted")
+        self._check_counts(len(request.prompts), request.n)
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
         sampling = request.sampling
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            prompt = await self.token_ids(prompt, add_special_tokens=True)
-        self._check_lengths(len(prompt), sampling.max_tokens)
-        self.check_ids("prompt", prompt)
+        prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
         grammar = None if request.form is None else await self._grammar(request.form, sampling)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
         sampling = sampling.model_copy(update={"seed": seed, "verification": rule, "grammar": grammar})
-        keys = partial(_noise_keys, seed, request.n, prompt)
-        noise_keys = await asyncio.to_thread(keys) if request.n * len(prompt) > LONG_LIST else keys()
         scope = Scope(caller, request.task)
+        make = partial(_sequences, request, prompts, sampling, seed, scope)
+        is_long = request.n * sum(map(len, prompts)) > LONG_LIST
         return Prepared(
-            tuple(Sequence(prompt, sampling, key, scope=scope) for key in noise_keys),
+            await asyncio.to_thread(make) if is_long else make(),
+            request.n,
             request.stop,
             request.speculation.resolved(settings.drafter, self.paces.settings),
             request.task,
@@ -127,7 +123,7 @@ class Generation:
                         yield chunk
                         continue
                     usage = Usage(
-                        len(sequences[0].prompt),
+                        prepared.prompt_tokens,
                         completion_tokens,
                         prepared.speculation,
                         stats,
@@ -143,7 +139,7 @@ class Generation:
         if trace.is_recording and self.settings.trace_texts:
             decode = self.tokenization.decode
             trace.texts(
-                await decode(prepared.sequences[0].prompt),
+                [await decode(sequence.prompt) for sequence in prepared.sequences[:: prepared.n]],
                 [await decode(sequence.generated) for sequence in prepared.sequences],
             )
 
@@ -172,9 +168,33 @@ class Generation:
                     if sequence.finish_reason is not None:
                         total.add(rounds.stats)
                     tokens = step.tokens[: len(pieces)]
-                    yield Chunk(choice, tokens, tuple(pieces), sequence.finish_reason, round=step.round)
+                    yield Chunk(
+                        choice,
+                        tokens,
+                        tuple(pieces),
+                        sequence.finish_reason,
+                        round=step.round,
+                        scores=step.scores,
+                    )
                     if sequence.finish_reason is not None:
                         return
+
+    async def _checked(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
+        """Its token ids. Raises as ``prepare`` does."""
+        if isinstance(prompt, str):
+            prompt = await self.token_ids(prompt, add_special_tokens=True)
+        self._check_lengths(len(prompt), max_tokens)
+        self.check_ids("prompt", prompt)
+        return prompt
+
+    def _check_counts(self, prompts: int, n: int) -> None:
+        most = self.settings.max_choices
+        if not 1 <= n <= most:
+            raise InvalidRequestError("n", f"{n} answers, 1 to {most} are accepted")
+        if not 1 <= prompts * n <= most:
+            raise InvalidRequestError(
+                "prompt", f"{prompts} prompts with n={n}: 1 to {most} answers are accepted"
+            )
 
     def plain_rate(self) -> float:
         """Tokens per second that plain decoding would give, by the pace's costs; 0 until they are known."""
@@ -220,6 +240,11 @@ class Generation:
             raise InvalidRequestError("prompt", f"{least} tokens or more, at most {longest} are accepted")
         return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
+    def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+        """Where each token's own text begins in the text of all, in characters."""
+        text = AnswerText(self._vocabulary, ())
+        return tuple(piece.start for piece in text.add([*token_ids], ends=True))
+
     def check_ids(self, field: str, token_ids: Collection[int]) -> None:
         """Raises InvalidRequestError unless the tokenizer knows them all, and for more than there are."""
         if field in TOKEN_ID_FIELDS and len(token_ids) > self.vocab_size:
@@ -231,5 +256,19 @@ class Generation:
             raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")
 
 
-def _noise_keys(seed: int, choices: int, prompt: tuple[int, ...]) -> list[int]:
-    return [noise_key(seed, choice, prompt) for choice in range(choices)]
+def _sequences(
+    request: Request, prompts: Iterable[tuple[int, ...]], sampling: Sampling, seed: int, scope: Scope
+) -> tuple[Sequence, ...]:
+    """One per answer. Its noise depends on its own prompt alone, so others beside it change nothing."""
+    return tuple(
+        Sequence(
+            prompt,
+            sampling,
+            noise_key(seed, choice, prompt),
+            scope=scope,
+            is_scored=request.scores_prompts,
+            generates=request.generates,
+        )
+        for prompt in prompts
+        for choice in range(request.n)
+    )

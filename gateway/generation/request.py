@@ -11,16 +11,21 @@ from gateway.rounds.events import VerdictFell
 from gateway.sequence import Sequence, Token
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import Sampling
+from protos.generation_pb2 import TokenLogprobs
+
+Prompt = str | tuple[int, ...]  # text, or token ids
 
 
 @dataclass(frozen=True)
 class Request:
-    prompt: str | tuple[int, ...]  # text or token ids
+    prompts: tuple[Prompt, ...]  # each is answered as if it were alone
     sampling: Sampling
     stop: tuple[str, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
-    n: int = 1  # answers
+    n: int = 1  # answers to each prompt
+    scores_prompts: bool = False  # log-probabilities of their tokens, as many as sampling.logprobs says
+    generates: bool = True  # False: nothing but what is told of the prompts
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
     form: Form | None = None  # that the answer has to have
@@ -40,12 +45,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    choice: int  # index of the answer
+    choice: int  # index of the answer; those to one prompt follow one another
     tokens: tuple[Token, ...]
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: Usage | None = None  # on the last chunk of all
     round: VerdictFell | None = None  # that it comes from; None: plain decoding
+    scores: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens from the second on; before any token
 
     @property
     def text(self) -> str:
@@ -56,7 +62,8 @@ class Chunk:
 class Prepared:
     """A request that nothing is wrong with."""
 
-    sequences: tuple[Sequence, ...]  # one per answer
+    sequences: tuple[Sequence, ...]  # one per answer, those to one prompt after another
+    n: int  # answers to each prompt
     stop: tuple[str, ...]
     speculation: Speculation
     task: str | None
@@ -64,6 +71,11 @@ class Prepared:
     continues_text: bool
     deadline: float  # in the event loop's time
     server_span: Span  # of the request, as a caller or we ourselves have it recorded or not
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts together."""
+        return sum(len(sequence.prompt) for sequence in self.sequences[:: self.n])
 
     @property
     def seed(self) -> int:

@@ -170,7 +170,7 @@ class AnswerText:
             pieces.append(Piece(text, self._detokenizer.start))
             if self.stopped:
                 return pieces
-        if ends:
+        if ends and pieces:
             rest = self._stops.add(self._detokenizer.end()) + self._stops.end()
             pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + rest)
         return pieces

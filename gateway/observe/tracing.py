@@ -110,11 +110,11 @@ class GenerationTrace:
                 }
             )
 
-    def texts(self, prompt: str, answers: list[str]) -> None:
+    def texts(self, prompts: list[str], answers: list[str]) -> None:
         """What was asked and answered, for deployments that want it in their traces."""
         self._span.set_attributes(
             {
-                "gen_ai.input.messages": json.dumps([_message("user", prompt)]),
+                "gen_ai.input.messages": json.dumps([_message("user", text) for text in prompts]),
                 "gen_ai.output.messages": json.dumps([_message("assistant", text) for text in answers]),
             }
         )

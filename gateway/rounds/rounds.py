@@ -38,6 +38,7 @@ from gateway.sequence import Origin, Sequence, Token
 from gateway.workers.fleet import Fleet, TargetStream
 from protos import rounds_pb2
 from protos.conversions import draft_to_message, step_from_message
+from protos.generation_pb2 import TokenLogprobs
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,11 +48,12 @@ SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost
 
 @dataclass(frozen=True)
 class Step:
-    """What one Verdict added to the sequence. The last one has a finish_reason."""
+    """What one Verdict added to the sequence, or told of its prompt. The last one has a finish_reason."""
 
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
     round: VerdictFell | None = None  # None: plain decoding
+    scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, before any token
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,9 @@ class Rounds:
         await asyncio.sleep(pause_s)
 
     async def _with(self, target: TargetStream) -> AsyncGenerator[Step, None]:
-        """Rounds while they pay, plain decoding while they do not."""
+        """Rounds while they pay, plain decoding while they do not; before them what is told of the prompt."""
+        if self._sequence.unscored or not self._sequence.generates:
+            yield await self._about_prompt(target)
         with self._drafting.at(self._paces.of_target(target.address)):
             self._is_verifying, self._ahead = False, None
             proposal = NO_PROPOSAL if self._drafting.depth() > 0 else None
@@ -168,6 +172,23 @@ class Rounds:
                 if self._sequence.finish_reason is None and self.reason != LAST_TOKEN:
                     kind = "off" if proposal is None else "on"
                     self._events.emit(Switched(kind, self.reason))
+
+    async def _about_prompt(self, target: TargetStream) -> Step:
+        """The log-probabilities of its tokens, if they are wanted. Another target goes on with the rest."""
+        sequence = self._sequence
+        if sequence.unscored:
+            turn = target.turn(sequence.round, self._trace.request)
+            score = rounds_pb2.Score(turn=turn, start=1 + len(sequence.scores))
+            target.send(rounds_pb2.TargetRequest(score=score))
+        while sequence.unscored:
+            reply = await self._reply(target)
+            if reply.tokens or not 0 < len(reply.logprobs) <= sequence.unscored:
+                raise target.lost("its answer to a Score tells other than the prompt's tokens")
+            sequence.scores += reply.logprobs
+        sequence.round += 1
+        if not sequence.generates:
+            sequence.finish_reason = "length"
+        return Step((), sequence.finish_reason, scores=tuple(sequence.scores))
 
     async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.

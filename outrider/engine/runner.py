@@ -224,12 +224,12 @@ class _Own:
         """[num_rows, ...] the part of them that chooses."""
         if self._all:
             return rows
-        parts = zip(rows.split(self._counts), self._choose, strict=True)
+        parts = zip(rows.split_with_sizes(self._counts), self._choose, strict=True)
         return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
 
     def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
         """Those that choose nothing get their own rows."""
         if self._all:
             return choices
-        parts = zip(choices, logits.split(self._counts), self._choose, strict=True)
+        parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)
         return [one if chooses else replace(one, logits=part) for one, part, chooses in parts]

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +90,10 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                     said = generated + len(previous.tokens)
                     yield previous
                     continue
+                if request.HasField("score"):
+                    for reply in self._scores(request.score):
+                        yield reply
+                    continue
                 if request.HasField("extend"):
                     foreseen = request.extend.draft.tokens
                     passed = said - generated  # tokens since the turn
@@ -127,6 +131,12 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             logprobs=[_logprobs(token) for token in self.answer[generated:end]] if self.asks_logprobs else [],
             draft=self.malformed if is_malformed else None,
         )
+
+    def _scores(self, score: rounds_pb2.Score) -> Iterator[rounds_pb2.TargetReply]:
+        """Of the prompt's tokens, two at a time."""
+        told = [_logprobs(token) for token in [*score.turn.tokens][score.start :]]
+        for first in range(0, len(told), 2):
+            yield rounds_pb2.TargetReply(round=score.turn.round, logprobs=told[first : first + 2])
 
     @property
     def end(self) -> int:

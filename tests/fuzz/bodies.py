@@ -53,6 +53,9 @@ ANYTHING = st.one_of(
 
 PROMPTS = ["def main(", "The cat", 'class History:\n    """', '{"name": "', "a b a b a b", "Ünïcödé 🏇"]
 TOKEN_IDS = st.integers(0, VOCAB_SIZE - 1)
+PROMPT = (
+    st.sampled_from(PROMPTS) | st.text(min_size=1, max_size=20) | st.lists(TOKEN_IDS, min_size=1, max_size=20)
+)
 TOKEN_ID = Levels(TOKEN_IDS, st.sampled_from([0, 5, VOCAB_SIZE - 1]), ANYTHING)
 IDS = values.several(TOKEN_ID, 0, math.inf, ANYTHING | st.just([VOCAB_SIZE]) | st.just([*range(VOCAB_SIZE)]))
 EVERY_ID = st.just(Literal((("[7", 1), (",7", 60_000), ("]", 1)))) | st.just([*range(VOCAB_SIZE)])
@@ -61,16 +64,14 @@ BIASES = st.floats(-4.0, 4.0)
 # Where a schema says less than a client knows, what an ordinary client says.
 HINTS: dict[str, Levels] = {
     "prompt": Levels(
-        st.sampled_from(PROMPTS)
-        | st.text(min_size=1, max_size=20)
-        | st.lists(TOKEN_IDS, min_size=1, max_size=20),
+        PROMPT | st.lists(PROMPT, min_size=1, max_size=3),
         st.sampled_from(TEXTS) | IDS.extreme,
-        ANYTHING | IDS.malformed,
+        ANYTHING | IDS.malformed | st.just(["x"] * 65),
     ),
     "model": Levels(st.just(MODEL), st.just(MODEL), ANYTHING),
     "tokens": IDS,
-    "max_tokens": Levels(st.integers(1, 16), st.sampled_from([1, 48, 49]), ANYTHING),
-    "n": Levels(st.integers(1, 3), st.sampled_from([1, 16, 17]), ANYTHING),
+    "max_tokens": Levels(st.integers(0, 16), st.sampled_from([0, 1, 48, 49]), ANYTHING),
+    "n": Levels(st.integers(1, 3), st.sampled_from([1, 16, 65]), ANYTHING),
     "logit_bias": Levels(
         st.dictionaries(TOKEN_IDS.map(str), BIASES, max_size=3),
         st.dictionaries(TOKEN_IDS.map(str), st.sampled_from(REAL), min_size=1, max_size=2)
@@ -84,7 +85,7 @@ HINTS: dict[str, Levels] = {
     "bad_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
     "stop_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
 }
-HINTS["max_completion_tokens"] = HINTS["max_tokens"]
+HINTS["max_completion_tokens"] = replace(HINTS["max_tokens"], ordinary=st.integers(1, 16))
 HINTS["response_format"] = forms.response_formats(ANYTHING)
 HINTS["structured_outputs"] = forms.structured_outputs(ANYTHING)
 SHORTHANDS = {"content": st.sampled_from(PROMPTS), "stop": st.text(min_size=1, max_size=3)}

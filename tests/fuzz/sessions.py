@@ -148,7 +148,9 @@ def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
     for _ in range(draw(st.integers(0, 4))):
         turn = {"round": round_number, "base": known, "tokens": tokens}
         length = known + len(tokens)
-        asked = _propose(turn) if role == "draft" else _verify(turn, sampling) | _plain(turn, length)
+        asked = _propose(turn)
+        if role == "target":
+            asked = _verify(turn, sampling) | _plain(turn, length) | _score(turn, length)
         messages.append({**names, **draw(asked)})
         known = draw(st.integers(max(len(prompt), length - 3), length))
         tokens = draw(st.lists(TOKEN_IDS, max_size=3))
@@ -170,6 +172,10 @@ def _plain(turn: Fields, length: int) -> SearchStrategy[Fields]:
         st.sampled_from(["plain", "plain", "top_up"]),
         st.integers(1, 6),
     )
+
+
+def _score(turn: Fields, length: int) -> SearchStrategy[Fields]:
+    return st.builds(lambda start: {"score": {"turn": turn, "start": start}}, st.integers(0, length))
 
 
 def _verify(turn: Fields, sampling: Mapping[str, Any]) -> SearchStrategy[Fields]:

@@ -81,7 +81,7 @@ class ChatRequest(GenerationRequest):
         text = await rendered(template, self.messages)
         prompt = await generation.token_ids(text, add_special_tokens=False)
         request = self.request(
-            prompt,
+            (prompt,),
             logprobs=self.top_logprobs if self.logprobs else None,
             max_tokens=self.max_tokens or generation.room(len(prompt)),
         )

@@ -1,57 +1,104 @@
 """Bodies of /v1/completions."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator
 
 from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite, usage_bodies
 from gateway.errors import InvalidRequestError
-from gateway.generation.request import Chunk, Prepared, Request, Usage
-from gateway.generation.text import Piece
+from gateway.generation.generation import Generation
+from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.token_bytes import TokenBytes
-from gateway.generation.tokenization import Tokenization
-from gateway.sequence import Token
+from gateway.sequence import Sequence
+from protos.generation_pb2 import TokenLogprobs
+
+LONG_ECHO = 128  # token ids, whose places in the text take about a millisecond to find
 
 
-def _prompt(value: Any) -> str | tuple[int, ...]:
-    """OpenAI allows a list of prompts; one is accepted in it."""
-    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
-        value = value[0]
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """One text or list of token ids, or a list of such."""
+    several = isinstance(value, list) and value and not are_ids(value)
+    return tuple(map(_prompt, value)) if several else (_prompt(value),)
+
+
+def _prompt(value: Any) -> Prompt:
     if isinstance(value, str):
         return checked_text(value)
     if not isinstance(value, list) or not are_ids(value):
-        raise ValueError("text or a list of token ids is accepted")
+        raise ValueError("text, a list of token ids, or a list of such is accepted")
     return tuple(value)
 
 
+Prompts = Annotated[
+    tuple[Prompt, ...],
+    PlainValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+]
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt as its answers repeat it."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()  # where their log-probabilities are told
+    starts: tuple[int, ...] = ()  # of their text, characters from the beginning
+
+
+NO_ECHO = Echo("")
+
+
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[str | tuple[int, ...], PlainValidator(_prompt, json_schema_input_type=str | list[int])]
+    prompt: Prompts
     echo: bool = False
+    max_tokens: int = Field(default=16, ge=0, validate_default=True)  # 0: only what is told of the prompts
 
     def prepared(self) -> Request:
         """Raises InvalidRequestError for what the fields say together."""
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequestError("echo", "cannot be combined with logprobs: a prompt's are not computed")
-        return self.request(self.prompt)
+        is_scored = self.echo and self.logprobs is not None
+        if is_scored and self.logprobs_of == "processed":
+            raise InvalidRequestError("logprobs_of", "'raw' is accepted with echo: a prompt was not sampled")
+        if self.max_tokens == 0 and self.max_completion_tokens is None:
+            request = replace(self.request(self.prompt, max_tokens=1), generates=False)
+        else:
+            request = self.request(self.prompt)
+        return replace(request, scores_prompts=is_scored)
 
-    async def echoed(self, tokenization: Tokenization) -> str:
-        """Text that comes before every choice."""
+    async def echoes(self, prepared: Prepared, generation: Generation) -> list[Echo]:
+        """What comes before the answers, per prompt."""
         if not self.echo:
-            return ""
-        return self.prompt if isinstance(self.prompt, str) else await tokenization.decode(self.prompt)
+            return [NO_ECHO] * len(self.prompt)
+        sequences = prepared.sequences[:: prepared.n]
+        return [
+            await _echo(generation, prompt, sequence)
+            for prompt, sequence in zip(self.prompt, sequences, strict=True)
+        ]
+
+
+async def _echo(generation: Generation, prompt: Prompt, sequence: Sequence) -> Echo:
+    text = prompt if isinstance(prompt, str) else await generation.tokenization.decode(prompt)
+    if not sequence.is_scored:
+        return Echo(text)
+    ids = sequence.prompt
+    starts = partial(generation.token_starts, ids)
+    return Echo(text, ids, await asyncio.to_thread(starts) if len(ids) > LONG_ECHO else starts())
 
 
 class CompletionAnswer:
     """The bodies of one answer; ``id``, time and model are the same in all of them."""
 
-    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, echo: str) -> None:
+    def __init__(
+        self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, echoes: list[Echo]
+    ) -> None:
         """
         Args:
             seed: as the caller is told of it.
-            echo: text that comes before every choice.
+            echoes: what comes before the choices, per prompt.
         """
         self._frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -62,8 +109,9 @@ class CompletionAnswer:
         self._seed = seed
         self._told_seed = False
         self._tokens = tokens
-        self._unsaid = dict.fromkeys(range(len(prepared.sequences)), echo)
-        self._begin = len(echo)  # of the answer itself
+        self._echoes = [echo for echo in echoes for _ in range(prepared.n)]  # [choices]
+        self._unscored = {choice for choice, echo in enumerate(self._echoes) if echo.token_ids}
+        self._unsaid = {choice: echo.text for choice, echo in enumerate(self._echoes)}
 
     def opening(self) -> list[dict[str, Any]]:
         """Nothing comes before the first chunk."""
@@ -74,7 +122,7 @@ class CompletionAnswer:
 
         The first tells the seed, with which a stream that broke can be asked for again.
         """
-        logprobs = self._logprobs(chunk.tokens, chunk.pieces)
+        logprobs = self._logprobs(chunk.choice, [chunk])
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
         if not text and logprobs is None and chunk.finish_reason is None:
             return None
@@ -95,29 +143,61 @@ class CompletionAnswer:
         for index in range(count):
             own = [chunk for chunk in chunks if chunk.choice == index]
             text = self._unsaid[index] + "".join(chunk.text for chunk in own)
-            tokens = [token for chunk in own for token in chunk.tokens]
-            pieces = [piece for chunk in own for piece in chunk.pieces]
-            choices.append(_choice(index, text, self._logprobs(tokens, pieces), own[-1].finish_reason))
+            choices.append(_choice(index, text, self._logprobs(index, own), own[-1].finish_reason))
         usage = chunks[-1].usage
         assert usage is not None
         return {**self._frame, "choices": choices, **usage_bodies(usage, self._seed)}
 
-    def _logprobs(self, tokens: Iterable[Token], pieces: Iterable[Piece]) -> dict[str, Any] | None:
-        names: list[str] = []
-        chosen: list[float] = []
-        top: list[dict[str, float]] = []
-        offsets: list[int] = []
-        for token, piece in zip(tokens, pieces, strict=True):
-            if token.logprobs is None:
-                return None
-            name = self._tokens.text(token.id)
-            names.append(name)
-            chosen.append(finite(token.logprobs.logprob))
-            pairs = zip(token.logprobs.token_ids, token.logprobs.logprobs, strict=True)
-            likeliest = {self._tokens.text(other): finite(logprob) for other, logprob in pairs}
-            top.append({**likeliest, name: chosen[-1]})
-            offsets.append(self._begin + piece.start)
-        return {"tokens": names, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
+    def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> dict[str, Any] | None:
+        """Of the prompt's tokens, where they are told, and of the answer's; None where there are none."""
+        echo, entries = self._echoes[choice], _Entries(self._tokens)
+        for chunk in chunks:
+            if choice in self._unscored:
+                self._unscored.remove(choice)
+                entries.add_first(echo.token_ids[0], echo.starts[0])
+            if chunk.scores:
+                for scored in zip(echo.token_ids[1:], chunk.scores, echo.starts[1:], strict=True):
+                    entries.add(*scored)
+            for token, piece in zip(chunk.tokens, chunk.pieces, strict=True):
+                if token.logprobs is None:
+                    return None
+                entries.add(token.id, token.logprobs, len(echo.text) + piece.start)
+        return entries.body() if entries.names else None
+
+
+class _Entries:
+    """Lists of one entry per token."""
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self.names: list[str] = []
+        self._chosen: list[float | None] = []
+        self._top: list[dict[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def add_first(self, token_id: int, start: int) -> None:
+        """Of a prompt: nothing came before it that could tell its probability."""
+        self.names.append(self._tokens.text(token_id))
+        self._chosen.append(None)
+        self._top.append(None)
+        self._offsets.append(start)
+
+    def add(self, token_id: int, logprobs: TokenLogprobs, start: int) -> None:
+        name, logprob = self._tokens.text(token_id), finite(logprobs.logprob)
+        pairs = zip(logprobs.token_ids, logprobs.logprobs, strict=True)
+        likeliest = {self._tokens.text(other): finite(value) for other, value in pairs}
+        self.names.append(name)
+        self._chosen.append(logprob)
+        self._top.append({**likeliest, name: logprob})
+        self._offsets.append(start)
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "tokens": self.names,
+            "token_logprobs": self._chosen,
+            "top_logprobs": self._top,
+            "text_offset": self._offsets,
+        }
 
 
 def _choice(

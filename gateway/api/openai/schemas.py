@@ -20,7 +20,7 @@ from gateway.api.openai.field_types import checked_text as checked_text
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
-from gateway.generation.request import Request, Usage
+from gateway.generation.request import Prompt, Request, Usage
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 
@@ -102,7 +102,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             raise ValueError(f"at most {MAX_BIASES} entries are accepted")
         return biases
 
-    def request(self, prompt: str | tuple[int, ...], **sampling: Any) -> Request:
+    def request(self, prompts: tuple[Prompt, ...], **sampling: Any) -> Request:
         """``sampling`` holds what the endpoint says in its own words."""
         if self.max_completion_tokens is not None:
             sampling["max_tokens"] = self.max_completion_tokens
@@ -112,7 +112,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             include=set(RequestedSampling.model_fields) - sampling.keys(), exclude_unset=True
         )
         return Request(
-            prompt=prompt,
+            prompts=prompts,
             sampling=Sampling(**asked, **sampling),
             stop=tuple(self.stop),
             speculation=self.speculation,

@@ -1,5 +1,6 @@
 """An answer as server-sent events."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,6 +15,8 @@ from gateway.generation.request import Chunk, Usage
 from gateway.generation.token_bytes import TokenBytes
 
 logger = logging.getLogger("ray.serve")
+
+LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 
 
 class Answer(Protocol):
@@ -47,7 +50,9 @@ async def events(
             for opening in answer.opening():
                 yield event(counted(opening))
             while True:
-                body = answer.chunk(chunk)
+                body = (
+                    await asyncio.to_thread(answer.chunk, chunk) if is_long([chunk]) else answer.chunk(chunk)
+                )
                 written += len(chunk.tokens)
                 if options.include_rounds:
                     body = body or {"choices": []}
@@ -65,6 +70,13 @@ async def events(
             logger.exception("a stream of events failed")
             yield event(error_body(DEFECT, type_="server_error"))
     yield "data: [DONE]\n\n"
+
+
+def is_long(chunks: list[Chunk]) -> bool:
+    """Whether writing them down takes so long that a thread should."""
+    told = [token.logprobs for chunk in chunks for token in chunk.tokens]
+    told += [logprobs for chunk in chunks for logprobs in chunk.scores]
+    return len(told) + sum(len(logprobs.token_ids) for logprobs in told if logprobs) > LONG_ANSWER
 
 
 def event(body: dict[str, Any]) -> str:

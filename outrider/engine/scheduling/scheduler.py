@@ -22,8 +22,8 @@ class Scheduler:
     """The oldest sequence comes first, in steps and in cache; the youngest is preempted and computed again.
 
     All prompts together get ``prefill_chunk`` tokens of a step, so nobody waits for more than a chunk. A
-    suffix that fits into one block does not count: that is how a sequence goes on after a round. A prompt that
-    is to be scored shares no prefix, since what is cached has no logits, but others share what it computes.
+    suffix that fits into one block does not count: that is how a sequence goes on after a round. A prompt
+    that is to be scored shares no prefix, since what is cached has no logits. Others share what it computes.
     """
 
     def __init__(self, settings: EngineSettings, cache: PagedCache) -> None:

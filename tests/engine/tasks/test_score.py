@@ -1,6 +1,7 @@
 """Log-probabilities of a prompt's own tokens."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def run(engine: Engine) -> list:
 def of(number: int, results: list) -> list:
     """All that was told of that sequence, in order and without a gap."""
     parts = [part for part in results if isinstance(part, Scored) and part.sequence == number]
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         assert after.start == before.start + len(before.logprobs)
     return [told for part in parts for told in part.logprobs]
 

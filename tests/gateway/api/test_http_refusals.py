@@ -12,14 +12,19 @@ from tests.support.http_calls import ASK, CHAT
     ("wrong", "field"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0, "min_tokens": 1}, "max_tokens"),
+        ({"prompt": ["x", ["y"]]}, "prompt"),
+        ({"prompt": ["x", ""]}, "prompt"),
+        ({"prompt": ["x"] * 65}, "prompt"),
+        ({"prompt": ["x", "y"], "n": 33}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"n": 0}, "n"),
         ({"n": 99}, "n"),
         ({"verification": "block"}, "verification"),
         ({"speculation": {"verification": "luck"}}, "speculation.verification"),
         ({"priority": "urgent"}, "priority"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 1, "logprobs_of": "processed"}, "logprobs_of"),
         ({"min_tokens": 30}, "max_tokens"),
         ({"allowed_token_ids": [1], "bad_token_ids": [1]}, "bad_token_ids"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x.[key]"),
@@ -110,7 +115,7 @@ async def test_what_is_wrong_with_a_chat_is_named(client, wrong, field):
 
 @pytest.mark.parametrize("text", ["a prompt that is secret", ["a prompt that is secret"] * 2])
 async def test_what_is_refused_is_not_repeated(client, text):
-    wrong = {"prompt": text, "max_tokens": 0, "stop": [text] * 20, "user": text, "task": {"a": text}}
+    wrong = {"prompt": text, "max_tokens": -1, "stop": [text] * 20, "user": text, "task": {"a": text}}
     response = await client.post("/v1/completions", json=wrong)
     assert response.status_code == 400
     assert "secret" not in response.text

@@ -30,7 +30,7 @@ MODES = {
 
 def request(prompt="x", stop=(), mode="auto", model=None, n=1, **sampling):
     sampling = Sampling(**{"max_tokens": len(ANSWER), **sampling})
-    return Request(prompt, sampling, stop, MODES[mode], model, n)
+    return Request((prompt,), sampling, stop, MODES[mode], model, n)
 
 
 async def answer(fleet, tokenizer, request, **limits):
@@ -92,7 +92,7 @@ async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
         ({"logit_bias": {9999: 1.0}}, "logit_bias"),
         ({"bad_token_ids": (9999,)}, "bad_token_ids"),
         ({"n": 0}, "n"),
-        ({"n": 17}, "n"),
+        ({"n": 65}, "n"),
     ],
     ids=str,
 )
@@ -203,7 +203,7 @@ async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target) as fleet:
         block = Speculation(mode="off", verification="block")
-        await answer(fleet, tokenizer, Request("x", Sampling(max_tokens=len(ANSWER)), speculation=block))
+        await answer(fleet, tokenizer, Request(("x",), Sampling(max_tokens=len(ANSWER)), speculation=block))
     assert target.requests[0].open.sampling.verification == "block"
 
 

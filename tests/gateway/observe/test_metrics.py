@@ -46,7 +46,7 @@ class Published:
 
 def request(task="t", **speculation):
     sampling = Sampling(max_tokens=len(ANSWER))
-    return Request("x", sampling, speculation=Speculation(**speculation), task=task)
+    return Request(("x",), sampling, speculation=Speculation(**speculation), task=task)
 
 
 async def answered(generation, request):

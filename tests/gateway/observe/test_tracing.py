@@ -36,7 +36,7 @@ async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=
     token = attach(context_of(traceparent))
     try:
         sampling = Sampling(max_tokens=len(ANSWER), seed=2**63 + 1)
-        prepared = await generation.prepare(Request("a prompt", sampling, speculation=speculation, n=n))
+        prepared = await generation.prepare(Request(("a prompt",), sampling, speculation=speculation, n=n))
     finally:
         detach(token)
     return aclosing(generation.chunks(prepared))
