@@ -78,8 +78,14 @@ class SimulatedRunner:
         cost: Cost,
         rank: Callable[[Row], tuple[int, ...]],
         clock: StepClock,
+        mask_token: int | None = None,
     ) -> None:
-        """rank: the model's best tokens at a position, best first."""
+        """
+        Args:
+            rank: the model's best tokens at a position, best first.
+            mask_token: of a model that drafts in one pass.
+        """
+        self.mask_token = mask_token
         self.settings = settings
         self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
         self.last_step: StepTimings | None = None

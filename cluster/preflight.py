@@ -56,12 +56,15 @@ def find(settings: Settings, *, here: bool) -> Found:
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import plan_table
     from outrider.engine.loading.vocabulary import check_vocabulary
-    from outrider.engine.loading.weights import check_shares
+    from outrider.engine.loading.weights import check_shares, drafts_in_parallel
 
     found = Found(settings)
     try:
         if settings.draft is not None:
             check_vocabulary(settings.target.model, settings.draft.model)
+            if drafts_in_parallel(settings.draft.model):
+                settings = settings.with_parallel_draft()
+                found = Found(settings)
         check_shares(settings.target_engine())
         if sizes := memories(settings, here=here):
             deployment = DeploymentPlan(settings, *sizes)

@@ -197,6 +197,12 @@ class Settings(Group):
             drafts[self.draft_name] = drafts[self.draft_name].model_copy(update=draft)
         return self.model_copy(update={"target": self.target.model_copy(update=target), "drafts": drafts})
 
+    def with_parallel_draft(self) -> "Settings":
+        """The draft makes a Draft in one pass: its drafter is another, at another cost."""
+        names = {"model": "parallel", "model+suffix": "parallel+suffix"}
+        drafter = names.get(self.gateway.drafter, self.gateway.drafter)
+        return self.model_copy(update={"gateway": self.gateway.model_copy(update={"drafter": drafter})})
+
     def with_gpus(self, gpus: float) -> "Settings":
         """What was left open shares the cluster's ``gpus``: one per replica, or as equal parts as pack.
 

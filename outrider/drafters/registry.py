@@ -24,7 +24,10 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class DrafterInfo:
-    """One row. A Draft takes ``steps_per_draft + depth * steps_per_token`` steps of its own model."""
+    """One row. A Draft takes ``steps_per_draft + depth * steps_per_token`` steps of its own model.
+
+    A step feeds one token of each sequence, or where it is parallel all positions of their Drafts.
+    """
 
     name: str
     meaning: str
@@ -32,6 +35,7 @@ class DrafterInfo:
     implementation: str  # module:class
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
+    is_parallel: bool = False
     remembers: bool = False  # its index is given past answers
     mixes: tuple[str, str] | None = (
         None  # a drafter, and an index whose Draft is taken where it promises more
@@ -82,6 +86,14 @@ register(
         steps_per_token=1.0,
     ),
     DrafterInfo(
+        "parallel",
+        "a smaller model that drafts all its tokens in one pass, in a worker of its own",
+        Place.DRAFT_WORKER,
+        "outrider.engine.drafters.draft_model:DraftModel",
+        steps_per_draft=1.5,  # one, and half a step of waiting
+        is_parallel=True,
+    ),
+    DrafterInfo(
         "ngram",
         "what followed the newest tokens where they occurred before, in prompt or answer",
         Place.GATEWAY,
@@ -102,4 +114,4 @@ register(
         steps_per_draft=1.0,
     ),
 )
-register(mixed("model", "suffix"))
+register(mixed("model", "suffix"), mixed("parallel", "suffix"))

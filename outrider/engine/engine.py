@@ -64,7 +64,7 @@ class Engine:
         self._scheduler = Scheduler(self.settings, self._cache)
         self._batch_delay = BatchDelay(clock)
         self._sequences: dict[int, Sequence] = {}  # by number, oldest first
-        self._draft_ahead = DraftAhead(self.settings.draft_ahead)
+        self._draft_ahead = DraftAhead(self.settings.draft_ahead, runner.mask_token)
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )

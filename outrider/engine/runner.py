@@ -13,7 +13,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import context_length, end_of_sequence
+from outrider.engine.loading.weights import context_length, end_of_sequence, mask_token
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.sampler import Choices, choose_tokens
@@ -52,6 +52,7 @@ class Runner(Protocol):
     vocab_size: int
     context_length: int  # tokens
     end_token_ids: frozenset[int]
+    mask_token: int | None  # of a model that drafts several tokens in one pass
 
     def run(self, selected: Selected) -> Outcome:
         """Feeds the items and chooses tokens.
@@ -83,6 +84,7 @@ class ModelRunner:
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.context_length = context_length(self.model)
         self.end_token_ids = end_of_sequence(self.model)
+        self.mask_token = mask_token(self.model.config)
 
     def free_memory(self) -> int:
         """As of its device, bytes."""

@@ -64,10 +64,10 @@ class Choices:
         """[num_rows, vocab_size]"""
         return probabilities(self.processed)
 
-    def sample_draft_token(self, round: int) -> tuple[int, SparseProbs]:
-        """The only row's token under the ratio rules, and the distribution it was sampled from."""
-        (row,) = self.rows
-        return sample_draft_token(self.processed[0], row.noise_key, row.position, round)
+    def sample_draft_token(self, round: int, index: int = 0) -> tuple[int, SparseProbs]:
+        """A row's token under the ratio rules, and the distribution it was sampled from."""
+        row = self.rows[index]
+        return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 
     def logprobs(self, indices: Items[int], tokens: Items[int]) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless the request asked."""

@@ -230,7 +230,9 @@ class DrafterCost:
     def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
         drafter = self._drafter
         steps = drafter.steps_per_draft + drafter.steps_per_token * np.asarray(depth)
-        return np.asarray(steps * self.step.seconds(sequences, sequences))
+        positions = np.maximum(depth, 1) if drafter.is_parallel else np.ones(())
+        tokens = np.multiply(sequences, positions)
+        return np.asarray(steps * self.step.seconds(sequences, tokens))
 
 
 def _features(size: StepSize) -> Vector:

@@ -1,5 +1,7 @@
 """What is found out about the models, in a process of its own, before Serve starts."""
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from cluster.arguments import read_settings
 from cluster.preflight import Found, Preflight, find
 from cluster.settings import Settings
+from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
 
 SMALL = {"target.max_sequences": 4, "drafts.default.max_sequences": 4}
@@ -63,3 +66,22 @@ def test_the_process_ends_with_the_context() -> None:
     with pytest.raises(KeyboardInterrupt), Preflight() as preflight:
         raise KeyboardInterrupt
     assert preflight._process.returncode == -9
+
+
+def test_a_draft_that_drafts_in_one_pass_is_another_drafter(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(DEMO / "draft", draft)
+    asked = settings({"drafts.default.model": str(draft), **SMALL})
+    assert find(asked, here=True).settings.gateway.drafter == "model"
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"pard_token": 7}))
+    assert find(asked, here=True).settings.gateway.drafter == "parallel"
+    assert find(asked, here=False).settings.gateway.drafter == "parallel"
+    both = asked.model_copy(update={"gateway": asked.gateway.model_copy(update={"drafter": "model+suffix"})})
+    assert find(both, here=True).settings.gateway.drafter == "parallel+suffix"
+    other = asked.model_copy(update={"gateway": asked.gateway.model_copy(update={"drafter": "ngram"})})
+    assert find(other, here=True).settings.gateway.drafter == "ngram"
+    (draft / "config.json").write_text(json.dumps(config | {"pard_token": 10**6}))
+    refusal = find(asked, here=True).refusal
+    assert isinstance(refusal, UnsupportedModelError)
+    assert "pard_token=1000000" in str(refusal)

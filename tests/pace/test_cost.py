@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from outrider.pace.cost_model import ENOUGH_SAMPLES, RoundCost, Step, StepCost, StepSize
+from outrider.drafters.registry import drafter
+from outrider.pace.cost_model import ENOUGH_SAMPLES, DrafterCost, RoundCost, Step, StepCost, StepSize
 
 
 def seconds(sequences: float, tokens: float, prompt_tokens: float = 0.0, context: float = 0.0) -> float:
@@ -115,3 +116,19 @@ def test_a_round_s_overhead_grows_with_who_is_in_rounds():
         sequences = drawn.choice([1, 4, 16])
         cost.observe(sequences, 3e-3 + 0.2e-3 * sequences)
     assert cost.seconds([1, 8, 64]) == pytest.approx([3.2e-3, 4.6e-3, 15.8e-3], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model", [1.5 * 20, 4.5 * 20, 8.5 * 20]),  # a pass for each token, and half of one
+        ("parallel", [1.5 * 20, 1.5 * 20, 1.5 * (20 + 0.4 * 32)]),  # eight positions of eight are 64 tokens
+        ("ngram", [0.0, 0.0, 0.0]),
+    ],
+)
+def test_the_registry_says_by_which_law_a_draft_costs(name, expected):
+    """Milliseconds of eight sequences at depths of 1, 4 and 8."""
+    cost = DrafterCost(drafter(name))
+    cost.step = taught()
+    found = cost.seconds(np.full(3, 8.0), np.array([1.0, 4.0, 8.0]), np.zeros(3))
+    assert 1e3 * found == pytest.approx(expected, rel=0.06)

@@ -6,8 +6,8 @@ from outrider.decoding.draft import ROOT, Draft, agreed
 from outrider.decoding.outcomes import FORGETTING_OF_ONE, RANKS, Branch, Outcomes, faded
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
-from outrider.engine.sequence import Sequence
-from outrider.engine.tasks.propose import chain, extended, leaves_of
+from outrider.engine.tasks.propose import CoupledProposeTask, chain, extended, leaves_of
+from outrider.engine.tasks.propose_parallel import ParallelProposeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, Prepared, Result
 
@@ -19,33 +19,22 @@ class PrepareTask(Task):
     follows the whole Draft, whose last token was not fed yet. Nobody waits for the result.
     """
 
-    def __init__(
-        self,
-        sequence: Sequence,
-        round: int,
-        draft: Draft,
-        depth: int,
-        branches: list[Branch],
-        leaves: list[Branch],
-        ranks: int,
-    ) -> None:
+    ranks = RANKS
+
+    def __init__(self, task: CoupledProposeTask | ParallelProposeTask, branches: list[Branch]) -> None:
         """
         Args:
-            draft: of that round, a chain and leaves beside it.
-            depth: of the Drafts that are prepared.
+            task: that made the Draft; those that are prepared are as deep and have as many leaves.
             branches: verdicts to be prepared for.
-            leaves: what these Drafts hold beside their chains.
-            ranks: as for the Draft.
         """
-        super().__init__(sequence, sequence.clock())
-        self.ranks = ranks
-        self._round = round
-        self._draft = draft
-        self._chain = chain(sequence, depth)
-        self._depth = depth
+        super().__init__(task.sequence, task.sequence.clock())
+        self._round = task.work.round
+        self._draft = task.draft()  # a chain and leaves beside it
+        self._chain = task.chain()
+        self._depth = task.depth
+        self._leaves = task.leaves
         self._branches = branches
-        self._leaves = leaves
-        self._own = len(sequence.pending)  # pending nodes that are the Draft's
+        self._own = len(task.sequence.pending)  # pending nodes that are the Draft's
         self._steps: list[float] = []  # seconds
         self._fed = 0  # tokens
         self._grown: tuple[Draft, Draft] | None = None  # what was pending, and that with what comes next
@@ -83,12 +72,12 @@ class PrepareTask(Task):
             if parent is None:
                 continue
             tokens = chain(self.sequence, self._room(branch) + 1, parent, branch.rank)
-            draft, path = _with(draft, self._chain[: branch.accepted], ROOT)
-            draft, path = _with(draft, tokens, path[-1])
+            draft, path = with_path(draft, self._chain[: branch.accepted], ROOT)
+            draft, path = with_path(draft, tokens, path[-1])
             first = self.sequence.pending.child(parent, tokens[0]) if tokens else None
             if first is not None:
                 for above, token in leaves_of(self.sequence, first, tokens[1:], self._leaves):
-                    draft, _ = _with(draft, [token], path[above + 2])
+                    draft, _ = with_path(draft, [token], path[above + 2])
         return draft
 
     def _parent(self, branch: Branch) -> int | None:
@@ -133,24 +122,37 @@ class PrepareTask(Task):
             return None
         accepted = agreed(self._chain, tokens)
         verified = min(accepted + 1, len(self._chain))
-        parent = self._parent(Branch(accepted, 0))
-        rank = None if parent is None else _rank(tokens[accepted], sequence.ranked[parent])
+        guessed = self._guessed(accepted)
+        rank = None if guessed is None else _rank(tokens[accepted], guessed)
         refused = accepted < len(self._chain)
         outcomes.observe(accepted, verified, rank if refused else None)
         sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
         path = sequence.pending.path_of(tokens)
         if len(path) < len(tokens):
             return AheadOutcome(0, rank, 0.0, self._fed)
-        known = len(chain(sequence, self._depth, path[-1]))
+        known = self._known(path[-1])
         used = sum(node >= self._own for node in (*path, *sequence.pending.below(path[-1])))
-        return AheadOutcome(known, rank, sum(self._steps[:known]), self._fed - used)
+        return AheadOutcome(known, rank, self._saved(known), self._fed - used)
+
+    def _guessed(self, accepted: int) -> tuple[int, ...] | None:
+        """The best tokens after so many of the Draft's, as far as they are known."""
+        parent = self._parent(Branch(accepted, 0))
+        return None if parent is None else self.sequence.ranked[parent]
+
+    def _known(self, node: int) -> int:
+        """Tokens of the next Draft's chain, which follows that pending node."""
+        return len(chain(self.sequence, self._depth, node))
+
+    def _saved(self, known: int) -> float:
+        """Seconds that so many tokens took."""
+        return sum(self._steps[:known])
 
 
 def _rank(token: int, ranked: Items[int]) -> int:
     return ranked.index(token) if token in ranked else RANKS
 
 
-def _with(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:
+def with_path(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:
     """The Draft with a path of tokens after a node, and that path, the node first."""
     path = [node]
     for token in tokens:

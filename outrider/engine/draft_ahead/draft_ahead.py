@@ -2,19 +2,26 @@
 
 from outrider.decoding.outcomes import RANKS, Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
+from outrider.engine.draft_ahead.parallel_branches import ParallelPrepareTask
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
+from outrider.engine.tasks.propose_parallel import ParallelProposeTask, ParallelSampledProposeTask
 from outrider.engine.work import AheadOutcome, Propose
 
 
 class DraftAhead:
     """What a draft prepares, sequence by sequence: from one piece of work to the next."""
 
-    def __init__(self, branches: int) -> None:
-        """branches: verdicts, of all sequences together, that are prepared for; 0: none."""
+    def __init__(self, branches: int, mask_token: int | None = None) -> None:
+        """
+        Args:
+            branches: verdicts, of all sequences together, that are prepared for; 0: none.
+            mask_token: of a model that drafts in one pass; None: it drafts token by token.
+        """
         self.unfinished: dict[int, PrepareTask] = {}  # by number of their sequence: idle time goes to them
         self._newest: dict[int, PrepareTask] = {}  # the same, with those that are done or given up
         self._branches = branches
+        self._mask_token = mask_token
         self._outcomes = Outcomes()
 
     @property
@@ -38,23 +45,34 @@ class DraftAhead:
             room: tokens that the sequence may still grow by.
             arrived: when it was asked for, by the engine's clock.
         """
+        mask_token = self._mask_token
         if sequence.sampling.verification != "coupled":
+            if mask_token is not None:
+                return ParallelSampledProposeTask(sequence, work, room, arrived, mask_token)
             return SampledProposeTask(sequence, work, room, arrived)
         leaves = self._outcomes.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
         ranks = RANKS if leaves or self._branches else 1
+        if mask_token is not None:
+            prepares = self._branches > 0
+            return ParallelProposeTask(
+                sequence, work, room, arrived, mask_token, ranks, leaves, ahead, prepares=prepares
+            )
         return CoupledProposeTask(sequence, work, room, arrived, ranks, leaves, ahead)
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
         sequence, draft = task.sequence, task.draft()
         sequence.drafted = draft
-        if not self._branches or not isinstance(task, CoupledProposeTask) or not draft:
+        if not self._branches or not isinstance(task, CoupledProposeTask | ParallelProposeTask) or not draft:
             return
         if not sequence.in_rounds:
             return  # its Drafts are only compared with the text
         share = max(self._branches // (len(self.unfinished) + 1), 1)
         branches = self._outcomes.likeliest(sequence.acceptance_rate, len(task.chain()), share)
-        begun = PrepareTask(sequence, task.work.round, draft, task.depth, branches, task.leaves, RANKS)
+        if isinstance(task, CoupledProposeTask):
+            begun = PrepareTask(task, branches)
+        else:
+            begun = ParallelPrepareTask(task, branches)
         self._newest[sequence.number] = self.unfinished[sequence.number] = begun
 
     def forget(self, sequence: Sequence) -> None:

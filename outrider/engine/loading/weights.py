@@ -206,3 +206,25 @@ def end_of_sequence(model: Any) -> frozenset[int]:
     if ids is None:
         ids = model.config.get_text_config().eos_token_id
     return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def drafts_in_parallel(model: str) -> bool:
+    """Whether a checkpoint, a folder or hub id, drafts several tokens in one pass.
+
+    Raises:
+        UnsupportedModelError: as ``mask_token``.
+    """
+    return mask_token(AutoConfig.from_pretrained(model)) is not None
+
+
+def mask_token(config: Any) -> int | None:
+    """What a model that drafts several tokens in one pass is fed in place of those; None for any other.
+
+    Raises:
+        UnsupportedModelError: its vocabulary does not have the token that its config names.
+    """
+    token = getattr(config, "pard_token", None)
+    vocab_size = config.get_text_config().vocab_size
+    if token is None or (isinstance(token, int) and 0 <= token < vocab_size):
+        return token
+    raise UnsupportedModelError(f"pard_token={token!r} of the config must be 0 to {vocab_size - 1}")

@@ -170,5 +170,5 @@ async def test_a_drafter_is_made_by_its_name():
         names = ("model", "ngram", "suffix", "model+suffix")
         places = [Drafters(fleet).of(name, sequence).place for name in names]
         assert places == [Place.DRAFT_WORKER, Place.GATEWAY, Place.GATEWAY, Place.DRAFT_WORKER]
-        with pytest.raises(ValueError, match=r"'tea leaves', there are: model, ngram, suffix, "):
+        with pytest.raises(ValueError, match=r"'tea leaves', there are: model, parallel, ngram, suffix, "):
             Drafters(fleet).of("tea leaves", sequence)

@@ -1,0 +1,76 @@
+"""Draft-ahead with a model that guesses several tokens in one pass: all branches take one step."""
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.outcomes import Branch
+from outrider.engine.draft_ahead.branches import PrepareTask, with_path
+from outrider.engine.tasks.propose_parallel import (
+    ParallelProposeTask,
+    Ranked,
+    chain_of,
+    guesses_after,
+    leaves_beside,
+)
+
+
+class ParallelPrepareTask(PrepareTask):
+    """Feeds the Draft, after it the tokens with which a Verdict may end, and after each of these masks.
+
+    Where such a Verdict falls, its tokens are cached and what the masks said is the next Draft.
+    """
+
+    def __init__(self, task: ParallelProposeTask, branches: list[Branch]) -> None:
+        """branches: verdicts to be prepared for."""
+        super().__init__(task, branches)
+        self._guesses = task.guesses
+        self._mask_token = task.mask_token
+
+    def tree(self) -> Draft:
+        pending = self.sequence.pending
+        has_lost_cache = self.sequence.cached < len(self.sequence.tokens)
+        if self._steps or has_lost_cache:
+            return pending
+        if self._grown is None or self._grown[0] is not pending:
+            self._grown = pending, self._extended(pending)
+        return self._grown[1]
+
+    def draft(self) -> Draft:
+        draft = self._draft
+        for branch in self._branches:
+            tokens = self._verdict(branch)
+            path = self.sequence.pending.path_of(tokens)
+            if not tokens or len(path) < len(tokens):
+                continue
+            guesses = guesses_after(self.sequence, path[-1], self._mask_token)[: self._room(branch)]
+            chain = chain_of(guesses, self.sequence)
+            draft, above = with_path(draft, tokens, ROOT)
+            draft, following = with_path(draft, chain, above[-1])
+            for parent, token in leaves_beside(guesses[: len(chain)], self._leaves):
+                draft, _ = with_path(draft, [token], following[parent + 1])
+        return draft
+
+    def _extended(self, draft: Draft) -> Draft:
+        for branch in self._branches:
+            tokens = self._verdict(branch)
+            if tokens and tokens[-1] not in self.sequence.end_token_ids:
+                # One mask more than the next Draft has positions: it is prepared for in its turn.
+                masks = [self._mask_token] * self._room(branch)
+                draft, _ = with_path(draft, [*tokens, *masks], ROOT)
+        return draft
+
+    def _verdict(self, branch: Branch) -> list[int]:
+        """Its tokens; none where it cannot fall so, or nothing is known of the last one."""
+        accepted = self._chain[: branch.accepted]
+        has_ended = bool(accepted) and accepted[-1] in self.sequence.end_token_ids
+        ranked = self._guesses[branch.accepted] if branch.accepted < len(self._guesses) else ()
+        if has_ended or branch.rank >= len(ranked):
+            return []
+        return [*accepted, ranked[branch.rank]]
+
+    def _guessed(self, accepted: int) -> Ranked | None:
+        return self._guesses[accepted] if accepted < len(self._guesses) else None
+
+    def _known(self, node: int) -> int:
+        return min(len(guesses_after(self.sequence, node, self._mask_token)), self._depth)
+
+    def _saved(self, known: int) -> float:
+        return sum(self._steps) if known else 0.0

@@ -1,0 +1,160 @@
+"""Drafting with a model that was trained to guess several tokens in one pass.
+
+Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draft model adaptation", 2025.
+"""
+
+from outrider.decoding.draft import ROOT, Draft, SparseProbs
+from outrider.decoding.outcomes import Branch
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices
+from outrider.engine.sequence import Sequence
+from outrider.engine.tasks.propose import ProposeTask, extended
+from outrider.engine.work import AheadOutcome, Propose, Result
+
+Ranked = tuple[int, ...]  # the best tokens for one position, best first
+
+
+class MaskedProposeTask(ProposeTask):
+    """Feeds the committed tokens, then copies of the mask token.
+
+    The logits after the last committed token are those of the first position, and those after each mask of
+    one more. What the masks leave in the cache is dropped: they are no text.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        work: Propose,
+        room: int,
+        arrived: float,
+        mask_token: int,
+        ahead: AheadOutcome | None = None,
+    ) -> None:
+        """
+        Args:
+            room: tokens that the sequence may still grow by.
+            mask_token: of the model.
+        """
+        super().__init__(sequence, work, room, arrived, ahead)
+        self.mask_token = mask_token
+        self.positions = self.depth  # that are guessed
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no pass is needed, or needed any more."""
+        return self.is_empty or self.done
+
+    def tree(self) -> Draft:
+        return (
+            self.sequence.pending if self.is_known else Draft.chain([self.mask_token] * (self.positions - 1))
+        )
+
+    def nodes(self) -> list[int]:
+        return [] if self.is_known else list(range(ROOT, self.positions - 1))
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        if not self.is_empty:
+            self.guess(choices)
+            cache.roll_back(self.sequence, self.sequence.cached)
+        self.done = True
+        return [self.result()]
+
+    def guess(self, choices: Choices) -> None:
+        """Takes note of the guesses: a row for each position."""
+        raise NotImplementedError
+
+
+class ParallelProposeTask(MaskedProposeTask):
+    """The best tokens under the keyed noise, each position's by itself; nothing beyond an end of sequence.
+
+    Guesses that were prepared are the Draft without a pass, also where they are fewer than asked for.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        work: Propose,
+        room: int,
+        arrived: float,
+        mask_token: int,
+        ranks: int,
+        leaves: list[Branch],
+        ahead: AheadOutcome | None = None,
+        *,
+        prepares: bool = False,
+    ) -> None:
+        """
+        Args:
+            ranks: guesses to be kept for each position, the best ones.
+            leaves: what the Draft holds beside its chain, as far as there are such positions.
+            prepares: guesses one position more, with which the Verdict may end that the Draft stands.
+        """
+        super().__init__(sequence, work, room, arrived, mask_token, ahead)
+        self.ranks = ranks
+        self.leaves = leaves
+        self.positions = self.depth + prepares
+        self.guesses = guesses_after(sequence, ROOT, mask_token)
+
+    @property
+    def is_known(self) -> bool:
+        return self.is_empty or bool(self.guesses)
+
+    def restart(self) -> None:
+        super().restart()
+        self.guesses = []
+
+    def guess(self, choices: Choices) -> None:
+        self.guesses = choices.ranked
+
+    def chain(self) -> list[int]:
+        """Its tokens, as far as they are known."""
+        return chain_of(self.guesses[: self.depth], self.sequence)
+
+    def draft(self) -> Draft:
+        chain = self.chain()
+        return extended(Draft.chain(chain), leaves_beside(self.guesses[: len(chain)], self.leaves))
+
+
+class ParallelSampledProposeTask(MaskedProposeTask):
+    """Under the ratio rules: each token sampled with noise of its own, and what it was sampled from."""
+
+    def __init__(self, sequence: Sequence, work: Propose, room: int, arrived: float, mask_token: int) -> None:
+        super().__init__(sequence, work, room, arrived, mask_token)
+        self._drawn: list[tuple[int, SparseProbs]] = []
+
+    def guess(self, choices: Choices) -> None:
+        self._drawn = [choices.sample_draft_token(self.work.round, row) for row in range(self.positions)]
+
+    def draft(self) -> Draft:
+        return Draft.chain([token for token, _ in self._drawn], [probs for _, probs in self._drawn])
+
+
+def guesses_after(sequence: Sequence, node: int, mask_token: int) -> list[Ranked]:
+    """What is known of the positions after a pending node: its own guess, and those of the masks below it."""
+    guesses = []
+    following: int | None = node
+    while following in sequence.ranked:
+        guesses.append(sequence.ranked[following])
+        following = sequence.pending.child(following, mask_token)
+    return guesses
+
+
+def chain_of(guesses: list[Ranked], sequence: Sequence) -> list[int]:
+    """The best guess for each position, up to one that ends the generation."""
+    tokens: list[int] = []
+    for ranked in guesses:
+        if not ranked:  # its grammar leaves nothing
+            break
+        tokens.append(ranked[0])
+        if ranked[0] in sequence.end_token_ids:
+            break
+    return tokens
+
+
+def leaves_beside(guesses: list[Ranked], leaves: list[Branch]) -> list[tuple[int, int]]:
+    """Of a chain of these guesses: the node that each leaf follows, and its token."""
+    return [
+        (leaf.accepted - 1, guesses[leaf.accepted][leaf.rank])
+        for leaf in leaves
+        if leaf.accepted < len(guesses) and leaf.rank < len(guesses[leaf.accepted])
+    ]
