@@ -113,5 +113,12 @@ register(
         "outrider.engine.drafters.medusa:Medusa",
         steps_per_draft=1.0,
     ),
+    DrafterInfo(
+        "eagle3",
+        "an EAGLE-3 head, which reads three layers of the target, in the target worker",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.eagle3:Eagle3",
+        steps_per_token=1.0,
+    ),
 )
 register(mixed("model", "suffix"), mixed("parallel", "suffix"))

@@ -4,13 +4,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from msgspec import structs
 
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked
 from outrider.engine.blame import says_broken
-from outrider.engine.drafters.beside_target import BesideTarget
+from outrider.engine.drafters.beside_target import BesideTarget, Fed
+from outrider.engine.forward.batch import Item
+from outrider.engine.sampler import Choices
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
@@ -18,6 +21,8 @@ from outrider.engine.work import Result, Verified
 from outrider.pace.cost_model import Step, StepSize
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 JUDGED_AFTER = 1000  # positions that were verified
 LEAST_ACCEPTANCE = 0.1  # over these, of a drafter that suits its target
@@ -35,28 +40,24 @@ class DraftingBeside:
         self._newest: dict[int, Draft] = {}  # by number of the sequence: the Draft that came with its Verdict
         self._verified = self._accepted = 0  # positions, until it is judged
 
-    def stepped(self, tasks: list[Task], results: list[Result]) -> list[Result]:
+    def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """The results with the Drafts that were asked for."""
         verdicts = {result.sequence: result for result in results if isinstance(result, Verified)}
+        if not self.is_in_use or not self._guarded(lambda: self._take_in(chosen)):
+            return results
         asked: dict[int, Asked] = {}
-        for task in tasks:
+        for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
             if not isinstance(task, VerifyTask) or verdict is None:
                 continue
             self._observe(task, verdict)
             if task.next_draft is not None and verdict.finish is None:
                 asked[task.sequence.number] = task.next_draft
-        if not asked or not self.is_in_use:
-            return results
         begun = self._clock()
-        try:
-            drafts = dict(zip(asked, self._drafter.propose([*asked.values()]), strict=True))
-        except Exception as error:
-            if says_broken(error):
-                raise
-            logger.exception("the drafter beside the target failed: its Drafts are missing")
+        proposed = self._guarded(lambda: self._drafter.propose([*asked.values()])) if asked else None
+        if not proposed:
             return results
-        seconds = self._clock() - begun
+        drafts, seconds = dict(zip(asked, proposed, strict=True)), self._clock() - begun
         step = self._step(drafts, seconds)
         self._newest |= drafts
         return [
@@ -70,6 +71,34 @@ class DraftingBeside:
         """It is closed."""
         self._newest.pop(sequence.number, None)
         self._drafter.forget(sequence)
+
+    def _take_in(self, chosen: list[tuple[Task, Item, Choices]]) -> bool:
+        """Tells a drafter with a cache of what is in the target's from this step on."""
+        fed = []
+        for task, item, choices in chosen if self._drafter.cache_shapes else ():
+            sequence = item.sequence
+            if choices.hidden is None or not sequence.blocks:
+                continue  # it failed
+            nodes = task.kept if item.num_logits else ()
+            count, first = item.num_committed + len(nodes), item.num_committed
+            hidden = choices.hidden[:count]
+            if nodes != tuple(range(len(nodes))):
+                hidden = choices.hidden[[*range(first), *(first + node for node in nodes)]]
+            if count:
+                fed.append(Fed(sequence, sequence.cached - count, hidden))
+        if fed:
+            self._drafter.take_in(fed)
+        return True
+
+    def _guarded(self, work: Callable[[], T]) -> T | None:
+        """What it returns; None where it fails, which costs Drafts alone."""
+        try:
+            return work()
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.exception("the drafter beside the target failed: its Drafts are missing")
+            return None
 
     def _step(self, drafts: dict[int, Draft], seconds: float) -> Step:
         """One of the drafter's, as the pace counts them (see outrider/drafters/registry.py)."""

@@ -219,7 +219,7 @@ class Engine:
         self._observe(outcome)
         results = self._take(outcome.chosen)
         if self._beside is not None:
-            results = self._beside.stepped([task for task, _, _ in outcome.chosen], results)
+            results = self._beside.stepped(outcome.chosen, results)
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _observe(self, outcome: Outcome) -> None:

@@ -16,6 +16,7 @@ from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
 from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
+from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.pair import answer, expected, pair
 
@@ -110,13 +111,13 @@ def test_a_tree_is_cut_to_a_depth():
     assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
 
 
+@pytest.mark.parametrize(("kind", "write"), [("medusa", write_medusa), ("eagle3", write_eagle3)])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_medusa_heads_draft_in_the_target_worker(temperature, tmp_path):
-    head = write_medusa(tmp_path)
-    speculation = Speculation(mode="fixed", depth=4, drafter="medusa")
-    async with pair(0, drafter="medusa", head=str(head)) as fleet:
-        answers = [await answer(fleet, kind, temperature, speculation=speculation) for kind in KINDS]
-    assert [text for text, _ in answers] == [expected(kind, temperature) for kind in KINDS]
+async def test_heads_draft_in_the_target_worker(kind, write, temperature, tmp_path):
+    speculation = Speculation(mode="fixed", depth=4, drafter=kind)
+    async with pair(0, drafter=kind, head=str(write(tmp_path))) as fleet:
+        answers = [await answer(fleet, text, temperature, speculation=speculation) for text in KINDS]
+    assert [text for text, _ in answers] == [expected(text, temperature) for text in KINDS]
     assert sum(stats.accepted for _, stats in answers) > 0
     for _, stats in answers:
         assert (stats.rounds > 0, stats.lost_drafts, stats.late_drafts) == (True, 0, 0)

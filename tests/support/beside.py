@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
@@ -11,7 +12,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
-from outrider.engine.work import Verified, Verify
+from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.demo_pair import engine, prompt_of
 
 TOKENS = 32
@@ -27,6 +28,8 @@ class Drafted:
     rounds: int = 0  # with a Draft
     deepest: int = 0
     drafts: list[Draft] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # of the text that each of these follows
+    preemptions: int = 0
 
 
 def engine_with(drafter: str, head: Path, **settings: object) -> Engine:
@@ -48,7 +51,7 @@ def plain_texts(temperature: float) -> list[tuple[int, ...]]:
 
 
 def drafted_texts(
-    target: Engine, temperature: float, depth: int, company: int, **sampling: object
+    target: Engine, temperature: float, depth: int, company: int, **sampling: Any
 ) -> list[Drafted]:
     """A text of each kind, ``company`` of them at a time."""
     prompts = [prompt_of(kind) for kind in KINDS]
@@ -59,9 +62,17 @@ def drafted_texts(
 
 
 def rounds(
-    target: Engine, prompts: list[tuple[int, ...]], temperature: float, depth: int, **sampling: object
+    target: Engine,
+    prompts: list[tuple[int, ...]],
+    temperature: float,
+    depth: int,
+    plain: tuple[int, int] = (0, 0),
+    **sampling: object,
 ) -> list[Drafted]:
-    """What the gateway does, without it: each Verdict brings the Draft of the next round."""
+    """What the gateway does, without it: each Verdict brings the Draft of the next round.
+
+    plain: from so many tokens to so many decoding is plain.
+    """
     settings = Sampling.model_validate(
         {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     )
@@ -77,6 +88,7 @@ def rounds(
             drafted, sequence = found[result.sequence], target.sequence(result.sequence)
             drafted.tokens += result.verdict.tokens
             drafted.accepted += len(result.verdict.accepted)
+            drafted.preemptions += result.timings.preemptions
             if result.finish is not None:
                 target.close(sequence)
                 continue
@@ -84,15 +96,16 @@ def rounds(
             drafted.rounds += bool(draft)
             drafted.deepest = max(drafted.deepest, len(draft))
             drafted.drafts.append(draft)
+            drafted.lengths.append(len(sequence.tokens))
             number_of_rounds[result.sequence] += 1
-            target.submit(
-                Verify(
-                    result.sequence,
-                    len(sequence.tokens),
-                    (),
-                    draft,
-                    number_of_rounds[result.sequence],
-                    depth,
-                )
-            )
+            length, generated = len(sequence.tokens), len(drafted.tokens)
+            if plain[0] <= generated < plain[1]:
+                target.submit(Generate(result.sequence, length, (), plain[1] - generated))
+                while target.has_work:
+                    for token in target.step():
+                        assert isinstance(token, Generated)
+                        drafted.tokens += (token.token,)
+                length, draft = len(sequence.tokens), Draft()
+            number = number_of_rounds[result.sequence]
+            target.submit(Verify(result.sequence, length, (), draft, number, depth))
     return [*found.values()]

@@ -21,26 +21,23 @@ RIDGE = 1e-2
 
 
 @cache
-def states_and_tokens() -> tuple[list[torch.Tensor], list[list[int]]]:
-    """Of texts that the target wrote: states after its norm [num_tokens, hidden_size], and token ids."""
-    model = load_model(DEMO / "target").float().eval()
+def written_texts() -> list[list[int]]:
+    """Prompts, and what the target answers to them."""
     sampling = Sampling(max_tokens=100, ignore_eos=True, temperature=0.7)
     prompts = [prompt_of(kind, index) for kind in KINDS for index in range(3)]
     asked = [Request(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
-    written = generate(engine("target"), None, asked, 0)
-    texts = [[*prompt, *output.tokens] for prompt, output in zip(prompts, written, strict=True)]
-    with torch.inference_mode():
-        states = [
-            model(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
-            for text in texts
-        ]
-    return states, texts
+    outputs = generate(engine("target"), None, asked, 0)
+    return [[*prompt, *output.tokens] for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 @cache
 def projections() -> list[torch.Tensor]:
     """[HEADS][vocab_size, hidden_size] by least squares: head k says the token k + 2 after its state's."""
-    states, texts = states_and_tokens()
+    texts = written_texts()
+    model = load_model(DEMO / "target").float().eval()
+    with torch.inference_mode():
+        passes = [model(input_ids=torch.tensor([text]), output_hidden_states=True) for text in texts]
+    states = [passed.hidden_states[-1][0] for passed in passes]
     made = []
     for head in range(HEADS):
         inputs = torch.cat([of_text[: -head - 2] for of_text in states])

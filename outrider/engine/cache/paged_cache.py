@@ -37,11 +37,8 @@ class GatherSpace:
         return copied.view(-1, *stored.shape[1:])
 
 
-class PagedCache:
-    """Storage and bookkeeping of cached tokens.
-
-    ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dimension]; a slot is a row.
-    """
+class KeyValues:
+    """Storage. ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dimension]; a slot is a row."""
 
     def __init__(
         self,
@@ -51,12 +48,10 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """num_blocks: there is one more beyond, nobody's, for padding to write to."""
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
-        self._moves: list[Move] = []  # still to be made
-        self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
-        self.spare_block = num_blocks  # beyond the pool: nobody's, for padding to write to
+        self.spare_block = num_blocks
         slots = (num_blocks + 1) * block_size
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
@@ -68,6 +63,23 @@ class PagedCache:
                 stored = _zeros((len(layers), slots, heads, dim), dtype, device)
                 self._stored.append(stored)
                 of_layer.update(zip(layers, stored, strict=True))
+
+
+class PagedCache(KeyValues):
+    """Storage and bookkeeping of cached tokens."""
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shapes, num_blocks, block_size, dtype, device)
+        self.pool = BlockPool(num_blocks)
+        self._moves: list[Move] = []  # still to be made
+        self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
 
     @property
     def capacity(self) -> int:

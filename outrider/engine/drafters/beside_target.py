@@ -1,11 +1,29 @@
 """Drafters that stand beside the target: they read the states of its layers and draft as a Verdict falls."""
 
 from abc import abstractmethod
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from outrider.drafters.registry import Place, drafter
+from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.kernel import Kernel
+from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What a step has put into the target's cache for one sequence, and stays there."""
+
+    sequence: Sequence
+    start: int  # position of the first token
+    hidden: Tensor  # [num_tokens, num_layers, hidden_size] of the drafter's layers
 
 
 class Target(Protocol):
@@ -13,12 +31,18 @@ class Target(Protocol):
 
     model: Any
     settings: EngineSettings  # those in force
+    cache: PagedCache
+    kernel: Kernel | None  # of attention, where there is one
+
+    def lay_out(self, feeds: Items[Feed]) -> Batch:
+        """A pass over the blocks of the target's cache."""
 
 
 class BesideTarget(Drafter):
     """It is made before the target, from its checkpoint's config alone, and loaded after it."""
 
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
+    cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's
     weight_bytes = 0  # that it adds to the target's
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -40,9 +64,20 @@ class BesideTarget(Drafter):
         """Of its own, that a Draft of this depth takes."""
         return self._info.steps_per_draft + depth * self._info.steps_per_token or 1.0
 
+    @property
+    def numbered_shapes(self) -> dict[int, LayerShape]:
+        """Of its cache by layer, to be put beside those of the target."""
+        return {-index: shape for index, shape in enumerate(self.cache_shapes, start=1)}
+
     @abstractmethod
     def load(self, target: Target) -> None:
         """Its weights, onto the target's device and in its type. Raises UnsupportedModelError."""
+
+    def allocate(self, num_blocks: int) -> None:
+        """Its cache: as many blocks as the target's, each for the same tokens, and one for padding."""
+
+    def take_in(self, fed: Items[Fed]) -> None:
+        """Called with what every step fed, if it has ``cache_shapes``."""
 
 
 def beside_target(settings: EngineSettings) -> BesideTarget | None:

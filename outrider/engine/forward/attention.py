@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import AttentionInterface
 
-from outrider.engine.cache.paged_cache import GatherSpace, LayerShape, PagedCache
+from outrider.engine.cache.paged_cache import GatherSpace, KeyValues, LayerShape
 from outrider.engine.forward.attention_groups import FEW_QUERIES, AttentionGroup
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
@@ -50,7 +50,7 @@ class Paged:
     """What travels through the model to every layer."""
 
     batch: Batch
-    cache: PagedCache
+    cache: KeyValues
     kernel: Kernel | None  # that reads the cache where it lies, where there is one
 
 

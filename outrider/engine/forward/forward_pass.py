@@ -1,6 +1,7 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 
 import torch
 
@@ -24,7 +25,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import StepInput
+from outrider.engine.step_input import Feed, StepInput
 from outrider.pace.settings import MAX_DEPTH
 
 
@@ -53,6 +54,7 @@ class ForwardPass:
         with self.load_timings.timed("weights"):
             self.model = load_model(settings)
             layers = attach(self.model, settings.model)
+        shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
         if settings.batch_invariant:
             check_rows_are_apart(self.model, settings.model)
         dtype, device = self.model.dtype, self.model.device
@@ -65,10 +67,10 @@ class ForwardPass:
         self._group = group
         self._hidden_layers = () if beside is None else beside.hidden_layers
         self._graphs: Graphs | None = None
-        self._kernel: Kernel | None = None
+        self.kernel: Kernel | None = None
         if not settings.batch_invariant:
             longest = context_length(self.model)
-            self._kernel = find_kernel(layers.shapes, settings.block_size, longest, device)
+            self.kernel = find_kernel(shapes, settings.block_size, longest, device)
         if settings.self_check:
             with self.load_timings.timed("self_check"):
                 self._check(layers)
@@ -82,12 +84,14 @@ class ForwardPass:
             memory = device_memory(device)
             if settings.cache_memory is None:
                 settings = resolve_cache(skeleton(settings), settings, memory)
-            num_blocks = blocks_in(memory, settings, layers.shapes, dtype)
+            num_blocks = blocks_in(memory, settings, shapes, dtype)
             if group is not None:
                 num_blocks = group.least(num_blocks)
             self.cache = self._cache_of(layers.shapes, num_blocks)
+            if beside is not None:
+                beside.allocate(num_blocks)
         self.settings = settings  # those in force: nothing is left open
-        if self._kernel is not None and settings.graphs and group is None:
+        if self.kernel is not None and settings.graphs and group is None:
             with self.load_timings.timed("graphs"):
                 self._graphs = Graphs(
                     self._compute,
@@ -124,13 +128,17 @@ class ForwardPass:
             self.cache.make(step.moves, step.cleared)
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
-        block_size, dtype, device = self.settings.block_size, self.model.dtype, self.model.device
-        if self._kernel is None:
-            return pack(step.feeds, block_size, dtype, device)
         if self._graphs is not None and (batch := self._graphs.batch(step.feeds)) is not None:
             return batch
-        layout = Layout.of(step.feeds, block_size)
-        filled = fill(layout, step.feeds, block_size, self._spare_slot)
+        return self.lay_out(step.feeds)
+
+    def lay_out(self, feeds: Items[Feed]) -> Batch:
+        """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
+        block_size, dtype, device = self.settings.block_size, self.model.dtype, self.model.device
+        if self.kernel is None:
+            return pack(feeds, block_size, dtype, device)
+        layout = Layout.of(feeds, block_size)
+        filled = fill(layout, feeds, block_size, self._spare_slot)
         given = layout.split(filled.to(device, non_blocking=True))
         return paged_batch(given, given.logit_rows, block_size, dtype)
 
@@ -165,7 +173,7 @@ class ForwardPass:
             use_cache=False,
             logits_to_keep=batch.logit_rows,
             output_hidden_states=bool(self._hidden_layers),
-            outrider=Paged(batch, self.cache, self._kernel),
+            outrider=Paged(batch, self.cache, self.kernel),
         )
         if not self._hidden_layers:
             return output.logits[0], None

@@ -37,6 +37,7 @@ class TargetShape:
     name: str
     architecture: str
     hidden_size: int
+    num_layers: int
     vocab_size: int
     dtype: torch.dtype  # of its weights as they are loaded
 
@@ -50,6 +51,7 @@ class TargetShape:
             settings.model,
             (config.architectures or [""])[0],
             text.hidden_size,
+            text.num_hidden_layers,
             text.vocab_size,
             stored if settings.dtype == "auto" else getattr(torch, settings.dtype),
         )

@@ -55,6 +55,7 @@ class ModelSkeleton:
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._stored = stored
         self._beside_bytes = 0 if beside is None else beside.weight_bytes
+        self._beside_layers = {} if beside is None else beside.numbered_shapes
         self._keeps_states = beside is not None and bool(beside.hidden_layers)
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
@@ -118,13 +119,15 @@ class ModelSkeleton:
         return style is not None and style not in WHOLE
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """What each of ``devices`` stores, where they can share the model (weights.check_shares).
+        """What each of ``devices`` stores, where they can share the model (weights.check_shares), and what a
+        drafter beside it stores.
 
         Of keys from a fused projection, which is gathered, every device stores all.
         """
         styles = {name.rpartition(".")[2]: style for name, style in self._model.tp_plan.items()}
         parts = 1 if styles.get("qkv_proj") in GATHERED else devices
-        return {layer: (heads // parts, key, value) for layer, (heads, key, value) in self.layers.items()}
+        shared = {layer: (heads // parts, key, value) for layer, (heads, key, value) in self.layers.items()}
+        return shared | self._beside_layers
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
         """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""

@@ -40,6 +40,7 @@ class GenerateTask(Task):
         draft = self.sound_part(choices)
         verdict, finish = self.until_end(verify_coupled(draft, choices.chosen[: 1 + len(draft)]))
         self._forced = None
+        self.kept = verdict.accepted
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
         self.done = finish is not None or len(sequence.tokens) >= self.length

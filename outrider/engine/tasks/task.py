@@ -23,6 +23,7 @@ class Task(ABC):
         """arrived: when the work was asked for, by the engine's clock."""
         self.sequence = sequence
         self.done = False
+        self.kept: tuple[int, ...] = ()  # nodes of the tree that it last fed whose cache stays, root first
         self._since = arrived
         self._started: float | None = None
         self._forward = self._sample = self._step = 0.0

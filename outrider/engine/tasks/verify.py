@@ -64,6 +64,7 @@ class VerifyTask(Task):
         sequence = self.sequence
         verdict, finish = self.until_end(self._judge(self.sound_part(choices), choices))
         logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
+        self.kept = verdict.accepted
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
         self.done = True

@@ -19,6 +19,8 @@ from outrider.engine.work import Verify
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from tests.support.eagle3 import write_eagle3
+from tests.support.heads import write_medusa
 from tests.support.model import model_of
 
 MEMORY = 2**30
@@ -93,6 +95,33 @@ def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
     assert plan.sequences(plan.num_blocks * plan.block_size + 1) == 0
     assert plan.sequences(1) == plan.num_blocks
     assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
+    head = write_medusa(tmp_path) if kind == "medusa" else write_eagle3(tmp_path)
+    settings = EngineSettings(
+        model=str(DEMO / "target"),
+        dtype="float32",
+        device="cpu",
+        cache_memory=2**24,
+        drafter=kind,
+        head=str(head),
+    )
+    planned, without = (
+        plan_memory(skeleton(one), one, MEMORY)
+        for one in (settings, settings.model_copy(update={"drafter": None, "head": None}))
+    )
+    target = Engine.from_settings(settings)
+    assert target._beside is not None
+    drafter = target._beside._drafter
+    of_head = drafter._heads if kind == "medusa" else drafter._head  # type: ignore[attr-defined]
+    assert planned.weights - without.weights == pytest.approx(allocated_weights(of_head), rel=0.01)
+    assert planned.num_blocks == target._cache.pool.num_blocks
+    own = drafter._cache._stored if kind == "eagle3" else []  # type: ignore[attr-defined]
+    assert planned.cache == allocated_cache(target._cache) + sum(stored.nbytes for stored in own)
+    assert (planned.num_blocks < without.num_blocks) == (kind == "eagle3")
+    assert planned.activations > without.activations  # of the layers whose states are kept
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -1,0 +1,162 @@
+"""EAGLE-3: a head that reads three layers of the target at every token, and drafts token by token.
+
+Its cache lies beside the target's, in the same blocks: what the target shares, frees or computes again, the
+head does too. At the slot of a position it keeps what it makes of the target's states there and of the token
+after. What it makes of its own drafted tokens lies beyond, and is written anew once these stand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked, Text
+from outrider.engine.cache.paged_cache import KeyValues
+from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target
+from outrider.engine.drafters.chains import Chains
+from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, rotary
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.sequence import Sequence as TargetSequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed
+from outrider.pace.settings import MAX_DEPTH
+
+
+class Eagle3(BesideTarget):
+    """Chains of any depth."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._checkpoint = HeadCheckpoint(settings)
+        self._shape = Eagle3Shape.of(self._checkpoint)
+        self.hidden_layers = self._shape.hidden_layers
+        self.cache_shapes = (self._shape.cache,)
+        self.weight_bytes = self._checkpoint.weight_bytes
+        self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
+
+    def load(self, target: Target) -> None:
+        tensors, model = self._checkpoint.tensors, target.model
+        self._target = target
+        self._vocab_size = self._checkpoint.target.vocab_size
+        self._head: Eagle3Head = built(self._checkpoint, self._shape, model)
+        self._rotary = rotary(self._shape, model.device)
+        self._token_ids = _token_ids(self._checkpoint, self._head.lm_head, model.device)
+        self._embedding = model.get_input_embeddings()
+        if "embed_tokens.weight" in tensors:
+            own = tensors["embed_tokens.weight"].to(model.device, model.dtype)
+            self._embedding = nn.Embedding(len(own), own.shape[1], _weight=own)
+        size = self._shape.layer.hidden_size
+        if self._embedding.weight.shape[1] != size:
+            raise self._checkpoint.refusal(
+                f"hidden_size={size} must be {self._embedding.weight.shape[1]}, the embedding's"
+            )
+        self._projection = self._head.lm_head or model.get_output_embeddings()
+        if model.device.type == "cpu":
+            optimize_for_cpu(self._head)
+            self._projection = self._head.lm_head or self._projection
+        del self._checkpoint
+
+    def allocate(self, num_blocks: int) -> None:
+        target = self._target
+        self._cache = KeyValues(
+            {0: self._shape.cache},
+            num_blocks,
+            target.settings.block_size,
+            target.model.dtype,
+            target.model.device,
+        )
+
+    def take_in(self, fed: Sequence[Fed]) -> None:
+        """Whether or not a Draft is wanted: the next one reads all that came before."""
+        feeds = []
+        for one in fed:
+            first, sequence = one.start + 1, one.sequence
+            tokens = sequence.tokens[first : first + len(one.hidden)]
+            feeds.append(_feed(sequence, tokens, one.start))
+        states = self._pass(feeds, self._head.reduce(torch.cat([one.hidden for one in fed])))
+        last = torch.tensor([len(one.hidden) for one in fed]).cumsum(0) - 1
+        for one, state in zip(fed, states[last.to(states.device)], strict=True):
+            self._newest[one.sequence] = state
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """One pass less than there are tokens."""
+        asked = [self._with_room(one) for one in asked]
+        chains = Chains(asked)
+        if not chains.growing:
+            return chains.drafts()
+        states = torch.stack([self._newest[asked[index].text] for index in chains.growing])
+        for step in range(MAX_DEPTH):
+            going_on = chains.grow(self._logits(states))
+            if not going_on:
+                break
+            texts = [asked[index].text for index in chains.growing]
+            feeds = [
+                _feed(text, [token], text.cached + step)
+                for text, token in zip(texts, chains.newest, strict=True)
+                if isinstance(text, TargetSequence)
+            ]
+            states = self._pass(feeds, states[going_on])
+        return chains.drafts()
+
+    def forget(self, text: Text) -> None:
+        self._newest.pop(text, None)
+
+    def _with_room(self, asked: Asked) -> Asked:
+        """As deep as there are blocks to write to: nobody gives up cache for a guess."""
+        text = asked.text
+        assert isinstance(text, TargetSequence)
+        cache = self._target.cache
+        if cache.reserve(text, text.cached + asked.depth - 1):
+            return asked
+        return replace(asked, depth=len(text.blocks) * cache.block_size - text.cached + 1)
+
+    def _pass(self, feeds: list[Feed], states: Tensor) -> Tensor:
+        """states [num_tokens, hidden_size], each before its token -> those after it"""
+        batch = self._target.lay_out(feeds)
+        embeddings = self._embedding(batch.token_ids[0])
+        rotation = self._rotary(states, batch.position_ids)
+        paged = Paged(batch, self._cache, self._target.kernel)
+        after: Tensor = self._head(embeddings, states, rotation, paged)
+        return after
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """[num_rows, vocab_size], -inf at tokens that the head does not know"""
+        known: Tensor = self._projection(self._head.before_logits(states))
+        if self._token_ids is None:
+            return known
+        logits = known.new_full((len(known), self._vocab_size), -torch.inf)
+        logits[:, self._token_ids] = known
+        return logits
+
+
+def _feed(sequence: TargetSequence, tokens: list[int], start: int) -> Feed:
+    return Feed(tokens, 0, start, sequence.table[: len(sequence.blocks)], None)
+
+
+def _token_ids(
+    checkpoint: HeadCheckpoint, projection: nn.Linear | None, device: torch.device
+) -> Tensor | None:
+    """Of the tokens that the head's own projection tells apart; None: all of the target's, in their order."""
+    tensors, vocabulary = checkpoint.tensors, checkpoint.target.vocab_size
+    if "t2d" in tensors:
+        checkpoint.check_shape("t2d", (vocabulary,))
+    count = vocabulary if projection is None else projection.out_features
+    if "d2t" not in tensors:
+        if count != vocabulary:
+            raise checkpoint.refusal(
+                f"it has {count} tokens of the target's {vocabulary}, and no d2t for them"
+            )
+        return None
+    checkpoint.check_shape("d2t", (count,))
+    token_ids = torch.arange(count) + tensors["d2t"].long()
+    if not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocabulary:
+        raise checkpoint.refusal(
+            f"d2t names token {int(token_ids.max())}, and the target has {vocabulary} tokens"
+        )
+    if len({*token_ids.tolist()}) != count:
+        raise checkpoint.refusal("d2t names a token twice")
+    return token_ids.to(device)

@@ -1,0 +1,184 @@
+"""The network of an EAGLE-3 head: one decoder layer over states of three of the target's layers.
+
+Source: Li et al., "EAGLE-3: scaling up inference acceleration of large language models via training-time
+test", 2025, and the options that checkpoints of version 3.1 name in their configs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.forward.attention import ATTENTION, Paged
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+
+ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
+PREFIXES = {"midlayer.": "layer.", "layers.0.": "layer.", "self_attn.": "attention."}
+OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # which some checkpoints keep a copy of
+OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+@dataclass(frozen=True)
+class Eagle3Shape:
+    """What a checkpoint's config says, whichever format it has."""
+
+    layer: Any  # config of transformers, of its decoder layer
+    hidden_layers: tuple[int, ...]  # of the target, counted as its inputs
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    @classmethod
+    def of(cls, checkpoint: HeadCheckpoint) -> "Eagle3Shape":
+        """Raises UnsupportedModelError where it is none of EAGLE-3, or of another target."""
+        config = checkpoint.config
+        kind = config.get("speculators_model_type", "eagle3")
+        if kind != "eagle3":
+            raise checkpoint.refusal(f"it is of kind {kind!r} and must be 'eagle3'")
+        given = {**config.get("eagle_config", {}), **config}
+        verifier = config.get("speculators_config", {}).get("verifier", {})
+        checkpoint.check_verifier(verifier.get("name_or_path"), verifier.get("architectures") or [])
+        layer = dict(config.get("transformer_layer_config") or config)
+        kind = layer.pop("model_type", "llama")
+        kind = kind if kind in ATTENTIONS else "llama"
+        layer = AutoConfig.for_model(kind, **layer, attn_implementation=ATTENTION)
+        count = checkpoint.target.num_layers
+        layers = given.get("eagle_aux_hidden_state_layer_ids") or (2, count // 2, count - 3)
+        for index in layers:
+            if not 0 <= index <= count:
+                raise checkpoint.refusal(f"it reads layer {index} of a target, and this one has {count}")
+        vocabulary = config.get("transformer_layer_config", config).get("vocab_size")
+        if vocabulary not in (None, checkpoint.target.vocab_size):
+            raise checkpoint.refusal(
+                f"vocab_size={vocabulary} must be {checkpoint.target.vocab_size}, the target's"
+            )
+        return cls(layer, tuple(layers), *(bool(given.get(option)) for option in OPTIONS))
+
+    @property
+    def cache(self) -> LayerShape:
+        """Of what its layer keeps of a token."""
+        dim = self.layer.head_dim
+        return self.layer.num_key_value_heads, dim, dim
+
+
+class Eagle3Layer(nn.Module):
+    """A decoder layer whose attention reads the token's embedding and the state side by side."""
+
+    def __init__(self, shape: Eagle3Shape) -> None:
+        super().__init__()
+        config, size = shape.layer, shape.layer.hidden_size
+        self.attention = ATTENTIONS[config.model_type](config, layer_idx=0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            outputs = getattr(self.attention, name).out_features
+            setattr(self.attention, name, nn.Linear(2 * size, outputs, bias=bool(config.attention_bias)))
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = _norm(config, size)
+        self.hidden_norm = _norm(config, size)
+        self.post_attention_layernorm = _norm(config, size)
+        self._norm_before_residual = shape.norm_before_residual
+
+    def forward(self, embeddings: Tensor, states: Tensor, rotation: Any, paged: Paged) -> Tensor:
+        """embeddings and states [1, num_tokens, hidden_size] -> [1, num_tokens, hidden_size]"""
+        normed = self.hidden_norm(states)
+        residual = normed if self._norm_before_residual else states
+        read = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
+        states = residual + self.attention(read, rotation, None, outrider=paged)[0]
+        output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
+
+
+class Eagle3Head(nn.Module):
+    """``reduce`` makes one state of the target's, ``forward`` the next of a state and the token after it."""
+
+    def __init__(self, shape: Eagle3Shape, target_size: int, draft_vocabulary: int | None) -> None:
+        """draft_vocabulary: tokens of its own output projection; None: the target's is shared."""
+        super().__init__()
+        config, size = shape.layer, shape.layer.hidden_size
+        width = target_size * len(shape.hidden_layers)
+        self.fc = nn.Linear(width, size, bias=False)
+        self.input_norm = _norm(config, width) if shape.norm_before_fc else nn.Identity()
+        each = [_norm(config, target_size) for _ in shape.hidden_layers]
+        self.fc_norm = nn.ModuleList(each if shape.fc_norm else ())
+        self.layer = Eagle3Layer(shape)
+        self.norm = _norm(config, size)
+        self.lm_head = None if draft_vocabulary is None else nn.Linear(size, draft_vocabulary, bias=False)
+        self._norm_output = shape.norm_output
+
+    def reduce(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, num_layers, target_size] -> [num_tokens, hidden_size]"""
+        # A number that is not finite would stay in the cache, where no mask hides it.
+        hidden = hidden.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        if self.fc_norm:
+            hidden = torch.stack([norm(hidden[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
+        states: Tensor = self.fc(self.input_norm(hidden.flatten(1)))
+        return states
+
+    def forward(self, embeddings: Tensor, states: Tensor, rotation: Any, paged: Paged) -> Tensor:
+        """The states that are fed back, and of which ``logits`` come: [num_tokens, hidden_size], as all."""
+        states = self.layer(embeddings[None], states[None], rotation, paged)[0]
+        if self._norm_output:
+            states = self.norm(states)
+        return states.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+    def before_logits(self, states: Tensor) -> Tensor:
+        """What an output projection takes."""
+        normed: Tensor = states if self._norm_output else self.norm(states)
+        return normed
+
+
+def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape, model: Any) -> Eagle3Head:
+    """With its weights, on the target's device and in its type. Raises UnsupportedModelError."""
+    tensors = network_tensors(checkpoint.tensors)
+    projection = tensors.get("lm_head.weight")
+    vocabulary = None if projection is None else len(projection)
+    with torch.device("meta"):
+        head = Eagle3Head(shape, checkpoint.target.hidden_size, vocabulary)
+    wanted = head.state_dict()
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise checkpoint.refusal(f"it has no {name}")
+        if tensors[name].shape != tensor.shape:
+            raise checkpoint.refusal(
+                f"{name} is {list(tensors[name].shape)} and must be {list(tensor.shape)} for this target"
+            )
+    unknown = sorted(tensors.keys() - wanted.keys())
+    if unknown:
+        raise checkpoint.refusal(f"{', '.join(unknown[:3])} is no part of an EAGLE-3 head of one layer")
+    given = {name: tensors[name].to(model.device, model.dtype) for name in wanted}
+    head.load_state_dict(given, assign=True)
+    return head.eval().requires_grad_(False)
+
+
+def rotary(shape: Eagle3Shape, device: torch.device) -> LlamaRotaryEmbedding:
+    """Of positions as far as the target has them, whatever the head's own config says of its limit."""
+    return LlamaRotaryEmbedding(shape.layer).to(device)
+
+
+def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By our names, without embeddings and vocabularies."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if name in ("d2t", "t2d", "embed_tokens.weight") or name.startswith(OF_TARGET):
+            continue
+        for theirs, ours in PREFIXES.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    return renamed
+
+
+def _norm(config: Any, size: int) -> nn.Module:
+    norm: nn.Module = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+    return norm

@@ -1,0 +1,172 @@
+"""EAGLE-3 heads beside the target: their Drafts against plain arithmetic, formats, traps, the cache."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.settings import EngineSettings
+from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
+from tests.support.demo_pair import prompt_of
+from tests.support.eagle3 import Form, hidden_of, reference, write_eagle3
+
+FORMS = {
+    "plain": Form(),
+    "reduced vocabulary": Form(tokens=300, norm_before_residual=True),
+    "version 3.1": Form(norm_before_fc=True, norm_output=True),
+    "five layers": Form(layers=(0, 1, 2, 5, 6), fc_norm=True),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return engine_with("eagle3", write_eagle3(tmp_path_factory.mktemp("heads") / "eagle3"))
+
+
+def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
+    """Each Draft of each text is what plain arithmetic drafts after the tokens that were committed then."""
+    head, sampling = reference(form), Sampling(temperature=temperature)
+    for kind, text in zip(KINDS, found, strict=True):
+        prompt = prompt_of(kind)
+        tokens = [*prompt, *text.tokens]
+        hidden = hidden_of(tokens, form.layers)
+        for length, draft in zip(text.lengths, text.drafts, strict=True):
+            before = hidden[: length - 1], tokens[:length]
+            assert list(draft.tokens) == head.chain(*before, len(draft), sampling, len(prompt))
+
+
+def check_depths(found: list[Drafted], depth: int) -> None:
+    """None ended before its depth, or the end of the text."""
+    for kind, text in zip(KINDS, found, strict=True):
+        end = len(prompt_of(kind)) + TOKENS
+        expected = [min(depth, end - length - 1) for length in text.lengths]
+        assert [len(draft) for draft in text.drafts] == expected
+
+
+@pytest.mark.parametrize("name", FORMS)
+@torch.inference_mode()
+def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
+    tmp_path: Path, name: str
+) -> None:
+    target = engine_with("eagle3", write_eagle3(tmp_path, FORMS[name]))
+    found = drafted_texts(target, 0.7, depth=4, company=6)
+    assert [text.tokens for text in found] == plain_texts(0.7)
+    check_drafts(found, FORMS[name], 0.7)
+    check_depths(found, 4)
+    assert any(0 < text.accepted < 4 * text.rounds for text in found)
+
+
+@pytest.mark.parametrize(("temperature", "company"), [(0.0, 6), (0.7, 1), (1.0, 6)])
+def test_the_text_is_the_same_with_drafts_and_without(
+    target: Engine, temperature: float, company: int
+) -> None:
+    found = drafted_texts(target, temperature, depth=4, company=company)
+    assert [text.tokens for text in found] == plain_texts(temperature)
+    assert sum(text.accepted for text in found) > 0
+
+
+def test_the_form_of_safeailab_holds_the_same_head(tmp_path: Path, target: Engine) -> None:
+    other = engine_with("eagle3", write_eagle3(tmp_path, kind="safeailab"))
+    expected, found = (drafted_texts(one, 0.7, depth=4, company=6) for one in (target, other))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]},
+        {"norm_before_residual": True},
+    ],
+    ids=str,
+)
+def test_a_config_that_is_a_little_wrong_drafts_otherwise(
+    tmp_path: Path, target: Engine, wrong: dict[str, Any]
+) -> None:
+    """Feature layers off by one and the wrong residual raise nothing: the comparison above must see them."""
+    other = engine_with("eagle3", write_eagle3(tmp_path, **wrong))
+    right, found = (drafted_texts(one, 0.0, depth=4, company=6) for one in (target, other))
+    assert [text.tokens for text in found] == [text.tokens for text in right]
+    assert [text.drafts for text in found] != [text.drafts for text in right]
+
+
+@torch.inference_mode()
+def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft(tmp_path: Path) -> None:
+    folder = write_eagle3(tmp_path)
+    target = engine_with("eagle3", folder, prefill_chunk=24, block_size=4)
+    drafted_texts(target, 0.7, depth=4, company=6)
+    check_drafts(drafted_texts(target, 0.7, depth=4, company=6), Form(), 0.7)  # most of each prompt was there
+    block = 4 * (6 * 2 * 4 * 32 + 2 * 2 * 64) * 4
+    tight = engine_with("eagle3", folder, block_size=4, cache_memory=60 * block)
+    preempted = drafted_texts(tight, 0.7, depth=4, company=6)
+    assert [text.tokens for text in preempted] == plain_texts(0.7)
+    assert sum(text.preemptions for text in preempted) > 0
+    check_drafts(preempted, Form(), 0.7)  # some end early, for want of blocks
+
+
+def test_plain_decoding_between_rounds_leaves_no_gap_in_the_heads_cache(target: Engine) -> None:
+    always = rounds(target, [prompt_of("json")], 0.7, 4)[0]
+    sometimes = rounds(target, [prompt_of("json")], 0.7, 4, plain=(10, 20))[0]
+    assert sometimes.tokens == always.tokens
+    drafted = dict(zip(always.lengths, always.drafts, strict=True))
+    both = [
+        (draft, drafted[length])
+        for length, draft in zip(sometimes.lengths, sometimes.drafts, strict=True)
+        if length in drafted
+    ]
+    assert len(both) > 5
+    assert all(draft == other for draft, other in both)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
+    found = drafted_texts(target, 1.0, depth=4, company=6, verification=rule)
+    assert sum(text.accepted for text in found) > 0
+    assert all(len(draft.draft_probs) == len(draft) for text in found for draft in text.drafts)
+
+
+def refusal(folder: Path) -> str:
+    settings = EngineSettings(
+        model=str(DEMO / "target"), cache_memory=2**22, drafter="eagle3", head=str(folder)
+    )
+    with pytest.raises(UnsupportedModelError) as caught:
+        Engine.from_settings(settings)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> None:
+    verifier = {"verifier": {"architectures": ["Qwen3ForCausalLM"]}}
+    assert "made for a Qwen3ForCausalLM, and the target is a LlamaForCausalLM" in refusal(
+        write_eagle3(tmp_path / "architecture", speculators_config=verifier)
+    )
+    assert "reads layer 60 of a target, and this one has 6" in refusal(
+        write_eagle3(tmp_path / "layers", eagle_aux_hidden_state_layer_ids=[2, 3, 60])
+    )
+    assert "fc.weight is [256, 768] and must be [256, 512]" in refusal(
+        write_eagle3(tmp_path / "features", eagle_aux_hidden_state_layer_ids=[2, 3])
+    )
+    assert "vocab_size=999 must be 2048" in refusal(
+        write_eagle3(tmp_path / "vocabulary", kind="safeailab", vocab_size=999)
+    )
+    assert "of kind 'peagle'" in refusal(write_eagle3(tmp_path / "kind", speculators_model_type="peagle"))
+
+
+def test_a_vocabulary_that_leads_beyond_the_targets_is_refused(tmp_path: Path) -> None:
+    folder = write_eagle3(tmp_path, Form(tokens=300), kind="safeailab")
+    file = folder / "pytorch_model.bin"
+    tensors = torch.load(file, weights_only=True)
+    for wrong, reason in (
+        ({"d2t": tensors["d2t"] + 2000}, "d2t names token"),
+        ({"d2t": -torch.arange(300)}, "d2t names a token twice"),
+        ({"d2t": tensors["d2t"][:200]}, r"d2t is [200] and must be [300]"),
+        ({"t2d": tensors["t2d"][:100]}, r"t2d is [100] and must be [2048]"),
+    ):
+        torch.save({**tensors, **wrong}, file)
+        assert reason in refusal(folder)
+    torch.save({name: tensor for name, tensor in tensors.items() if name != "d2t"}, file)
+    assert "300 tokens of the target's 2048, and no d2t" in refusal(folder)

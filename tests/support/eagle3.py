@@ -1,0 +1,225 @@
+"""EAGLE-3 heads for the demo target, and what they compute, written down plainly: no cache, no batch."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import embedding, linear, one_hot, rms_norm, silu
+
+from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.row import Row
+from outrider.decoding.settings import Sampling
+from outrider.demo.pair import load_model
+from outrider.demo.prompts import DEMO
+from tests.support.heads import RIDGE, written_texts
+
+SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 256, 4, 2, 64, 384, 2048
+EPS = 1e-5
+PREFIX = "layers.0."
+
+
+@dataclass(frozen=True)
+class Form:
+    """What configs may say."""
+
+    layers: tuple[int, ...] = (2, 3, 6)
+    tokens: int = VOCABULARY  # of its own projection
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+def random_tensors(form: Form) -> dict[str, Tensor]:
+    """By the names of speculators, without a vocabulary. The last layer's states weigh most."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
+        return scale * inputs**-0.5 * torch.randn(outputs, inputs, generator=generator)
+
+    def norm(size: int) -> Tensor:
+        return 1.0 + 0.1 * torch.randn(size, generator=generator)
+
+    width = SIZE * len(form.layers)
+    tensors = {"fc.weight": normal(SIZE, width, 0.1), "norm.weight": norm(SIZE)}
+    tensors["fc.weight"][:, -SIZE:] += torch.eye(SIZE)
+    for name, rows in {"q_proj": HEADS * DIM, "k_proj": KV_HEADS * DIM, "v_proj": KV_HEADS * DIM}.items():
+        tensors[f"{PREFIX}self_attn.{name}.weight"] = normal(rows, 2 * SIZE)
+    tensors[f"{PREFIX}self_attn.o_proj.weight"] = normal(SIZE, HEADS * DIM, 0.3)
+    tensors[f"{PREFIX}mlp.gate_proj.weight"] = normal(INTERMEDIATE, SIZE)
+    tensors[f"{PREFIX}mlp.up_proj.weight"] = normal(INTERMEDIATE, SIZE)
+    tensors[f"{PREFIX}mlp.down_proj.weight"] = normal(SIZE, INTERMEDIATE, 0.3)
+    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+        tensors[f"{PREFIX}{name}.weight"] = norm(SIZE)
+    if form.norm_before_fc:
+        tensors["input_norm.weight"] = norm(width)
+    if form.fc_norm:
+        tensors |= {f"fc_norm.{index}.weight": norm(SIZE) for index in range(len(form.layers))}
+    return tensors
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A head over a whole text at once."""
+
+    form: Form
+    tensors: dict[str, Tensor]
+
+    def states(self, hidden: Tensor, tokens: list[int]) -> Tensor:
+        """hidden [num_tokens, num_layers, SIZE], tokens those after each -> [num_tokens, SIZE]"""
+        return self.go_on(self.reduced(hidden), tokens)
+
+    def reduced(self, hidden: Tensor) -> Tensor:
+        if self.form.fc_norm:
+            parts = [
+                self._norm(f"fc_norm.{index}", hidden[:, index]) for index in range(len(self.form.layers))
+            ]
+            hidden = torch.stack(parts, dim=1)
+        flat = hidden.flatten(1)
+        flat = self._norm("input_norm", flat) if self.form.norm_before_fc else flat
+        return linear(flat, self.tensors["fc.weight"])
+
+    def go_on(self, states: Tensor, tokens: list[int]) -> Tensor:
+        """One pass over all positions, each before its token."""
+        normed = self._norm(PREFIX + "hidden_norm", states)
+        embeddings = embedding(torch.tensor(tokens), target_model().get_input_embeddings().weight)
+        read = torch.cat([self._norm(PREFIX + "input_layernorm", embeddings), normed], dim=-1)
+        after = (normed if self.form.norm_before_residual else states) + self._attention(read)
+        inner = self._norm(PREFIX + "post_attention_layernorm", after)
+        gate, up, down = (self.tensors[f"{PREFIX}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        output = after + linear(silu(linear(inner, gate)) * linear(inner, up), down)
+        return self._norm("norm", output) if self.form.norm_output else output
+
+    def before_logits(self, states: Tensor) -> Tensor:
+        return states if self.form.norm_output else self._norm("norm", states)
+
+    def chain(
+        self, hidden: Tensor, tokens: list[int], depth: int, sampling: Sampling, length: int
+    ) -> list[int]:
+        """Drafted tokens after a text.
+
+        Args:
+            hidden: of all its tokens but the last, [num_tokens - 1, num_layers, SIZE].
+            length: of its prompt.
+        """
+        states, text = self.reduced(hidden), list(tokens)
+        key = noise_key(1, 0, tuple(tokens[:length]))
+        while len(text) < len(tokens) + depth:
+            # Where the target has been, its states; beyond, the head's own.
+            after = self.go_on(states, text[1:])
+            logits = torch.full((1, VOCABULARY), -torch.inf)
+            known = linear(self.before_logits(after[-1:]), self.tensors["lm_head.weight"])
+            logits[:, torch.arange(len(known[0])) + self.tensors.get("d2t", torch.zeros(1).long())] = known
+            row = Row(sampling, key, len(text), text[:length], text[length:])
+            scaled = logits if sampling.temperature == 0 else logits / sampling.temperature
+            text.append(int(gumbel_max(scaled, [row], 1)[0]))
+            states = torch.cat([states, after[-1:]])
+        return text[len(tokens) :]
+
+    def _norm(self, name: str, rows: Tensor) -> Tensor:
+        return rms_norm(rows, rows.shape[-1:], self.tensors[name + ".weight"], EPS)
+
+    def _attention(self, read: Tensor) -> Tensor:
+        count = len(read)
+
+        def heads(name: str, number: int) -> Tensor:
+            return linear(read, self.tensors[f"{PREFIX}self_attn.{name}.weight"]).view(count, number, DIM)
+
+        angles = torch.outer(torch.arange(count).float(), 10000.0 ** (-torch.arange(0, DIM, 2) / DIM))
+        cos, sin = (part.repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin()))
+
+        def rotated(rows: Tensor) -> Tensor:
+            half = DIM // 2
+            return rows * cos + torch.cat([-rows[..., half:], rows[..., :half]], dim=-1) * sin
+
+        query = rotated(heads("q_proj", HEADS))
+        key, value = rotated(heads("k_proj", KV_HEADS)), heads("v_proj", KV_HEADS)
+        key, value = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * DIM**-0.5
+        scores += torch.full((count, count), -torch.inf).triu(1)
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).flatten(1)
+        return linear(mixed, self.tensors[PREFIX + "self_attn.o_proj.weight"])
+
+
+@cache
+def target_model() -> Any:
+    return load_model(DEMO / "target").float().eval()
+
+
+@torch.inference_mode()
+def hidden_of(tokens: list[int], layers: tuple[int, ...]) -> Tensor:
+    """[num_tokens, num_layers, SIZE] what goes into these layers of the target."""
+    states = target_model()(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.stack([states[layer][0] for layer in layers], dim=1)
+
+
+@cache
+def reference(form: Form = Form()) -> Reference:
+    """Random, but for its projection, which is fitted to texts of the target: some guesses are right."""
+    head = Reference(form, random_tensors(form))
+    inputs, outputs = [], []
+    for text in written_texts():
+        states = head.states(hidden_of(text, form.layers)[:-2], text[1:-1])
+        inputs.append(head.before_logits(states))
+        outputs += text[2:]
+    rows = torch.cat(inputs)
+    gram = rows.T @ rows
+    gram += RIDGE * gram.diagonal().mean() * torch.eye(SIZE)
+    fitted = 10.0 * torch.linalg.solve(gram, rows.T @ one_hot(torch.tensor(outputs), VOCABULARY).float()).T
+    tensors = {**head.tensors, "lm_head.weight": fitted.contiguous()}
+    if form.tokens < VOCABULARY:
+        kept = torch.tensor(outputs).bincount(minlength=VOCABULARY).topk(form.tokens).indices.sort().values
+        tensors["lm_head.weight"] = fitted[kept].contiguous()
+        tensors["d2t"] = kept - torch.arange(form.tokens)
+        tensors["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, kept, True)
+    return replace(head, tensors=tensors)
+
+
+LAYER = {
+    "model_type": "llama",
+    "hidden_size": SIZE,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": DIM,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": EPS,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,  # fewer than the texts have: the target's count
+}
+
+
+def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", **config: Any) -> Path:
+    """kind: speculators, or safeailab; config: put in the place of what is right."""
+    folder.mkdir(exist_ok=True)
+    tensors = reference(form).tensors
+    options = {
+        name: getattr(form, name)
+        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    }
+    layers = {"eagle_aux_hidden_state_layer_ids": list(form.layers), "draft_vocab_size": form.tokens}
+    if kind == "speculators":
+        save_file(tensors, folder / "model.safetensors")
+        verifier = {"name_or_path": "somebody/outrider-demo", "architectures": ["LlamaForCausalLM"]}
+        told: dict[str, Any] = {
+            "architectures": ["Eagle3DraftModel"],
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": LAYER,
+            "speculators_config": {"algorithm": "eagle3", "verifier": verifier},
+            **layers,
+            **options,
+        }
+    else:
+        renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+        torch.save(renamed, folder / "pytorch_model.bin")
+        told = {"architectures": ["LlamaForCausalLMEagle3"], **LAYER, "draft_vocab_size": form.tokens}
+        told["eagle_config"] = {**layers, **options}
+    (folder / "config.json").write_text(json.dumps({**told, **config}))
+    return folder
