@@ -22,6 +22,7 @@ BENCHMARKS = {
     "tracing": "what tracing every request costs at 16 streams",
     "plots": "pictures of these two",
     "simulate": "the gateway and its pace at GPU cost ratios",
+    "parallel": "parallel drafts at GPU cost ratios",
     "metrics": "what recording metrics costs",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",

@@ -25,7 +25,7 @@ from typing import Any
 
 from bench import virtual
 from bench.report import save, table
-from bench.simulated import Ahead, SimulatedFleet, rank_at, runner_up_rate_for, simulated_fleet
+from bench.simulated import Ahead, Parallel, SimulatedFleet, rank_at, runner_up_rate_for, simulated_fleet
 from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.factory import RoundsFactory
@@ -172,10 +172,14 @@ async def closed_loop(
     speculation: Speculation,
     load: Load,
     ahead: Ahead = NO_AHEAD,
+    parallel: Parallel | None = None,
 ) -> Counter:
+    if parallel is not None:
+        speculation = speculation.model_copy(update={"drafter": "parallel"})
     streams = Streams(speculation, load, acceptance, ahead.runner_up_rate)
     target, draft = pair
-    async with simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.rank_of, ahead) as fleet:
+    simulated = simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.rank_of, ahead, parallel)
+    async with simulated as fleet:
         await streams.run(fleet)
     return streams.counter
 

@@ -27,6 +27,7 @@ from protos.trust import Trust
 
 RIGHT = 0  # the target always says so
 WRONG = tuple(range(1, RANKS + 1))  # what a draft may say instead
+MASK = VOCAB_SIZE - 1  # of a draft that guesses in one pass
 EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
 
@@ -41,17 +42,31 @@ class Ahead:
     runner_up_rate: float = 0.0  # how often the draft's second guess is right where its first is wrong
 
 
+@dataclass(frozen=True)
+class Parallel:
+    """A draft that guesses all positions in one pass, and does not see what was drawn before them."""
+
+    kept: float = 1.0  # share of its acceptance that each position keeps of the one before
+
+
 class SimulatedWorker:
     """An engine in the event loop: messages are taken on between two steps."""
 
     def __init__(
-        self, role: Role, settings: EngineSettings, cost: Cost, rank: Callable[[Row], tuple[int, ...]]
+        self,
+        role: Role,
+        settings: EngineSettings,
+        cost: Cost,
+        rank: Callable[[Row], tuple[int, ...]],
+        mask_token: int | None = None,
     ) -> None:
+        """mask_token: of a model that drafts in one pass."""
         self.role: Role = role
         self._translation = TargetTranslation if role == "target" else DraftTranslation
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
-        self._engine = Engine(SimulatedRunner(settings, cost, rank, self._clock), clock=self._clock)
+        runner = SimulatedRunner(settings, cost, rank, self._clock, mask_token)
+        self._engine = Engine(runner, clock=self._clock)
         self._streams: dict[int, SimulatedStream] = {}  # by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
@@ -177,18 +192,30 @@ class SimulatedFleet(Fleet):
 
 @asynccontextmanager
 async def simulated_fleet(
-    target: Cost, draft: Cost, hop_s: float, rank_of: RankOf, ahead: Ahead
+    target: Cost,
+    draft: Cost,
+    hop_s: float,
+    rank_of: RankOf,
+    ahead: Ahead,
+    parallel: Parallel | None = None,
 ) -> AsyncIterator[SimulatedFleet]:
-    """hop_s: one way."""
+    """
+    Args:
+        hop_s: one way.
+        parallel: None: the draft needs a pass for each token.
+    """
 
     def guesses(row: Row) -> tuple[int, ...]:
         rank = rank_of(row.noise_key, row.position)
+        masks = row.path.count(MASK)
+        if parallel and masks and not _is_drawn(parallel.kept**masks, f"{row.noise_key}/{row.position}/kept"):
+            rank = None
         return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
 
     drafting = SETTINGS.model_copy(update={"draft_ahead": ahead.branches})
     workers = (
         SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,)),
-        SimulatedWorker("draft", drafting, draft, guesses),
+        SimulatedWorker("draft", drafting, draft, guesses, None if parallel is None else MASK),
     )
     async with asyncio.TaskGroup() as running:
         tasks = [running.create_task(worker.run()) for worker in workers]

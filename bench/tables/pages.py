@@ -25,6 +25,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "load_open": (None, service.load_open),
     "simulate": ("simulate", service.simulate),
     "simulate_ahead": (None, service.simulate_ahead),
+    "parallel": ("parallel", service.parallel),
     "ahead": ("ahead", service.ahead),
     "ahead_rounds": (None, service.ahead_rounds),
     "ahead_distance": (None, service.ahead_distance),

@@ -157,6 +157,25 @@ def simulate_ahead() -> str:
     )
 
 
+def parallel() -> str:
+    rows = results("parallel")["rows"]
+    kept = [column for column in rows[0] if column.startswith("kept ")]
+    modes = ["token by token", *kept]
+    header = ["draft", "streams", "plain", "token by token", *(f"in one pass, {column}" for column in kept)]
+    return table(
+        header,
+        (
+            [
+                row["draft"],
+                str(row["streams"]),
+                number(row["plain"], 0),
+                *(f"{number(row[mode], 0)} ({number(row[f'depth, {mode}'], 1)})" for mode in modes),
+            ]
+            for row in rows
+        ),
+    )
+
+
 def ahead() -> str:
     header = ["draft step / target step", "temperature", "without: K, tokens/s", "with: K, tokens/s"]
     header += ["with / without", "the simulator's", "verdicts foreseen"]
