@@ -26,6 +26,7 @@ BENCHMARKS = {
     "metrics": "what recording metrics costs",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",
+    "structured": "JSON by schema: the cost of masks, and what grammars and Drafts bring together",
     "batch_invariant": "what batch-invariant numerics cost",
     "tables": "the tables of all these in the docs",
 }

@@ -64,6 +64,41 @@ def identity() -> str:
     )
 
 
+def structured() -> str:
+    rows = results("structured")["rows"]
+    header = [f"{rows[0]['answers']} answers", "tokens", "tokens per pass", "tokens/s", "valid", "right"]
+    return table(
+        header,
+        (
+            [
+                row["way"],
+                str(row["tokens"]),
+                number(row["tokens / pass"]),
+                number(row["tokens/s"], 1),
+                str(row["valid"]),
+                str(row["right"]),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def structured_masks() -> str:
+    rows = results("structured")["masks"]
+    columns = {
+        "vocabulary": 0,
+        "reading it, s": 2,
+        "compiling, ms": 1,
+        "a mask, us": 0,
+        "95th percentile, us": 0,
+        "a Draft of 8, us": 0,
+        "its 95th percentile, us": 0,
+    }
+    return table(
+        [*columns], ([number(row[name], digits) for name, digits in columns.items()] for row in rows)
+    )
+
+
 def is_batch_invariant(row: Row) -> bool:
     """Older results say it by another name."""
     return bool(row["batch_invariant"] if "batch_invariant" in row else row["reproducible"])

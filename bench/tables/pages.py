@@ -35,6 +35,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "host_costs": (None, service.host_costs),
     "wire": ("wire", service.wire),
     "identity": ("identity", in_process.identity),
+    "structured": ("structured", in_process.structured),
+    "structured_masks": (None, in_process.structured_masks),
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),
     "quantized_steps": ("quantized", in_process.quantized_steps),
     "quantized_acceptance": (None, in_process.quantized_acceptance),

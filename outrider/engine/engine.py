@@ -229,10 +229,7 @@ class Engine:
 
     def _select(self) -> Selected:
         """Who takes part: all that is waited for, or else what is prepared."""
-        tasks = {
-            number: task for number, task in self._queue.tasks.items() if not self._grammars.waits(number)
-        }
-        if tasks:
+        if tasks := self._grammars.ready(self._queue.tasks):
             return self._scheduler.select(tasks, self._sequences)
         selected = self._scheduler.select_idle(self._draft_ahead.unfinished)
         if not selected:

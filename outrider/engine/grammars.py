@@ -2,6 +2,7 @@
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 
 from outrider.decoding.grammar import GrammarError, Matcher, compiled, token_table
 from outrider.engine.sequence import Sequence
+from outrider.engine.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +67,11 @@ class Grammars:
         """It is closed."""
         self._waiting.pop(sequence.number, None)
 
-    def waits(self, number: int) -> bool:
-        """Whether the sequence can take no part in a step yet."""
-        return number in self._waiting
+    def ready(self, tasks: Mapping[int, Task]) -> Mapping[int, Task]:
+        """Those of the tasks, by number of their sequence, that can take part in a step."""
+        if not self._waiting:
+            return tasks
+        return {number: task for number, task in tasks.items() if number not in self._waiting}
 
     def take(self) -> list[tuple[Sequence, BaseException]]:
         """Gives sequences the matchers that are there; returns those whose grammar cannot be compiled."""

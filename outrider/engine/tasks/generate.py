@@ -37,7 +37,7 @@ class GenerateTask(Task):
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
-        draft = self.sound_part(choices)
+        draft = self.sound_part(choices) if self._forced else NO_DRAFT
         verdict, finish = self.until_end(verify_coupled(draft, choices.chosen[: 1 + len(draft)]))
         self._forced = None
         self.kept = verdict.accepted
