@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import torch
 from tokenizers import Tokenizer
 

@@ -87,6 +87,7 @@ class Matcher:
             end_token_ids: that end the generation: nothing of the grammar follows them.
         """
         self._matcher = compiled.deep_copy()
+        self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._ends = end_token_ids
         self._path: list[int] = []  # tokens that it stands after, committed and drafted ones
@@ -173,7 +174,9 @@ class Matcher:
             self._matcher.rollback(back)
             del self._path[base + same :]
         for token in path[same:]:
-            if token in self._ends or self._matcher.try_consume_tokens([token]) != 1:
+            if token in self._ends or token >= self._vocab_size:  # the library cannot go on after these
+                return False
+            if self._matcher.try_consume_tokens([token]) != 1:
                 return False
             self._path.append(token)
         return True

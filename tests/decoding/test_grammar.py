@@ -159,6 +159,13 @@ def test_committed_tokens_that_contradict_the_grammar_are_said_so() -> None:
         matcher(GRAMMARS["person"]).masks([ids('{"')[0], ids(" cat")[0]], Draft(), [ROOT])
 
 
+def test_a_token_beyond_the_vocabulary_is_refused_and_nothing_else_with_it() -> None:
+    answer = matcher(GRAMMARS["person"])
+    begin, beyond = answer.masks([], Draft.chain([2048]), [ROOT, 0])
+    assert beyond is None
+    assert np.array_equal(answer.masks([], Draft(), [ROOT])[0], begin)  # type: ignore[arg-type]
+
+
 def test_a_grammar_that_asks_for_too_much_is_refused() -> None:
     many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1000)}}
     for grammar in (json_grammar(many), regex_grammar("a" * MAX_GRAMMAR), lark_grammar("start: thing")):

@@ -7,7 +7,7 @@ WORD = {"type": "string", "pattern": "^[a-z]{2,6}$"}
 INTEGER = {"type": "integer", "minimum": 0, "maximum": 999}
 
 
-def object_of(required: bool = True, **properties: Any) -> dict[str, Any]:
+def object_of(required: Any = True, **properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from gateway.generation.form import Form, Grammars
@@ -48,7 +48,7 @@ class Answer:
 def asked(name: str, seed: int) -> Request:
     number = seed + len(name)
     return Request(
-        PROMPTS[number % len(PROMPTS)],
+        (PROMPTS[number % len(PROMPTS)],),
         Sampling(max_tokens=TOKENS, temperature=TEMPERATURES[number % len(TEMPERATURES)], seed=seed),
         form=Form("json_schema", json.dumps(SCHEMAS[name]), "schema"),
     )
