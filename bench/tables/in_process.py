@@ -53,6 +53,15 @@ def engine_streams() -> str:
     )
 
 
+def suffix() -> str:
+    rows = results("suffix")["rows"]
+    drafters = [column for column in rows[0] if column != "kind"]
+    return table(
+        ["text", *drafters],
+        ([KINDS[row["kind"]], *(number(row[drafter]) for drafter in drafters)] for row in rows),
+    )
+
+
 def identity() -> str:
     rows = results("identity")["rows"]
     kinds = list(dict.fromkeys((row["dtype"], is_batch_invariant(row)) for row in rows))

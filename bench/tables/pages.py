@@ -38,6 +38,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "structured": ("structured", in_process.structured),
     "structured_masks": (None, in_process.structured_masks),
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),
+    "suffix": ("suffix", in_process.suffix),
     "quantized_steps": ("quantized", in_process.quantized_steps),
     "quantized_acceptance": (None, in_process.quantized_acceptance),
     "step": ("step", in_process.step),
