@@ -4,6 +4,7 @@ A grammar is a text that llguidance takes: a JSON schema, a regular expression o
 by its own functions. What decides is the text alone, so the target, a draft and a restarted worker agree.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ Mask = NDArray[np.int32]  # [ceil(vocab_size / 32)], a set bit for each token th
 
 MAX_GRAMMAR = 2**17  # characters
 MAX_FORCED = 16  # forced tokens that are verified at a time, beyond what was drafted
+MASKS_S = 0.01  # processor time for the masks of one Draft: it is cut where they would take longer
 TRIAL = 4  # tokens for which a grammar is tried out
 MAX_REASON = 300  # characters of why a grammar is refused: it may quote all of it
 # A grammar that needs more is refused, or fails its own sequence. They bound a step's work: 100,000 of lexer
@@ -90,6 +92,7 @@ class Matcher:
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._ends = end_token_ids
+        self._mask_s = 0.0  # processor time of one of the latest masks
         self._path: list[int] = []  # tokens that it stands after, committed and drafted ones
 
     def masks(self, generated: list[int], draft: Draft, nodes: Iterable[int]) -> list[Mask | None]:
@@ -100,8 +103,13 @@ class Matcher:
         Raises:
             GrammarError: the committed tokens contradict the grammar, or it asks for too much.
         """
+        begun = time.thread_time()
         self._commit(generated)
-        return [self._mask() if self._go(len(generated), _tokens_to(draft, node)) else None for node in nodes]
+        masks = [
+            self._mask() if self._go(len(generated), _tokens_to(draft, node)) else None for node in nodes
+        ]
+        self._mask_s = (time.thread_time() - begun) / max(len(masks), 1)
+        return masks
 
     def forced(self, generated: list[int], drafted: list[int]) -> list[int]:
         """The tokens that must follow these, as far as they are the only ones.
@@ -127,6 +135,9 @@ class Matcher:
             GrammarError: as ``masks``.
         """
         self._commit(generated)
+        if self._mask_s * (len(draft) + MAX_FORCED) > MASKS_S:
+            affordable = int(MASKS_S / self._mask_s)
+            draft, room = draft.leading(affordable), min(room, affordable)
         following = {ROOT: self._matcher.compute_ff_tokens()}  # tokens that must follow each node kept
         forced = []
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):

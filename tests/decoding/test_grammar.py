@@ -108,6 +108,18 @@ def test_no_more_is_forced_than_there_is_room() -> None:
     ]
 
 
+@pytest.mark.parametrize(("mask_s", "nodes"), [(0.0, 10), (1e-4, 10), (0.002, 5), (0.02, 0)])
+def test_a_draft_whose_masks_take_long_is_cut(
+    monkeypatch: pytest.MonkeyPatch, mask_s: float, nodes: int
+) -> None:
+    clock = iter([0.0, mask_s])
+    answer, chain = matcher(regex_grammar("[a-z ]*")), Draft.chain(ids("cat")[:1] * 10)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "thread_time", lambda: next(clock))
+        answer.masks([], Draft(), [ROOT])
+    assert len(answer.constrained([], chain, room=20).kept) == nodes
+
+
 def test_another_spelling_of_forced_text_is_no_forced_token() -> None:
     grammar = regex_grammar("(foo|bar)")
     free = ids("foo")[0]

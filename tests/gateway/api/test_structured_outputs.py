@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal
 
 import grpc
+import openai
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel, Field
 
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.service import Service, service_of
@@ -110,6 +112,34 @@ async def test_a_chat_answers_by_its_schema_and_streams_it(service: Service) -> 
     events = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")]
     said = [choice["delta"].get("content", "") for event in events for choice in event["choices"]]
     assert "".join(said) == whole["message"]["content"]
+
+
+class Tag(BaseModel):
+    name: Literal["red", "green"]
+    weight: int = Field(ge=0, le=9)
+
+
+class Person(BaseModel):
+    """As the official client turns it into a strict schema."""
+
+    name: str = Field(pattern="^[A-Z][a-z]{1,8}$")
+    age: int = Field(ge=0, le=150)
+    tags: list[Tag] = Field(max_length=2)
+    email: str | None = Field(max_length=12)
+
+
+async def test_the_official_client_parses_its_models(service: Service) -> None:
+    http: Any = service.http  # its own types are those of a fork
+    client = openai.AsyncOpenAI(base_url="http://service/v1", api_key="none", http_client=http)
+    answer = await client.chat.completions.parse(
+        model="m",
+        messages=[{"role": "user", "content": "Who?"}],
+        max_completion_tokens=120,
+        seed=2,
+        response_format=Person,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Person)
 
 
 async def test_choices_of_one_request_differ_and_are_all_valid(service: Service) -> None:
