@@ -72,6 +72,12 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
     )
 
     @model_validator(mode="after")
+    def _head_has_a_drafter(self) -> "TargetSettings":
+        if self.head is not None and self.drafter is None:
+            raise ValueError(f"head={self.head!r} is a drafter's: name that as drafter, eagle3 or medusa")
+        return self
+
+    @model_validator(mode="after")
     def _ranks_have_whole_devices(self) -> "TargetSettings":
         if self.tensor_parallel > 1 and self.gpus not in (None, 0.0, 1.0):
             raise ValueError(

@@ -118,6 +118,12 @@ def test_a_target_alone_is_drafted_for_by_ngrams() -> None:
     assert (found.gateway_settings().model, found.target_engine().dtype) == ("folder", "auto")
 
 
+def test_a_drafter_beside_the_target_serves_unless_another_is_named() -> None:
+    given = {"target": "t", "target.drafter": "eagle3", "target.head": "h"}
+    assert read_settings(given).gateway_settings().drafter == "eagle3"
+    assert read_settings({**given, "gateway.drafter": "ngram"}).gateway_settings().drafter == "ngram"
+
+
 def test_a_target_has_the_name_that_it_is_given() -> None:
     found = read_settings({"target": "t", "draft": "d", "target.name": "n"})
     gateway = found.gateway_settings()
@@ -281,6 +287,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
             {"drafts.default.replicas": "2", "drafts.default.max_replicas": "1"},
             r"drafts\.default\.max_replicas=1 is below replicas=2",
         ),
+        ({"target": "t", "target.head": "h"}, r"target\.head='h' is a drafter's: name that as drafter"),
         ({"target": "t", "target.model": "u"}, r"target\.model is given twice"),
         ({"target": "t", "drafts.default.quantization": "int8"}, r"drafts\.default\.model is missing: local"),
     ],

@@ -223,3 +223,31 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
         told["eagle_config"] = {**layers, **options}
     (folder / "config.json").write_text(json.dumps({**told, **config}))
     return folder
+
+
+def golden_forms() -> dict[str, Form]:
+    """For which the speculators package has computed logits."""
+    return {
+        "3": Form(tokens=300, norm_before_residual=True),
+        "3.1": Form(tokens=300, norm_before_fc=True, norm_output=True),
+        "fc_norm": Form(tokens=300, fc_norm=True),
+    }
+
+
+def golden_tensors(form: Form) -> dict[str, Tensor]:
+    """All random."""
+    generator = torch.Generator().manual_seed(4)
+    token_ids = torch.randperm(VOCABULARY, generator=generator)[: form.tokens].sort().values
+    return {
+        **random_tensors(form),
+        "lm_head.weight": torch.randn(form.tokens, SIZE, generator=generator),
+        "d2t": token_ids - torch.arange(form.tokens),
+        "t2d": torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, token_ids, True),
+    }
+
+
+def golden_inputs(form: Form) -> tuple[Tensor, list[int]]:
+    """States [12, num_layers, SIZE], and the token after each."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(12, len(form.layers), SIZE, generator=generator)
+    return hidden, torch.randint(VOCABULARY, (12,), generator=generator).tolist()
