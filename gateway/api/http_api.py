@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.api.access import Authentication
 from gateway.api.http_errors import answer_errors
 from gateway.api.openai.bodies import Parsed, described, parsed, told_seed
-from gateway.api.openai.chat import ChatAnswer, ChatRequest
+from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
 from gateway.api.openai.fields import IGNORED_HEADER
@@ -90,10 +91,12 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.post(CHATS, openapi_extra=described(ChatRequest, CHATS))
     async def chat(request: HttpRequest, caller: Caller) -> Response:
         asked = await parsed(ChatRequest, request, settings.unknown_fields)
-        prepared = await asked.body.prepared(generation, template, caller)
+        conversation = await asked.body.chat(template, generation.added_tokens)
+        prepared = await asked.body.prepared(generation, conversation, caller)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
-        return await respond(asked, prepared, ChatAnswer(settings.model, prepared, tokens, seed))
+        answer = ChatAnswer(settings.model, prepared, tokens, seed, conversation)
+        return await respond(asked, prepared, answer)
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.openai.bodies import described, parsed
-from gateway.api.openai.chat import MAX_MESSAGES, Message, rendered
+from gateway.api.openai.chat import rendered
 from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.schemas import NullIsLeftOut, Text, TokenIds
 from gateway.errors import UnknownModelError
 from gateway.generation.generation import Generation

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
@@ -41,7 +41,10 @@ class Generation:
         self.fleet = fleet
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
-        self._vocabulary = Vocabulary(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_tokens = [token.content for token in added.values() if token.special]
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        self._vocabulary = cache(partial(Vocabulary, tokenizer))  # by special tokens that are shown
         self.paces = Paces(PaceSettings())
         self._rounds = RoundsFactory(fleet, self.paces, settings)
         self.totals = Totals()
@@ -83,6 +86,7 @@ class Generation:
             request.task,
             request.priority,
             request.continues_text,
+            request.shown,
             asyncio.get_running_loop().time() + settings.request_deadline_s,
             get_current_span(),
         )
@@ -149,7 +153,7 @@ class Generation:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
-        text = AnswerText(self._vocabulary, prepared.stop, before)
+        text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before)
         rounds = self._rounds.of(
             sequence,
             prepared.speculation,
@@ -242,7 +246,7 @@ class Generation:
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Where each token's own text begins in the text of all, in characters."""
-        text = AnswerText(self._vocabulary, ())
+        text = AnswerText(self._vocabulary(frozenset()), ())
         return tuple(piece.start for piece in text.add([*token_ids], ends=True))
 
     def check_ids(self, field: str, token_ids: Collection[int]) -> None:

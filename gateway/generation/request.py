@@ -24,6 +24,7 @@ class Request:
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
+    shown: frozenset[str] = frozenset()  # special tokens that the answer's text is to have
     scores_prompts: bool = False  # log-probabilities of their tokens, as many as sampling.logprobs says
     generates: bool = True  # False: nothing but what is told of the prompts
     task: str | None = None  # label under which acceptance is counted
@@ -69,6 +70,7 @@ class Prepared:
     task: str | None
     priority: Priority
     continues_text: bool
+    shown: frozenset[str]
     deadline: float  # in the event loop's time
     server_span: Span  # of the request, as a caller or we ourselves have it recorded or not
 

@@ -1,6 +1,6 @@
 """Text to token ids and back, a token at a time. Never by transformers: it would bring torch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,15 +39,26 @@ def _load(source: str) -> Tokenizer:
 class Vocabulary:
     """A tokenizer, and what has to be known of its tokens to decode them one at a time."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
+        """shown: special tokens that are part of the text."""
         self.tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        special = {
+            i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        self.special_ids = frozenset(i for i, content in special.items() if content not in shown)
+        self._shows_any = len(self.special_ids) < len(special)
         # Such a vocabulary spells what it has no token for in single bytes, and a run of them is decoded at
         # once: a byte that does not fit turns all of the run into replacement characters.
         falls_back = "ByteFallback" in decoder_of(tokenizer)
         ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)) if falls_back else ()
         self.run_ids = frozenset(id_ for id_ in ids if id_ is not None)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens, but for those shown."""
+        if not self._shows_any:
+            return self.tokenizer.decode(token_ids)
+        ids = [token_id for token_id in token_ids if token_id not in self.special_ids]
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def decoder_of(tokenizer: Tokenizer) -> str:
@@ -66,7 +77,7 @@ class Detokenizer:
         # Decoding depends on what comes before: the last piece is decoded again with what is new.
         self._context: list[int] = []
         self._context_text = ""  # what of it was certain
-        text_before = vocabulary.tokenizer.decode(list(before))
+        text_before = vocabulary.decode(list(before))
         if before and before[-1] not in vocabulary.run_ids and not text_before.endswith(REPLACEMENT):
             self._context, self._context_text = list(before), text_before
         self._new: list[int] = []
@@ -92,7 +103,7 @@ class Detokenizer:
         if piece:
             # A character that is incomplete now began after the piece, thus within what is kept.
             self._context, self._new = self._new, []
-            context_text = self._vocabulary.tokenizer.decode(self._context)
+            context_text = self._vocabulary.decode(self._context)
             self._context_text = context_text[: len(context_text) - incomplete]
         return piece
 
@@ -104,7 +115,7 @@ class Detokenizer:
         return piece
 
     def _decode(self) -> str:
-        return self._vocabulary.tokenizer.decode([*self._context, *self._new])
+        return self._vocabulary.decode([*self._context, *self._new])
 
 
 class StopStrings:

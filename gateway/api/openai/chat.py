@@ -1,56 +1,59 @@
 """Bodies of /v1/chat/completions."""
 
 import asyncio
-import time
-import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
+from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.openai.field_types import Label
 from gateway.api.openai.fields import Ignored
-from gateway.api.openai.schemas import GenerationRequest, NullIsLeftOut, Text, finite, usage_bodies
+from gateway.api.openai.messages import MAX_MESSAGES, Message
+from gateway.api.openai.response_template import CALLS, THINKING, marks
+from gateway.api.openai.schemas import GenerationRequest
+from gateway.api.openai.tool_grammar import CallFormat
+from gateway.api.openai.tools import MAX_TOOLS, NamedChoice, Tool
 from gateway.errors import InvalidRequestError
+from gateway.generation.form import Form
 from gateway.generation.generation import Generation
-from gateway.generation.request import Chunk, Prepared, Request, Usage
-from gateway.generation.token_bytes import TokenBytes
+from gateway.generation.request import Prepared, Request
 from gateway.generation.tokenization import LONG_TEXT
-from gateway.sequence import Token
 
-MAX_MESSAGES, MAX_PARTS = 4096, 256  # of a chat, of a message
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["text"]
-    text: Text
+MAX_KWARGS = 32  # of a chat template
 
 
-def _as_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+@dataclass(frozen=True)
+class Chat:
+    """A chat as the model reads it, and how its answer is to be read."""
 
+    prompt: str
+    tools: list[dict[str, Any]]
+    response_template: dict[str, Any] | None
+    most_calls: int | None  # of an answer
+    form: Form | None  # that the answer has, since calls are to be right
 
-Content = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
-Nothing = Annotated[list[None], Field(max_length=0)]
+    @property
+    def is_parsed(self) -> bool:
+        """Whether an answer may be more than text."""
+        fields = (self.response_template or {"fields": {}})["fields"]
+        return bool(self.tools) or any(name in fields for name in THINKING)
 
+    def shown(self, special_tokens: list[str]) -> frozenset[str]:
+        """Those that have to be in the text which the parser reads."""
+        if not self.is_parsed or self.response_template is None:
+            return frozenset()
+        return marks(self.response_template, special_tokens)
 
-class Message(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Text | None = None
-    # What else an answer may hold that is sent back.
-    annotations: Nothing = Field(default_factory=list)
-    tool_calls: Nothing = Field(default_factory=list)
-
-    def plain(self) -> dict[str, str]:
-        """As chat templates take it."""
-        return {"role": self.role, "content": "".join(part.text for part in self.content)}
+    def parser(self) -> AnswerParser | None:
+        """For one answer; None where that is text and nothing else."""
+        if not self.is_parsed or self.response_template is None:
+            return None
+        return AnswerParser(self.response_template, self.prompt, self.tools, self.most_calls)
 
 
 class ChatRequest(GenerationRequest):
@@ -58,119 +61,98 @@ class ChatRequest(GenerationRequest):
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict, max_length=MAX_KWARGS)
+    reasoning_effort: Label | None = None  # for templates that know it
     prediction: Ignored = None
     verbosity: Ignored = None
-    reasoning_effort: Ignored = None
-    parallel_tool_calls: Ignored = None
-    # Fields of OpenAI's that have one accepted meaning.
-    tools: Nothing = Field(default_factory=list)
-    tool_choice: Literal["none", "auto"] = "none"
 
-    async def prepared(self, generation: Generation, template: ChatTemplate, caller: str | None) -> Prepared:
-        """Raises as ``Generation.prepare`` does, and for messages that the template refuses."""
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that may be called, as templates and parsers take them."""
+        return [] if self.tool_choice == "none" else [tool.plain() for tool in self.tools]
+
+    async def prepared(self, generation: Generation, chat: Chat, caller: str | None) -> Prepared:
+        """Raises as ``Generation.prepare`` does."""
         try:
-            return await generation.prepare(await self._request(generation, template), caller)
+            return await generation.prepare(await self._request(generation, chat), caller)
         except InvalidRequestError as error:
             limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             own_names = {"prompt": "messages", "max_tokens": limit}
             raise type(error)(own_names.get(error.field, error.field), error.message) from error
 
-    async def _request(self, generation: Generation, template: ChatTemplate) -> Request:
+    async def chat(self, template: ChatTemplate, added: Mapping[str, int]) -> Chat:
+        """added: ids of the tokenizer's added tokens.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or does not know tools.
+        """
+        tools, more, known = self.offered, dict(self.chat_template_kwargs), template.response_template
+        form = None
+        if tools:
+            if not template.knows_tools:
+                raise InvalidRequestError("tools", "the model's chat template knows none")
+            if known is None or CALLS not in known["fields"]:
+                raise InvalidRequestError(
+                    "tools", "how the model writes calls is not known: its tokenizer has no response_template"
+                )
+            form = self._form(tools, known, added)
+        elif self.tool_choice not in ("none", "auto"):
+            raise InvalidRequestError("tool_choice", "needs tools")
+        if self.reasoning_effort is not None:
+            more.setdefault("reasoning_effort", self.reasoning_effort)
+        text = await rendered(template, self.messages, tools=tools, more=more)
+        return Chat(text, tools, known, None if self.parallel_tool_calls else 1, form)
+
+    def _form(
+        self, tools: list[dict[str, Any]], template: dict[str, Any], added: Mapping[str, int]
+    ) -> Form | None:
+        """Of an answer that has to call, or whose calls have to follow a schema; None: any."""
+        if isinstance(self.tool_choice, NamedChoice):
+            name = self.tool_choice.function.name
+            tools = [tool for tool in tools if tool["function"]["name"] == name]
+            if not tools:
+                raise InvalidRequestError("tool_choice.function.name", f"{name!r} is none of the tools")
+            return CallFormat.of(template, added, "tool_choice").only_calls(tools, several=False)
+        if self.tool_choice == "required":
+            several = self.parallel_tool_calls
+            return CallFormat.of(template, added, "tool_choice").only_calls(tools, several=several)
+        if any(tool.function.strict for tool in self.tools):
+            held = [tool.held() for tool in self.tools]
+            return CallFormat.of(template, added, "tools").right_calls(held)
+        return None
+
+    async def _request(self, generation: Generation, chat: Chat) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        text = await rendered(template, self.messages)
-        prompt = await generation.token_ids(text, add_special_tokens=False)
+        prompt = await generation.token_ids(chat.prompt, add_special_tokens=False)
         request = self.request(
             (prompt,),
             logprobs=self.top_logprobs if self.logprobs else None,
             max_tokens=self.max_tokens or generation.room(len(prompt)),
         )
-        return replace(request, continues_text=False)
+        if self.tools and self.tool_choice != "none" and request.form is not None:
+            raise InvalidRequestError("tools", "cannot be combined with a form of the answer")
+        return replace(
+            request,
+            continues_text=False,
+            shown=chat.shown(generation.special_tokens),
+            form=chat.form or request.form,
+        )
 
 
-async def rendered(template: ChatTemplate, messages: list[Message], *, begin_answer: bool = True) -> str:
+async def rendered(
+    template: ChatTemplate,
+    messages: list[Message],
+    *,
+    tools: Sequence[dict[str, Any]] = (),
+    begin_answer: bool = True,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
     """The chat as the template writes it. Raises InvalidRequestError where that refuses it."""
     plain = [message.plain() for message in messages]
-    render = partial(template.render, plain, begin_answer=begin_answer)
+    render = partial(template.render, plain, tools=tools, begin_answer=begin_answer, more=more)
     is_long = len(plain) + sum(len(message["content"]) for message in plain) > LONG_TEXT
-    return await asyncio.to_thread(render) if is_long else render()
-
-
-class ChatAnswer:
-    """The bodies of one answer; ``id``, time and model are the same in all of them."""
-
-    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int) -> None:
-        """seed: as the caller is told of it."""
-        self._frame = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._choices = len(prepared.sequences)
-        self._seed = seed
-        self._tokens = tokens
-
-    def opening(self) -> list[dict[str, Any]]:
-        """Before the first chunk: whose turn it is, and the seed to repeat a broken stream with."""
-        delta = {"role": "assistant", "content": ""}
-        said = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
-        return [{**said[0], "outrider": {"seed": self._seed}}, *said[1:]]
-
-    def chunk(self, chunk: Chunk) -> dict[str, Any] | None:
-        """One event of a stream; None where there is nothing to say yet."""
-        logprobs = self._logprobs(chunk.tokens)
-        if not chunk.text and logprobs is None and chunk.finish_reason is None:
-            return None
-        delta = {"content": chunk.text} if chunk.text else {}
-        return self._event(_choice(chunk.choice, delta, logprobs, chunk.finish_reason))
-
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self._event(), **usage_bodies(usage, self._seed)}
-
-    def whole(self, chunks: Iterable[Chunk], count: int) -> dict[str, Any]:
-        """The body of an answer that is not streamed; ``count`` choices."""
-        chunks = list(chunks)
-        choices = []
-        for index in range(count):
-            own = [chunk for chunk in chunks if chunk.choice == index]
-            message = {"role": "assistant", "content": "".join(chunk.text for chunk in own), "refusal": None}
-            logprobs = self._logprobs([token for chunk in own for token in chunk.tokens])
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": logprobs,
-                    "finish_reason": own[-1].finish_reason,
-                }
-            )
-        usage = chunks[-1].usage
-        assert usage is not None
-        return {
-            **self._frame,
-            "object": "chat.completion",
-            "choices": choices,
-            **usage_bodies(usage, self._seed),
-        }
-
-    def _event(self, *choices: dict[str, Any]) -> dict[str, Any]:
-        return {**self._frame, "object": "chat.completion.chunk", "choices": list(choices)}
-
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        content = []
-        for token in tokens:
-            if token.logprobs is None:
-                return None
-            pairs = zip(token.logprobs.token_ids, token.logprobs.logprobs, strict=True)
-            top = [self._token(other, logprob) for other, logprob in pairs]
-            content.append({**self._token(token.id, token.logprobs.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None} if content else None
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._tokens.text(token_id),
-            "logprob": finite(logprob),
-            "bytes": list(self._tokens.of(token_id)),
-        }
-
-
-def _choice(
-    index: int, delta: dict[str, str], logprobs: dict[str, Any] | None, finish_reason: str | None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return await asyncio.to_thread(render) if is_long or tools else render()

@@ -117,20 +117,20 @@ class CompletionAnswer:
         """Nothing comes before the first chunk."""
         return []
 
-    def chunk(self, chunk: Chunk) -> dict[str, Any] | None:
-        """One event of a stream; None where there is nothing to say yet.
+    def chunk(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """Events of a stream; none where there is nothing to say yet.
 
         The first tells the seed, with which a stream that broke can be asked for again.
         """
         logprobs = self._logprobs(chunk.choice, [chunk])
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
         if not text and logprobs is None and chunk.finish_reason is None:
-            return None
+            return []
         body = {**self._frame, "choices": [_choice(chunk.choice, text, logprobs, chunk.finish_reason)]}
         if not self._told_seed:
             self._told_seed = True
             body["outrider"] = {"seed": self._seed}
-        return body
+        return [body]
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The extra last event of a stream that asked for it: no choice, only usage."""

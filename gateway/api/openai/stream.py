@@ -23,7 +23,7 @@ class Answer(Protocol):
     """The bodies of one endpoint."""
 
     def opening(self) -> list[dict[str, Any]]: ...
-    def chunk(self, chunk: Chunk) -> dict[str, Any] | None: ...
+    def chunk(self, chunk: Chunk) -> list[dict[str, Any]]: ...
     def usage(self, usage: Usage) -> dict[str, Any]: ...
     def whole(self, chunks: list[Chunk], count: int) -> dict[str, Any]: ...
 
@@ -50,14 +50,14 @@ async def events(
             for opening in answer.opening():
                 yield event(counted(opening))
             while True:
-                body = (
+                bodies = (
                     await asyncio.to_thread(answer.chunk, chunk) if is_long([chunk]) else answer.chunk(chunk)
                 )
                 written += len(chunk.tokens)
                 if options.include_rounds:
-                    body = body or {"choices": []}
-                    body["outrider"] = body.get("outrider", {}) | details_body(chunk, tokens)
-                if body is not None:
+                    bodies = bodies or [{"choices": []}]
+                    bodies[0]["outrider"] = bodies[0].get("outrider", {}) | details_body(chunk, tokens)
+                for body in bodies:
                     yield event(counted(body))
                 if chunk.usage is not None:
                     break

@@ -80,6 +80,11 @@ async def test_another_model_is_not_found(client):
     assert response.json()["error"]["code"] == "model_not_found"
 
 
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+BAD_CALL = {"id": "1", "function": {"name": "f", "arguments": "[1]"}}
+ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -91,7 +96,12 @@ async def test_another_model_is_not_found(client):
         ({"messages": [{"role": "user", "content": "x" * MAX_LENGTH}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages.0"),
+        ({"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]}, ARGUMENTS),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"prompt": "x"}, "prompt"),
         ({"functions": [{"name": "f"}]}, "functions"),

@@ -1,0 +1,181 @@
+"""From the text of an answer to what it says, thinks and calls, as it comes."""
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.api.openai.response_template import CALLS, THINKING, with_raw_calls
+
+Delta = dict[str, Any]  # as a stream of OpenAI's has it
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+class AnswerParser:
+    """Text in, deltas out. Put together they are the message, however the text was cut into pieces.
+
+    Arguments that are written as JSON come as they are written, before they are complete. Others come when
+    their call is.
+    """
+
+    def __init__(
+        self, template: dict[str, Any], prefix: str, tools: Sequence[dict[str, Any]], most_calls: int | None
+    ) -> None:
+        """
+        Args:
+            template: the model's response template.
+            prefix: the prompt: it may have begun the answer, with the mark of thinking for example.
+            tools: that may be called; without any a call is mere text.
+            most_calls: all further ones are left out.
+        """
+        from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
+
+        self._template = template
+        self._prefix = prefix
+        self._tools = list(tools)
+        self._most_calls = most_calls
+        self._parser = ResponseParser(with_raw_calls(template), prefix=prefix)
+        self._text = ""  # so far
+        self._call: _Call | None = None  # being written
+        self._parsed = 0  # calls that transformers has read
+        self.calls = 0  # that were told
+
+    def feed(self, text: str, *, ends: bool) -> list[Delta]:
+        """What is certain now. ``ends`` says that nothing follows."""
+        self._text += text
+        events = self._parser.feed(text)
+        if ends:
+            events += self._parser.finalize()[1]
+        return [delta for event in events for delta in self._deltas(event)]
+
+    def _deltas(self, event: dict[str, Any]) -> list[Delta]:
+        kind, field = event["type"], event["field"]
+        if field == CALLS and self._tools:
+            return self._of_call(kind, event.get("text", ""))
+        if kind != "region_chunk":
+            return []
+        return [{"reasoning_content" if field in THINKING else "content": event["text"]}]
+
+    def _of_call(self, kind: str, text: str) -> list[Delta]:
+        if self._call is None:
+            self._call = _Call()
+        call = self._call
+        if kind == "region_chunk":
+            name, arguments = call.feed(text)
+            if name is not None:
+                return self._told(name, arguments, call)
+            return self._more(arguments, call) if arguments else []
+        if kind != "region_close":
+            return []
+        self._call = None
+        if call.is_known:
+            self._parsed += 1
+            return []
+        return self._read(call.text)
+
+    def _told(self, name: str, arguments: str, call: "_Call") -> list[Delta]:
+        if self.calls == self._most_calls:
+            return []
+        call.index = self.calls
+        self.calls += 1
+        function = {"name": _whole(name), "arguments": arguments}
+        told = {
+            "index": call.index,
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": function,
+        }
+        return [{"tool_calls": [told]}]
+
+    def _more(self, arguments: str, call: "_Call") -> list[Delta]:
+        if call.index is None:
+            return []
+        return [{"tool_calls": [{"index": call.index, "function": {"arguments": arguments}}]}]
+
+    def _read(self, text: str) -> list[Delta]:
+        """A call that is written otherwise, as transformers reads it; what it cannot read stays text."""
+        from transformers.utils.chat_parsing import parse_response
+
+        try:
+            message = parse_response(self._text, self._template, prefix=self._prefix, tools=self._tools)
+            calls = message[CALLS][self._parsed :]
+            functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        except Exception:  # of whatever a model writes
+            return [{"content": text}] if text else []
+        self._parsed += len(calls)
+        return [
+            delta
+            for name, arguments in functions
+            for delta in self._told(str(name), _as_json(arguments), _Call())
+        ]
+
+
+class _Call:
+    """One call while it is written: JSON, of which the name comes first."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.index: int | None = None  # among those told
+        self.is_known = False  # its name is, and what follows are arguments
+        self._depth = 0
+        self._in_string = self._is_escaped = self._is_over = False
+
+    def feed(self, text: str) -> tuple[str | None, str]:
+        """Its name, once, as soon as that is known; and the arguments' text that is new."""
+        self.text += text
+        if self.is_known:
+            return None, self._arguments(text)
+        head = HEAD.match(self.text)
+        if head is None:
+            return None, ""
+        try:
+            name = json.loads(head[1], strict=False)
+        except ValueError:  # an escape that JSON does not have
+            return None, ""
+        self.is_known = True
+        return name, self._arguments(self.text[head.end() :])
+
+    def _arguments(self, text: str) -> str:
+        """The part of it that belongs to the object that they are."""
+        for place, char in enumerate(text):
+            if self._is_over:
+                return text[:place]
+            if self._in_string:
+                ends = char == '"' and not self._is_escaped
+                self._is_escaped = char == "\\" and not self._is_escaped
+                self._in_string = not ends
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                self._is_over = self._depth == 0
+        return text
+
+
+def _as_json(arguments: Any) -> str:
+    return _whole(arguments) if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
+
+
+def joined(deltas: Sequence[Delta]) -> dict[str, Any]:
+    """The message that they make together."""
+    message: dict[str, Any] = {"content": None}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for name in delta.keys() - {"tool_calls"}:
+            message[name] = (message.get(name) or "") + delta[name]
+        for told in delta.get("tool_calls", ()):
+            if "id" in told:
+                calls[told["index"]] = {
+                    name: value for name, value in told.items() if name not in ("index", "function")
+                } | {"function": dict(told["function"])}
+            else:
+                calls[told["index"]]["function"]["arguments"] += told["function"]["arguments"]
+    return {**message, "tool_calls": [*calls.values()]} if calls else message

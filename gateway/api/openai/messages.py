@@ -1,0 +1,61 @@
+"""Messages of a chat, as callers send them and as chat templates take them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gateway.api.openai.schemas import NullIsLeftOut, Text
+from gateway.api.openai.tools import MAX_CALLS, Call
+
+MAX_MESSAGES, MAX_PARTS = 4096, 256  # of a chat, of a message
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text"]
+    text: Text
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+Content = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
+Nothing = Annotated[list[None], Field(max_length=0)]
+
+
+class Message(NullIsLeftOut):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = Field(default_factory=list, validate_default=False)
+    name: Text | None = None
+    tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_CALLS, fail_fast=True)
+    tool_call_id: Text | None = None  # that a tool's message answers
+    reasoning_content: Text | None = None
+    # What else an answer may hold that is sent back.
+    annotations: Nothing = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise PydanticCustomError("missing", "content is needed")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "tool_calls are an assistant's")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        told: dict[str, Any] = {
+            "role": self.role,
+            "content": "".join(part.text for part in self.content),
+        }
+        if self.tool_calls:
+            told["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.reasoning_content is not None:
+            told["reasoning_content"] = self.reasoning_content
+        if self.role == "tool":
+            told |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return told

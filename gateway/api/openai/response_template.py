@@ -1,0 +1,79 @@
+"""How a model writes its answers: which part is text, which is thinking, which calls a tool.
+
+A tokenizer says so by its response template, which transformers reads. For those that have none, here are the
+formats that many models share, known by a mark in the chat template.
+"""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+CALLS = "tool_calls"
+THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field, as templates have it
+TURN = r"<\|(im_start|start_header_id)\|>assistant(<\|end_header_id\|>\n)?\n|\[/INST\]|<\|assistant\|>"
+CALL = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}}
+OF_LIST = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
+OF_LLAMA = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.parameters}"}}
+THOUGHTS = {"open": "<think>", "close": "</think>"}
+
+# By the mark in a chat template: how calls are written. The first that is found counts.
+FORMATS: dict[str, dict[str, Any]] = {
+    # Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+    "<tool_call>": {
+        "open": "<tool_call>",
+        "close": "</tool_call>",
+        "content": "json",
+        "repeats": True,
+        "transform": CALL,
+    },
+    # Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]
+    "[TOOL_CALLS]": {
+        "open": "[TOOL_CALLS]",
+        "close": "</s>",
+        "content": "json",
+        "transform": OF_LIST,
+        "transform_each": True,
+    },
+    # Llama 3: an answer that is {"name": ..., "parameters": {...}}, with a mark before it or without
+    "<|python_tag|>": {
+        "open_pattern": r"<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")",
+        "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>|\s*;\s*(?=\{)",
+        "content": "json",
+        "repeats": True,
+        "transform": OF_LLAMA,
+    },
+}
+OTHER_CALLS = ("<function=", "[ARGS]", "<arg_key>")  # marks of formats that these would misread
+
+
+def of_chat_template(source: str) -> dict[str, Any] | None:
+    """The response template that goes with a chat template; None where it is not known."""
+    thinks = "<think>" in source
+    mark = next((mark for mark in FORMATS if mark in source), None)
+    if any(other in source for other in OTHER_CALLS):
+        mark = None
+    if mark is None and not thinks:
+        return None
+    fields: dict[str, Any] = {"content": {}}
+    if mark is not None:
+        fields[CALLS] = FORMATS[mark]
+    if thinks:
+        fields[THINKING[0]] = THOUGHTS
+    return {"version": 1, "start_anchor_pattern": TURN, "defaults": {"role": "assistant"}, "fields": fields}
+
+
+def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
+    """The same, in which a call is text: of one that is malformed, or cut off, nothing is lost."""
+    raw = deepcopy(template)
+    calls = raw["fields"].get(CALLS)
+    if calls is not None:
+        for name in ("content_args", "transform_each", "join"):
+            calls.pop(name, None)
+        raw["fields"][CALLS] = {**calls, "content": "text", "transform": {"text": "{content}"}}
+    return raw
+
+
+def marks(template: dict[str, Any], special_tokens: list[str]) -> frozenset[str]:
+    """Those special tokens that the template goes by: they have to be in the text that it reads."""
+    written = json.dumps(template, ensure_ascii=False).replace("\\", "")
+    return frozenset(token for token in special_tokens if token in written)
