@@ -4,6 +4,7 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
@@ -15,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.access import Authentication
+from gateway.api.docs import add_docs
 from gateway.api.http_errors import answer_errors
 from gateway.api.openai.bodies import Parsed, described, parsed, told_seed
 from gateway.api.openai.chat import ChatRequest
@@ -22,12 +24,14 @@ from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
 from gateway.api.openai.fields import IGNORED_HEADER
+from gateway.api.openai.response_events import ResponseAnswer, response_events
+from gateway.api.openai.responses import ResponseRequest, renamed, told_back
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import Answer, events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
 from gateway.api.text_api import add_texts
-from gateway.errors import UnauthenticatedError, UnknownModelError
+from gateway.errors import InvalidRequestError, UnauthenticatedError, UnknownModelError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared
 from gateway.generation.token_bytes import TokenBytes
@@ -36,8 +40,8 @@ from outrider.drafters.registry import drafters
 
 LONGEST_HEADER = 2048  # characters
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-TRACED = (COMPLETIONS, CHATS)  # other paths would only fill the traces
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+TRACED = (COMPLETIONS, CHATS, RESPONSES)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "metrics": False,
@@ -48,7 +52,13 @@ TELEMETRY: TelemetryConfig = {
 
 
 def build(generation: Generation, template: ChatTemplate, authentication: Authentication) -> FastAPI:
-    app = FastAPI(title="Outrider", docs_url=None, redoc_url=None, telemetry=TELEMETRY)
+    app = FastAPI(
+        title="Outrider",
+        version=version("outrider"),
+        docs_url=None,
+        redoc_url=None,
+        telemetry=TELEMETRY,
+    )
     started = int(time.time())
     settings = generation.settings
     tokens = TokenBytes(generation.tokenizer)
@@ -62,9 +72,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     async def respond(asked: Parsed[Any], prepared: Prepared, answer: Answer) -> Response:
         body: GenerationRequest = asked.body
         chunks = generation.chunks(prepared)
-        headers = {SEED_HEADER: str(told_seed(body, prepared))}
-        if asked.ignored:
-            headers[IGNORED_HEADER] = _listed(asked.ignored)
+        headers = headers_of(asked, told_seed(body, prepared))
         if not body.stream:
             async with aclosing(chunks):
                 said = [chunk async for chunk in chunks]
@@ -80,6 +88,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.post(COMPLETIONS, openapi_extra=described(CompletionRequest, COMPLETIONS))
     async def completions(request: HttpRequest, caller: Caller) -> Response:
+        """Goes on with a text, or several; as server-sent events with `stream`."""
         asked = await parsed(CompletionRequest, request, settings.unknown_fields)
         prepared = await generation.prepare(asked.body.prepared(), caller)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
@@ -90,6 +99,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.post(CHATS, openapi_extra=described(ChatRequest, CHATS))
     async def chat(request: HttpRequest, caller: Caller) -> Response:
+        """Answers a conversation; as server-sent events with `stream`."""
         asked = await parsed(ChatRequest, request, settings.unknown_fields)
         conversation = await asked.body.chat(template, generation.added_tokens)
         prepared = await asked.body.prepared(generation, conversation, caller)
@@ -98,12 +108,37 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         answer = ChatAnswer(settings.model, prepared, tokens, seed, conversation)
         return await respond(asked, prepared, answer)
 
+    @app.post(RESPONSES, openapi_extra=described(ResponseRequest, RESPONSES))
+    async def responses(request: HttpRequest, caller: Caller) -> Response:
+        """Answers a conversation in OpenAI's newer words. Nothing is kept after the answer."""
+        asked = await parsed(ResponseRequest, request, settings.unknown_fields)
+        try:
+            body = asked.body.of_chat()
+            conversation = await body.chat(template, generation.added_tokens)
+            prepared = await body.prepared(generation, conversation, caller)
+        except InvalidRequestError as error:
+            raise renamed(error) from error
+        prepared.server_span.set_attribute(KEY, request.scope[KEY])
+        seed, chunks = told_seed(asked.body, prepared), generation.chunks(prepared)
+        answer = ResponseAnswer(settings.model, conversation.parser(), seed, told_back(asked.body))
+        if asked.body.stream:
+            first = await anext(chunks)  # until then an error can still be told by the status
+            told = response_events(first, chunks, answer)
+            return StreamingResponse(told, media_type="text/event-stream", headers=headers_of(asked, seed))
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                for _ in answer.chunk(chunk):
+                    pass
+        return JSONResponse(answer.response, headers=headers_of(asked, seed))
+
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> dict[str, Any]:
+        """What is served."""
         return {"object": "list", "data": [await model(settings.model)]}
 
     @app.get("/v1/models/{name:path}", dependencies=[Depends(is_known)])
     async def model(name: str) -> dict[str, Any]:
+        """One model that is served."""
         if name != settings.model:
             raise UnknownModelError("model", f"{name!r} is not served, {settings.model!r} is")
         return {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
@@ -132,10 +167,16 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     add_texts(app, generation, template, is_known)
     add_page(app)
+    add_docs(app)
     answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_message_bytes)
     app.add_middleware(RequestIds)
     return app
+
+
+def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
+    headers = {SEED_HEADER: str(seed)}
+    return headers | {IGNORED_HEADER: _listed(asked.ignored)} if asked.ignored else headers
 
 
 def _listed(names: list[str]) -> str:

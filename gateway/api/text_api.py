@@ -83,6 +83,7 @@ def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_k
 
     @app.get("/version")
     async def of_outrider() -> dict[str, str]:
+        """Of the program that answers."""
         return {"version": version("outrider")}
 
     @app.get("/ping")

@@ -85,7 +85,9 @@ HINTS: dict[str, Levels] = {
     "bad_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
     "stop_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
 }
-HINTS["max_completion_tokens"] = replace(HINTS["max_tokens"], ordinary=st.integers(1, 16))
+HINTS["max_output_tokens"] = HINTS["max_completion_tokens"] = replace(
+    HINTS["max_tokens"], ordinary=st.integers(1, 16)
+)
 HINTS["response_format"] = forms.response_formats(ANYTHING)
 HINTS["structured_outputs"] = forms.structured_outputs(ANYTHING)
 SHORTHANDS = {"content": st.sampled_from(PROMPTS), "stop": st.text(min_size=1, max_size=3)}

@@ -72,6 +72,11 @@ class HttpCall:
 
 def _read(content: bytes) -> None:
     """An answer that began with 200 also ends well, and all of it is JSON."""
+    if content.startswith(b"event: "):
+        for event in content.decode().removesuffix("\n\n").split("\n\n"):
+            told = _json(event.partition("\ndata: ")[2])
+            assert told["type"] != "response.failed", f"refused in the middle of an answer: {told}"
+        return
     if not content.startswith(b"data: "):
         if content and not content.lstrip().startswith(b"<"):  # a page
             _json(content)

@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {
     "target": {"cache_memory": 2**24},  # few enough blocks for refusals and preemption
     "gateway": {"max_output_tokens": 48, "max_prompt_tokens": 1024, "request_deadline_s": 30.0},
 }
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 # gRPC has one poller for all event loops of a process: some of it may be for the loop of an earlier test.
 CLOSED = "Event loop is closed"

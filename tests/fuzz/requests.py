@@ -7,11 +7,12 @@ from hypothesis.strategies import SearchStrategy
 
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
+from gateway.api.openai.responses import ResponseRequest
 from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 from protos import generation_pb2
 from tests.fuzz.bodies import body_of
 from tests.fuzz.calls import DAMAGES, REQUESTS, STAYS, GrpcCall, HttpCall, Leaving
-from tests.fuzz.harness import CHAT, COMPLETIONS
+from tests.fuzz.harness import CHAT, COMPLETIONS, RESPONSES
 from tests.fuzz.messages import PUBLIC_HINTS, message_of
 from tests.fuzz.values import graded
 from tests.support.service import MODEL
@@ -25,6 +26,7 @@ DAMAGE = st.sampled_from([None] * 40 + sorted(DAMAGES))
 BODIES = {
     COMPLETIONS: body_of(CompletionRequest),
     CHAT: body_of(ChatRequest),
+    RESPONSES: body_of(ResponseRequest),
     TOKENIZE: body_of(TokenizeRequest),
     DETOKENIZE: body_of(DetokenizeRequest),
 }
@@ -38,6 +40,8 @@ PAGES = [
     "/v1/models/\ud800",
     "/",
     "/page",
+    "/docs",
+    "/openapi.json",
     "/nowhere",
 ]
 MESSAGES = {
@@ -61,6 +65,7 @@ def requests() -> SearchStrategy[Any]:
         _posts(COMPLETIONS),
         _posts(COMPLETIONS),
         _posts(CHAT),
+        _posts(RESPONSES),
         _calls("Generate"),
         _calls("Complete"),
     ]

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
+from gateway.api.openai.responses import ResponseRequest
 from gateway.api.text_api import DetokenizeRequest, TokenizeRequest
 from protos import generation_pb2, rounds_pb2
 from tests.fuzz.bodies import body_of
@@ -89,7 +90,10 @@ def never_said(
     return missing
 
 
-@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
+@pytest.mark.parametrize(
+    "model",
+    [CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest],
+)
 def test_bodies_have_every_field_of_the_request(model: type[BaseModel]) -> None:
     assert never_said(fields_of(model), graded(body_of(model))) == set()
 

@@ -141,3 +141,28 @@ async def test_a_stream_that_fails_on_the_way_raises(tokenizer):
         with pytest.raises(openai.APIError, match="lost by the script"):
             async for _ in stream:
                 pass
+
+
+async def test_responses(client):
+    answer = await client.responses.create(model="m", input="x", max_output_tokens=COUNT)
+    assert answer.output_text == TEXT
+    assert answer.usage.output_tokens == COUNT
+
+
+async def test_a_stream_of_responses(tokenizer):
+    async with (
+        client_of(tokenizer, ScriptedTarget(ANSWER, finish_reason="stop")) as client,
+        client.responses.stream(model="m", input="x", max_output_tokens=COUNT) as stream,
+    ):
+        kinds = [event.type async for event in stream]
+        answer = await stream.get_final_response()
+    assert "response.output_text.delta" in kinds
+    assert answer.output_text == TEXT
+
+
+async def test_several_prompts_and_their_own_log_probabilities(client):
+    answer = await client.completions.create(
+        model="m", prompt=["x", "yy"], max_tokens=0, echo=True, logprobs=1
+    )
+    assert [choice.text for choice in answer.choices] == ["x", "yy"]
+    assert answer.choices[1].logprobs.token_logprobs == [None, -0.25]

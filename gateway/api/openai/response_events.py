@@ -1,0 +1,205 @@
+"""Answers of /v1/responses: items that are added, grow and are done; whole, or event by event."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from gateway.api.http_errors import told
+from gateway.api.openai.answer_parser import AnswerParser, Delta
+from gateway.api.openai.schemas import metrics_body, usage_body
+from gateway.errors import DEFECT, GatewayError
+from gateway.generation.request import Chunk, Usage
+
+logger = logging.getLogger("ray.serve")
+
+Event = dict[str, Any]
+
+
+class ResponseAnswer:
+    """Follows one answer. The response as a whole is what its events have built."""
+
+    def __init__(
+        self, model: str, parser: AnswerParser | None, seed: int, repeated: Mapping[str, Any]
+    ) -> None:
+        """
+        Args:
+            parser: None where the answer is text and nothing else.
+            seed: as the caller is told of it.
+            repeated: what is told back of the request.
+        """
+        self._parser = parser
+        self._seed = seed
+        self._items: list[dict[str, Any]] = []  # of the output; the last may be growing
+        self._is_open = False
+        self._call: int | None = None  # the one that is growing, by its number in the answer
+        self._number = 0  # of the next event
+        self.response: dict[str, Any] = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": model,
+            "output": self._items,
+            **repeated,
+            "usage": None,
+            "outrider": {"seed": seed},
+        }
+
+    def opening(self) -> Iterator[Event]:
+        """Before the first token."""
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
+
+    def chunk(self, chunk: Chunk) -> Iterator[Event]:
+        """What a chunk brings; the last one ends the response."""
+        for delta in self._deltas(chunk):
+            if "tool_calls" in delta:
+                yield from self._called(delta["tool_calls"][0])
+            elif "reasoning_content" in delta:
+                yield from self._said("reasoning", delta["reasoning_content"])
+            elif delta["content"]:
+                yield from self._said("message", delta["content"])
+        if chunk.finish_reason is not None:
+            status = "incomplete" if chunk.finish_reason == "length" else "completed"
+            yield from self._done(status)
+            self.response["status"] = status
+            if status == "incomplete":
+                self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            assert chunk.usage is not None
+            self.response |= {"usage": self._usage(chunk.usage), "metrics": metrics_body(chunk.usage)}
+            yield self._event(f"response.{status}", response=self.response)
+
+    def failed(self, message: str) -> Event:
+        """Instead of its end."""
+        self.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+        return self._event("response.failed", response=self.response)
+
+    def _deltas(self, chunk: Chunk) -> list[Delta]:
+        if self._parser is None:
+            return [{"content": chunk.text}]
+        return self._parser.feed(chunk.text, ends=chunk.finish_reason is not None)
+
+    def _said(self, kind: str, text: str) -> Iterator[Event]:
+        if not self._is_open or self._items[-1]["type"] != kind:
+            yield from self._begun(_message() if kind == "message" else _reasoning())
+            yield self._event("response.content_part.added", **self._place(), part=dict(self._part()))
+        self._part()["text"] += text
+        yield self._event(f"response.{_text_of(kind)}.delta", **self._place(), delta=text, **_logprobs(kind))
+
+    def _called(self, call: dict[str, Any]) -> Iterator[Event]:
+        if "id" in call:
+            yield from self._begun(_function_call(call))
+            self._call = call["index"]
+        if not self._is_open or self._call != call["index"]:
+            return
+        delta = call["function"]["arguments"]
+        if delta:
+            self._items[-1]["arguments"] += delta
+            place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+            yield self._event("response.function_call_arguments.delta", **place, delta=delta)
+
+    def _begun(self, item: dict[str, Any]) -> Iterator[Event]:
+        yield from self._done("completed")
+        self._items.append(item)
+        self._is_open = True
+        added = {**item, "content": []} if "content" in item else item
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=added)
+
+    def _done(self, status: str) -> Iterator[Event]:
+        """Of the item that is growing."""
+        if not self._is_open:
+            return
+        item, self._is_open = self._items[-1], False
+        item["status"] = status
+        if item["type"] == "function_call":
+            place = {"item_id": item["id"], "output_index": len(self._items) - 1}
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **place, **said)
+        else:
+            kind, part = item["type"], self._part()
+            text = {"text": part["text"], **_logprobs(kind)}
+            yield self._event(f"response.{_text_of(kind)}.done", **self._place(), **text)
+            yield self._event("response.content_part.done", **self._place(), part=part)
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = self._items[-1]["content"][0]
+        return part
+
+    def _place(self) -> dict[str, Any]:
+        item = self._items[-1]
+        return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _event(self, kind: str, **said: Any) -> Event:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **said}
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        said = usage_body(usage, self._seed)
+        return {
+            "input_tokens": said["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0},  # not counted
+            "output_tokens": said["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},  # not counted
+            "total_tokens": said["total_tokens"],
+            "speculation": said["speculation"],
+        }
+
+
+async def response_events(
+    first: Chunk, chunks: AsyncGenerator[Chunk, None], answer: ResponseAnswer
+) -> AsyncIterator[str]:
+    """As server-sent events, each by its name. What goes wrong on the way is the last of them."""
+    chunk = first
+    async with aclosing(chunks):
+        try:
+            for event in answer.opening():
+                yield written(event)
+            while True:
+                for event in answer.chunk(chunk):
+                    yield written(event)
+                if chunk.usage is not None:
+                    return
+                chunk = await anext(chunks)
+        except GatewayError as error:
+            yield written(answer.failed(told(error)[1]["error"]["message"]))
+        except Exception:
+            logger.exception("a stream of events failed")
+            yield written(answer.failed(DEFECT))
+
+
+def written(event: Event) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+def _text_of(kind: str) -> str:
+    return "output_text" if kind == "message" else "reasoning_text"
+
+
+def _logprobs(kind: str) -> dict[str, Any]:
+    """Which these events have to have, and nobody asked for."""
+    return {"logprobs": []} if kind == "message" else {}
+
+
+def _message() -> dict[str, Any]:
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return _item("message", "msg") | {"role": "assistant", "content": [part]}
+
+
+def _reasoning() -> dict[str, Any]:
+    return _item("reasoning", "rs") | {"summary": [], "content": [{"type": "reasoning_text", "text": ""}]}
+
+
+def _function_call(call: dict[str, Any]) -> dict[str, Any]:
+    named = {"call_id": call["id"], "name": call["function"]["name"], "arguments": ""}
+    return _item("function_call", "fc") | named
+
+
+def _item(kind: str, prefix: str) -> dict[str, Any]:
+    return {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress"}

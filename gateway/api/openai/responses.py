@@ -1,0 +1,229 @@
+"""Bodies of /v1/responses, stateless: each becomes a chat, and is answered as one."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
+from gateway.api.openai.fields import Ignored
+from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS
+from gateway.api.openai.schemas import GenerationRequest, invalid
+from gateway.api.openai.tools import MAX_TOOLS, Name
+from gateway.errors import InvalidRequestError
+
+# By the chat's name for a field: the response's own.
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+
+
+class Strict(NullIsLeftOut):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class InputText(Strict):
+    type: Literal["input_text", "output_text", "reasoning_text", "text"]
+    text: Text
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+Parts = Annotated[list[InputText], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
+
+
+class InputMessage(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+    id: Ignored = None
+    status: Ignored = None
+
+
+class FunctionCall(Strict):
+    type: Literal["function_call"]
+    call_id: Text
+    name: Name
+    arguments: Text
+    id: Ignored = None
+    status: Ignored = None
+
+
+class FunctionCallOutput(Strict):
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Parts
+    id: Ignored = None
+    status: Ignored = None
+
+
+class Reasoning(Strict):
+    type: Literal["reasoning"]
+    content: Parts = Field(default_factory=list)
+    id: Ignored = None
+    status: Ignored = None
+    summary: Ignored = None
+    encrypted_content: Ignored = None
+
+
+Item = InputMessage | FunctionCall | FunctionCallOutput | Reasoning
+
+
+def _as_items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+class FunctionTool(Strict):
+    type: Literal["function"]
+    name: Name
+    description: Text = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = True  # as OpenAI has it here
+
+    def of_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.model_dump(exclude={"type"})}
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Label | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool = True
+
+    def of_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = {"name": self.name or "answer", "schema": self.schema_, "strict": self.strict}
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextSettings(Strict):
+    format: TextFormat = TextFormat()
+    verbosity: Ignored = None
+
+
+class ReasoningSettings(Strict):
+    effort: Label | None = None
+    summary: Ignored = None
+    generate_summary: Ignored = None
+
+
+class ResponseRequest(GenerationRequest):
+    """What is kept between requests is refused: the caller sends the whole conversation."""
+
+    input: Annotated[
+        list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_as_items)
+    ]
+    instructions: Text | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    n: Literal[1] = 1
+    logprobs: None = None
+    text: TextSettings = TextSettings()
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningSettings = ReasoningSettings()
+    chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict)
+    background: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=1)
+
+    def of_chat(self) -> ChatRequest:
+        """The same as a chat. Raises InvalidRequestError, naming this request's own field."""
+        own = self.model_fields_set & ChatRequest.model_fields.keys() - TRANSLATED
+        fields = {name: getattr(self, name) for name in own}
+        fields["messages"] = [*self._instructions(), *_messages(self.input)]
+        fields["tools"] = [tool.of_chat() for tool in self.tools]
+        fields["tool_choice"] = self.tool_choice
+        if isinstance(self.tool_choice, NamedTool):
+            fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        if self.text.format.type != "text":
+            fields["response_format"] = self.text.format.of_chat()
+        fields["max_tokens"] = self.max_output_tokens
+        fields["reasoning_effort"] = self.reasoning.effort
+        plain = {name: _plain(value) for name, value in fields.items() if value is not None}
+        try:
+            return ChatRequest.model_validate(plain)
+        except ValidationError as error:
+            raise renamed(invalid(error)) from error
+
+    def _instructions(self) -> list[dict[str, Any]]:
+        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+
+
+TRANSLATED = {"tools", "tool_choice", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
+
+
+def renamed(error: InvalidRequestError) -> InvalidRequestError:
+    """With the response's own name for the field."""
+    first, dot, rest = error.field.partition(".")
+    return type(error)(f"{NAMES.get(first, first)}{dot}{rest}", error.message)
+
+
+def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """As a chat has them: calls and thoughts belong to one message of the assistant."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, FunctionCallOutput):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append({"role": item.role, "content": _joined(item.content)})
+        else:
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            _add(messages[-1], item)
+    return messages
+
+
+def _add(message: dict[str, Any], item: InputMessage | FunctionCall | Reasoning) -> None:
+    match item:
+        case InputMessage():
+            message["content"] += _joined(item.content)
+        case FunctionCall():
+            function = {"name": item.name, "arguments": item.arguments}
+            message.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+        case Reasoning():
+            message["reasoning_content"] = message.get("reasoning_content", "") + _joined(item.content)
+
+
+def _joined(parts: Iterable[InputText]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def told_back(body: ResponseRequest) -> Mapping[str, Any]:
+    """What an answer repeats of its request."""
+    said = json.loads(body.model_dump_json(include={"tools", "tool_choice"}, by_alias=True))
+    return {
+        **said,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "metadata": {},
+    }
