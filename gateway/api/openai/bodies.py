@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -77,6 +77,7 @@ def told_seed(body: GenerationRequest, prepared: Prepared) -> int:
     return prepared.seed if body.seed is None else body.seed
 
 
+@cache
 def described(kind: type[BaseModel], path: str) -> dict[str, Any]:
     """For that path of the OpenAPI document."""
     place = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema"

@@ -2,7 +2,7 @@
 
 import re
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from gateway.api import docs
