@@ -16,6 +16,7 @@ BENCHMARKS = {
     "engine": "plain and speculative decoding in one process",
     "service": "a round's overhead, and the service beside one process",
     "host": "the service beside its own engine, and what each of its processes spends on a token",
+    "transport": "what could carry messages between a front and its engine",
     "wire": "messages between gateway and target: a stream for each sequence, or one for all",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
     "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",
@@ -33,6 +34,7 @@ BENCHMARKS = {
 }
 ALONE = {  # not among those that are run in turn
     "gpu": "the engine on a GPU, which it needs",
+    "peers": "other servers beside ours, each installed first (5 GB)",
     "inflate": "writes a Llama checkpoint that computes the same function at a larger cost",
 }
 

@@ -1,0 +1,9 @@
+"""Other servers beside ours, by anyone: `python -m bench peers`."""
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> None:
+    from bench.peers.compare import main as compare  # peers import this package too, without our libraries
+
+    compare(arguments)

@@ -1,0 +1,91 @@
+"""What a peer is asked, how that is timed, and what it tells: the same for all. Needs psutil alone.
+
+Each peer is a process of its own, of the environment that it is installed in. It reads a task, loads its
+models, answers the task's prompts in batches and writes what it took.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    draft: None for plain decoding.
+    prompts: token ids of each, more than there are streams.
+    """
+
+    target: str
+    draft: str | None
+    depth: int | None  # drafted tokens per round; None: as many as the pace of a service says
+    threads: int
+    streams: tuple[int, ...]
+    prompts: list[list[int]]
+    tokens: int  # of every answer
+    temperature: float  # where an answer is seeded
+    seeded: int  # answers
+    repetitions: int
+    result: str  # file that it writes
+
+
+@dataclass(frozen=True)
+class Answers:
+    """
+    passes: of the target that gave tokens to a sequence, over all sequences; None where nobody tells.
+    """
+
+    token_ids: list[list[int]]
+    passes: int | None
+
+
+# Answers all prompts at once: greedily, or with the seed that each is given.
+Answer = Callable[[list[list[int]], Sequence[int] | None], Answers]
+
+
+def answer_task(task: Task, answer: Answer) -> None:
+    """Writes the task's result."""
+    rows = [_timed(task, streams, answer) for streams in task.streams]
+    seeded = answer(task.prompts[: task.seeded], range(task.seeded)).token_ids
+    Path(task.result).write_text(json.dumps({"rows": rows, "seeded": seeded}))
+
+
+def _timed(task: Task, streams: int, answer: Answer) -> dict[str, Any]:
+    """A row: cores are those that were busy meanwhile, for this process and those that it started."""
+    prompts = [task.prompts[number % len(task.prompts)] for number in range(streams)]
+    answer(prompts, None)  # warms up
+    seconds, busy, passes, tokens = [], 0.0, 0, 0
+    is_told = True
+    for _ in range(task.repetitions):
+        before, begun = _spent(), time.perf_counter()
+        answers = answer(prompts, None)
+        seconds.append(time.perf_counter() - begun)
+        busy += _spent() - before
+        tokens += sum(map(len, answers.token_ids))
+        is_told = is_told and answers.passes is not None
+        passes += answers.passes or 0
+    return {
+        "streams": streams,
+        "rate": tokens / task.repetitions / statistics.median(seconds),
+        "cores": busy / sum(seconds),
+        "tokens_per_pass": tokens / passes if is_told else None,
+    }
+
+
+def _spent() -> float:
+    """Processor seconds so far, of this process and those that it started and that still run."""
+    own = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
+
+
+def read_task() -> Task:
+    """From the file that is this process's argument."""
+    stored = json.loads(Path(sys.argv[1]).read_text())
+    return Task(**stored)

@@ -1,0 +1,142 @@
+"""Other servers beside ours on the same weights, prompts and threads: `python -m bench peers`.
+
+transformers' generate and assisted generation, OpenVINO GenAI, vLLM's build for processors, our engine in one
+process and our service. They run one after the other, each with its models in processes of its own; those
+that are not ours are installed into environments of their own first (some 5 GB). All compute in float32.
+Prompts are of every kind of text; so many at once are answered greedily to a fixed length, and what counts is
+the time until the last answer is complete. Then prompts are answered with a seed for each, plainly and with
+drafts: how many of these texts differ is told beside the speed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.peers.answering import Task
+from bench.peers.environments import OPENVINO, VLLM, Environment, python_of
+from bench.report import save, table
+from outrider.demo.prompts import DEMO, KINDS, prompts
+
+DEMO_PAIR = "demo"
+PLAIN, DRAFTED, PACE = "plain", "drafts", "pace"
+SEEDED, TEMPERATURE = 12, 0.8
+PROMPTS = 32
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    module: str  # of bench.peers
+    environment: Environment | None  # None: ours
+    modes: tuple[str, ...]
+
+
+PEERS = {
+    "transformers": Peer("transformers", "transformers_generate", None, (PLAIN, DRAFTED)),
+    "openvino": Peer("OpenVINO GenAI", "openvino_genai", OPENVINO, (PLAIN, DRAFTED)),
+    "vllm": Peer("vLLM", "vllm_cpu", VLLM, (PLAIN, DRAFTED)),
+    "engine": Peer("Outrider, one process", "outrider_engine", None, (PLAIN, DRAFTED)),
+    "service": Peer("Outrider, service", "outrider_service", None, (PLAIN, DRAFTED, PACE)),
+}
+
+
+def tokens_of_prompts(tokenizer: Path) -> list[list[int]]:
+    """Of all kinds by turns."""
+    encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode
+    each = -(-PROMPTS // len(KINDS))
+    return [
+        encode(prompt).ids
+        for by_turns in zip(*(prompts(kind, each) for kind in KINDS), strict=True)
+        for prompt in by_turns
+    ]
+
+
+def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> Task:
+    target = DEMO / "target" if pair == DEMO_PAIR else inflated_target(pair)
+    return Task(
+        target=str(target.absolute()),
+        draft=None if mode == PLAIN else str(DRAFT.absolute()),
+        depth=None if mode == PACE else options.depth,
+        threads=options.threads,
+        streams=tuple(options.streams),
+        prompts=tokens_of_prompts(target),
+        tokens=options.tokens,
+        temperature=TEMPERATURE,
+        seeded=SEEDED,
+        repetitions=options.repetitions,
+        result=str(result),
+    )
+
+
+def answered(peer: Peer, task: Task, folder: Path) -> dict[str, Any]:
+    """What the peer wrote of the task.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    stored = folder / "task.json"
+    stored.write_text(json.dumps(asdict(task)))
+    command = [python_of(peer.environment), "-m", f"bench.peers.{peer.module}", str(stored)]
+    root = str(Path(__file__).parents[2])
+    with (folder / "log").open("w") as log:
+        ended = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": root})
+    if ended.returncode:
+        print("\n".join((folder / "log").read_text().splitlines()[-20:]), flush=True)
+        ended.check_returncode()
+    result: dict[str, Any] = json.loads(Path(task.result).read_text())
+    return result
+
+
+def rows_of(options: argparse.Namespace, pair: str) -> Iterator[dict[str, Any]]:
+    for name in options.peers:
+        peer = PEERS[name]
+        plain: dict[str, Any] = {}
+        for mode in peer.modes:
+            print(f"{pair}: {peer.name}, {mode}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                task = task_of(options, pair, mode, Path(folder) / "result.json")
+                result = answered(peer, task, Path(folder))
+            plain = plain or result
+            pairs = list(zip(plain["seeded"], result["seeded"], strict=True))
+            rates = {row["streams"]: row["rate"] for row in plain["rows"]}
+            for row in result["rows"]:
+                yield {
+                    "pair": pair,
+                    "peer": peer.name,
+                    "mode": mode,
+                    "streams": row["streams"],
+                    "tokens/s": row["rate"],
+                    "to its plain": row["rate"] / rates[row["streams"]],
+                    "cores": row["cores"],
+                    "tokens / pass": row["tokens_per_pass"],
+                    "seeded texts that differ": sum(before != after for before, after in pairs),
+                    "seeded texts": len(pairs),
+                }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench peers", description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", nargs="+", choices=[DEMO_PAIR, *INFLATED], default=[DEMO_PAIR, "190M"])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--threads", type=int, default=2, help="of the model")
+    parser.add_argument("--depth", type=int, default=4, help="drafted tokens per round")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--repetitions", type=int, default=3)
+    options = parser.parse_args(arguments)
+    rows = []
+    for pair in options.pairs:
+        for row in rows_of(options, pair):
+            rows.append(row)
+            print(table(rows[-1:]), flush=True)
+    print(table(rows))
+    print(save("peers", rows, threads=options.threads))

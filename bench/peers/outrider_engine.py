@@ -1,0 +1,44 @@
+"""Our engine in one process, with the draft in it where there is one: rounds of a fixed depth."""
+
+from collections.abc import Sequence
+
+import torch
+
+from bench.engine import CACHE_BYTES
+from bench.peers.answering import Answers, answer_task, read_task
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Request, generate
+
+
+def main() -> None:
+    task = read_task()
+    torch.set_num_threads(task.threads)
+
+    def loaded(path: str) -> Engine:
+        return Engine.from_settings(
+            EngineSettings(model=path, dtype="float32", threads=task.threads, cache_memory=CACHE_BYTES)
+        )
+
+    target = loaded(task.target)
+    drafter = None if task.draft is None else DraftModel(loaded(task.draft))
+
+    def answer(prompts: list[list[int]], seeds: Sequence[int] | None) -> Answers:
+        temperature = 0.0 if seeds is None else task.temperature
+        sampling = Sampling(temperature=temperature, max_tokens=task.tokens, ignore_eos=True)
+        requests = [
+            Request(tuple(prompt), sampling, noise_key(seeds[number] if seeds else 0, 0, tuple(prompt)))
+            for number, prompt in enumerate(prompts)
+        ]
+        outputs = generate(target, drafter, requests, (task.depth or 0) if drafter else 0)
+        passes = sum(output.target_passes for output in outputs)
+        return Answers([list(output.tokens) for output in outputs], passes)
+
+    answer_task(task, answer)
+
+
+if __name__ == "__main__":
+    main()
