@@ -11,6 +11,7 @@ from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings, WorkerSetti
 from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
+from outrider.engine.planning.step_costs import StepCosts, step_costs
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.settings import MAX_DEPTH
 
@@ -42,6 +43,7 @@ class Part:
     engine: EngineSettings  # its cache in bytes where that was left open
     allowed: int  # bytes of one device that one replica may take
     replan: Callable[[EngineSettings], MemoryPlan]  # under other settings
+    costs: Callable[[], StepCosts]  # of its steps
 
     @property
     def taken(self) -> int:
@@ -176,7 +178,10 @@ def _part(
     def plan(changed: EngineSettings) -> MemoryPlan:
         return plan_memory(model, changed, memory, depth)
 
-    return Part(role, group, plan(engine), per_device, engine, allowed, plan)
+    def costs() -> StepCosts:
+        return step_costs(model, engine, on_cuda=gpus > 0)
+
+    return Part(role, group, plan(engine), per_device, engine, allowed, plan, costs)
 
 
 def _refusal(part: Part, memory: int, before: int) -> str:

@@ -1,10 +1,14 @@
 """The memory plan of a deployment as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from cluster.plan import GB, DeploymentPlan, Device, Part
+from cluster.plan import GB, DeploymentPlan, Device, Part, Role
+from outrider.engine.planning.step_costs import ACCELERATORS, ARITHMETIC, MEMORY
 
 CONTEXTS = (1024, 4096, 16384, 65536)
+STEP_SEQUENCES = (1, 8, 64)
+STEP_TOKENS = (1, 3, 5, 9)  # of each sequence: its own, and those of a Draft that it verifies
+STEP_CONTEXT = 2048  # tokens
 ROWS = ("weights", "cache", "activations", "graphs", "runtime")
 
 
@@ -41,6 +45,38 @@ def draft_table(deployment: DeploymentPlan) -> str:
         f"GB on each device; sequences of {context:,} tokens. A step reads the weights once, so their part",
         "of the target's is the step's, where both devices read as fast. 1B and 8B have the shapes of",
         "Llama 3 and the target's vocabulary.",
+    ]
+    return "\n".join(lines)
+
+
+def step_table(deployment: DeploymentPlan, accelerators: Mapping[Role, str | None]) -> str:
+    """What a step of each role does, and how long that takes on accelerators that are known.
+
+    accelerators: a name of ACCELERATORS by role; None: not known.
+    """
+    parts = [part for device in deployment.devices for part in device.parts]
+    costs = {part.role: part.costs() for part in parts}
+    each = list(costs.values())
+    lines = [
+        _row("A step, on each device", list(costs)),
+        _row("GB of weights read", [f"{one.weight_bytes / GB:.3f}" for one in each]),
+        _row("MB of a 1,000 of context", [f"{one.cache_bytes_per_token / 1e3:.1f}" for one in each]),
+        _row("Gflop of a token", [f"{one.flops_per_token / 1e9:.1f}" for one in each]),
+        _row("kernels, not captured", [f"{one.kernels:,}" for one in each]),
+        _row("all-reduces", [f"{one.all_reduces:,}" for one in each]),
+    ]
+    for role, one in costs.items():
+        if (name := accelerators[role]) is None:
+            continue
+        tokens = STEP_TOKENS if role == "target" else STEP_TOKENS[:1]
+        titles = ["plain" if count == 1 else f"{count} tokens" for count in tokens]
+        lines += ["", _row(f"ms, {role} on {name}", titles)]
+        for sequences in STEP_SEQUENCES:
+            seconds = (one.seconds(ACCELERATORS[name], sequences, count, STEP_CONTEXT) for count in tokens)
+            lines.append(_row(f"sequences: {sequences}", [f"{1e3 * second:.2f}" for second in seconds]))
+    lines += [
+        f"Sequences of {STEP_CONTEXT:,} tokens. By the data sheet: memory at {MEMORY:.0%}, products at "
+        f"{ARITHMETIC:.0%} of the peak.",
     ]
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("plan", help="what a deployment takes of its devices' memory")
+    parser = commands.add_parser("plan", help="what a deployment takes of its devices, and of their time")
     parser.add_argument(
         "settings",
         nargs="*",
@@ -15,6 +15,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--memory", help="of each device of a target: 80GB, 24GiB [as the settings tell]")
     parser.add_argument("--draft-memory", help="of each device of a draft [as --memory]")
+    parser.add_argument("--accelerator", help="of a target: H100, L4, ... [as the settings tell]")
+    parser.add_argument("--draft-accelerator", help="of a draft [as --accelerator]")
     parser.set_defaults(run=run)
 
 
@@ -35,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
 def _print_plan(options: argparse.Namespace) -> None:
     from cluster.arguments import read_settings
     from cluster.devices import gpus_here, memories, parse_bytes
-    from cluster.plan import DeploymentPlan
-    from cluster.plan_table import draft_table, plan_table
+    from cluster.plan import DeploymentPlan, Role
+    from cluster.plan_table import draft_table, plan_table, step_table
     from outrider.engine.loading.weights import check_shares
 
     memory = None if options.memory is None else parse_bytes(options.memory)
@@ -51,8 +53,24 @@ def _print_plan(options: argparse.Namespace) -> None:
     if found is None:
         raise ValueError("nothing here tells how much memory a device has: --memory and --draft-memory do")
     deployment = DeploymentPlan(settings, *found)
-    print(plan_table(deployment), draft_table(deployment), sep="\n\n")
+    accelerators: dict[Role, str | None] = {
+        "target": _known(options.accelerator, settings.target.accelerator),
+        "draft": _known(
+            options.draft_accelerator, None if settings.draft is None else settings.draft.accelerator
+        ),
+    }
+    steps = step_table(deployment, accelerators)
+    print(plan_table(deployment), steps, draft_table(deployment), sep="\n\n")
     deployment.check()
+
+
+def _known(named: str | None, set_to: str | None) -> str | None:
+    """An accelerator whose data sheet is known. Raises ValueError where one is named that is not."""
+    from outrider.engine.planning.step_costs import ACCELERATORS
+
+    if named is not None and named not in ACCELERATORS:
+        raise ValueError(f"accelerator {named!r} is not known: give one of {', '.join(ACCELERATORS)}")
+    return named or (set_to if set_to in ACCELERATORS else None)
 
 
 def _arguments(words: Sequence[str]) -> dict[str, str]:

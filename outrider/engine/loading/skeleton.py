@@ -2,7 +2,8 @@
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine.cache.paged_cache import LayerShape
@@ -27,6 +29,14 @@ BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 wei
 BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
 GATHERED = ("colwise_gather_output", "colwise_rep")  # styles after which each device has the whole output
 WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
+
+
+@dataclass(frozen=True)
+class CountedPass:
+    """What a forward pass of a model does, on one device."""
+
+    flops_per_token: float  # of products with weights
+    kernels: int  # operations that make or change a tensor; attention is one for each layer
 
 
 class ModelSkeleton:
@@ -113,10 +123,14 @@ class ModelSkeleton:
 
     def _is_shared(self, parameter: str) -> bool:
         """Whether tensor parallelism gives each device a part of it."""
-        generic = ".".join("*" if part.isdigit() else part for part in parameter.split("."))
-        plan = self._model.tp_plan
-        style = plan.get(generic, plan.get(generic.rpartition(".")[0]))
+        style = self._style(parameter) or self._style(parameter.rpartition(".")[0])
         return style is not None and style not in WHOLE
+
+    def _style(self, name: str) -> str | None:
+        """In which tensor parallelism shares out a module or a parameter; None: not by its name."""
+        generic = ".".join("*" if part.isdigit() else part for part in name.split("."))
+        style: str | None = self._model.tp_plan.get(generic)
+        return style
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
         """What each of ``devices`` stores, where they can share the model (weights.check_shares), and what a
@@ -133,14 +147,35 @@ class ModelSkeleton:
         """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""
         size = num_tokens, num_logits
         if size not in self._activations:
-            self._activations[size] = self._pass(num_tokens, num_logits)
+            self._activations[size] = self._pass(num_tokens, num_logits).peak
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
-    def _pass(self, num_tokens: int, num_logits: int) -> int:
+    def counted_pass(self) -> CountedPass:
+        """What a token's pass does, its logits included."""
+        tokens = 8
+        with FlopCounterMode(display=False) as flops:
+            alive = self._pass(tokens, tokens)
+        return CountedPass(flops.get_total_flops() / tokens, alive.kernels)
+
+    def looked_up_bytes(self, devices: int) -> int:
+        """Of weights that no step reads as a whole: an embedding that is not the head's too."""
+        embedding, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
+        if self._stored is not None or (head is not None and head.weight is embedding.weight):
+            return 0
+        name = next(name for name, module in self._model.named_modules() if module is embedding)
+        size: int = embedding.weight.numel() * self.dtype.itemsize
+        return -(-size // devices) if self._is_shared(f"{name}.weight") else size
+
+    def modules_in(self, styles: Collection[str]) -> int:
+        """That tensor parallelism shares out in one of these styles."""
+        return sum(self._style(name) in styles for name, _ in self._model.named_modules() if name)
+
+    def _pass(self, num_tokens: int, num_logits: int) -> "AliveBytes":
         with self._fake, torch.inference_mode():
             ids = torch.zeros(1, num_tokens, dtype=torch.int64)
             rows = torch.zeros(num_logits, dtype=torch.int64)
-            with AliveBytes() as alive:
+            alive = AliveBytes()
+            with alive:
                 self._model(
                     input_ids=ids,
                     position_ids=ids,
@@ -149,8 +184,7 @@ class ModelSkeleton:
                     output_hidden_states=self._keeps_states,
                     outrider=Probe(),
                 )
-        peak: int = alive.peak
-        return peak
+        return alive
 
 
 def skeleton(settings: EngineSettings) -> ModelSkeleton:
@@ -163,20 +197,22 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the memory of every tensor that operations make, until nothing refers to it."""
+    """Counts operations, and follows the memory of what they make until nothing refers to it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
+        self.kernels = 0  # operations that made or changed a tensor
         self._total = 0
         self._alive: set[int] = set()  # storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {storage._cdata for storage in _storages((args, kwargs))}
         output = func(*args, **(kwargs or {}))
-        for storage in _storages(output):
-            if storage._cdata not in given:  # neither a view nor written in place
-                self._follow(storage)
+        made = [storage for storage in _storages(output) if storage._cdata not in given]
+        self.kernels += bool(made) or func._schema.is_mutable
+        for storage in made:  # neither a view nor written in place
+            self._follow(storage)
         return output
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
