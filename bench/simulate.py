@@ -6,9 +6,9 @@ the other, tasks mixed. What is compared is plain decoding, fixed depths and the
 of all streams together; in a second table the best fixed depth with draft-ahead and without. How often the
 draft's second guess is right where its first is wrong is given (``--runner-up-rate``).
 
-The tables below are rooflines from data sheets, memory at 80 % and arithmetic at 50 % of the peak: an H100
-SXM has 3.35 TB/s and 989 Tflop/s in bfloat16, an L4 300 GB/s and 121 Tflop/s. ``--table`` takes others, and
-other acceptance, from a JSON file of the shape of bench/results/simulate.json: {"hardware": {"a pair":
+The tables below are rooflines from the data sheets that `outrider plan` reads too
+(outrider/engine/planning/step_costs.py). ``--table`` takes others, and other acceptance, from a JSON file
+of the shape of bench/results/simulate.json: {"hardware": {"a pair":
 {"target": {...}, "draft": {...}}}, "acceptance": {"a task": 0.8}}.
 """
 
@@ -33,11 +33,9 @@ from gateway.rounds.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
+from outrider.engine.planning.step_costs import ACCELERATORS, ALL_REDUCE_S, ARITHMETIC, MEMORY, STEP_S
 from outrider.pace.settings import PaceSettings
 
-MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peak that are reached
-H100_BYTES_PER_S, H100_FLOPS_PER_S = 3.35e12, 989e12
-L4_BYTES_PER_S, L4_FLOPS_PER_S = 300e9, 121e12
 HOP_S = 0.3e-3  # one way, the gateway's own work included
 FAR_AHEAD_S = 1e6  # small enough for the clock to tell nanoseconds apart
 NO_AHEAD = Ahead()
@@ -47,21 +45,22 @@ AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
 COUNTED_S = 60.0  # of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
+H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
 TARGET_70B = Hardware(
-    weight_bytes=141e9,
-    bytes_per_s=4 * MEMORY * H100_BYTES_PER_S,
-    flops_per_token=141e9,
-    flops_per_s=4 * ARITHMETIC * H100_FLOPS_PER_S,
+    weight_bytes=139.0e9,
+    bytes_per_s=4 * MEMORY * H100.bytes_per_s,
+    flops_per_token=139.0e9,
+    flops_per_s=4 * ARITHMETIC * H100.flops_per_s,
     cache_bytes_per_token=327_680,  # 80 layers, 8 heads of 128, keys and values
-    constant_s=2e-3,  # two collectives per layer
+    constant_s=STEP_S + 161 * ALL_REDUCE_S,  # two per layer and the embedding's
 )
 DRAFT_1B = Hardware(
-    weight_bytes=2.5e9,
-    bytes_per_s=MEMORY * L4_BYTES_PER_S,
-    flops_per_token=2.5e9,
-    flops_per_s=ARITHMETIC * L4_FLOPS_PER_S,
+    weight_bytes=2.47e9,
+    bytes_per_s=MEMORY * L4.bytes_per_s,
+    flops_per_token=2.47e9,
+    flops_per_s=ARITHMETIC * L4.flops_per_s,
     cache_bytes_per_token=32_768,  # 16 layers, 8 heads of 64
-    constant_s=0.5e-3,
+    constant_s=STEP_S,
 )
 PAIRS = {
     "1B on an L4": (TARGET_70B, DRAFT_1B),
@@ -70,7 +69,7 @@ PAIRS = {
 AHEAD_PAIRS = PAIRS | {
     "1B on an H100": (
         TARGET_70B,
-        replace(DRAFT_1B, bytes_per_s=MEMORY * H100_BYTES_PER_S, flops_per_s=ARITHMETIC * H100_FLOPS_PER_S),
+        replace(DRAFT_1B, bytes_per_s=MEMORY * H100.bytes_per_s, flops_per_s=ARITHMETIC * H100.flops_per_s),
     )
 }
 ACCEPTANCE = {"code": 0.8, "prose": 0.6, "extraction": 0.9, "creative": 0.3}  # per position

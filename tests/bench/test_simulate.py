@@ -8,15 +8,19 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from bench import simulate, virtual
 from bench.simulate import (
     ACCEPTANCE,
+    DRAFT_1B,
     FAR_AHEAD_S,
     HOP_S,
     MODES,
     PAIRS,
     SETTINGS,
+    TARGET_70B,
     Load,
     closed_loop,
     fixed,
@@ -30,6 +34,9 @@ from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
+from outrider.engine.loading.skeleton import ModelSkeleton
+from outrider.engine.planning.step_costs import step_costs
+from outrider.engine.settings import EngineSettings
 from outrider.pace.cost_model import StepSize
 from outrider.pace.settings import PaceSettings
 from tests.support.patience import LIMIT_S
@@ -193,3 +200,26 @@ def test_a_slow_draft_gains_by_drafting_in_one_pass_as_far_as_acceptance_keeps()
     for counter, expected in ((kept, 0.8), (lost, 0.4)):
         second = counter.stats.accepted_at(1) / counter.stats.accepted_at(0)
         assert second == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "shape", "devices"),
+    [
+        (DRAFT_1B, {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}, 1),
+        pytest.param(
+            TARGET_70B,
+            {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
+            4,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_simulated_models_are_those_that_a_plan_counts(simulated, shape, devices):
+    heads = {"num_attention_heads": 32 if devices == 1 else 64, "num_key_value_heads": 8}
+    config = LlamaConfig(**shape, **heads, vocab_size=128256, tie_word_embeddings=devices == 1)
+    model = ModelSkeleton(config, "m", torch.bfloat16)
+    step = step_costs(model, EngineSettings(model="m", tensor_parallel=devices))
+    assert simulated.weight_bytes == pytest.approx(devices * step.weight_bytes, rel=0.01)
+    assert simulated.flops_per_token == pytest.approx(devices * step.flops_per_token, rel=0.01)
+    assert simulated.cache_bytes_per_token == devices * step.cache_bytes_per_token
+    assert simulated.constant_s == step.constant_s

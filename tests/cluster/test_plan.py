@@ -224,3 +224,17 @@ def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     with pytest.raises(ValueError, match=r"target\.cache_memory=.* would fit"):
         application.app({"target.cache_memory": "0.95"})
     assert capsys.readouterr().out.count("GB on each device") == 1
+
+
+def test_a_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
+    arguments = ["plan", "--memory", "80GB", "--draft-memory", "24GB", "--accelerator", "H100"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"Gflop of a token +0\.\d +0\.\d", printed)
+    assert re.search(r"ms, target on H100 +plain +3 tokens", printed)
+    assert "ms, draft on" not in printed
+
+
+def test_an_accelerator_that_no_data_sheet_is_known_of_is_refused_by_name(capsys):
+    assert main(["plan", "--memory", "80GB", "--accelerator", "Z80"]) == 1
+    assert "accelerator 'Z80' is not known: give one of A10G, A100" in capsys.readouterr().err
