@@ -31,8 +31,8 @@ def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
             return f"{given} is no setting: {_known(setting)}"
         case "missing":
             return f"{name} is missing{_meaning(setting)}"
-        case "value_error":  # within a group
-            return f"{name}.{first['ctx']['error']}"
+        case "value_error":  # within a group, or between groups
+            return ".".join((*setting, str(first["ctx"]["error"])))
         case _:
             return f"{given} should {' or '.join(map(_wanted, found))}{_meaning(setting)}"
 

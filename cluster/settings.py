@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from gateway.settings import CallerSettings, GatewaySettings, RequestSettings
+from gateway.settings import CallerSettings, GatewaySettings, RequestSettings, check_drafter
 from outrider.engine.settings import DraftModelSettings, EngineSettings, ModelSettings, TargetModelSettings
 from outrider.pace.settings import PaceSettings
 
@@ -186,6 +186,14 @@ class Settings(Group):
             gateway = {"drafter": usual, **gateway}
         return {**given, "target": {"name": target["model"], **target}, "drafts": drafts, "gateway": gateway}
 
+    @model_validator(mode="after")
+    def _drafter_is_there(self) -> "Settings":
+        try:
+            check_drafter(self.gateway.drafter, self.target.drafter)
+        except ValueError as error:
+            raise ValueError(f"gateway.drafter={error}: name it as target.drafter, or another here") from None
+        return self
+
     @property
     def draft_name(self) -> str | None:
         """Of the draft that serves, if there is one."""
@@ -235,6 +243,7 @@ class Settings(Group):
         return GatewaySettings(
             model=self.target.name,
             tokenizer=self.target.model,
+            beside_target=self.target.drafter,
             direct_grpc=None if port is None else f"{host}:{port}",
             **requests,
             **callers,

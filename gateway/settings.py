@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.decoding.settings import Verification
 from outrider.drafters.name import DrafterName
+from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
 Priority = Literal["interactive", "batch"]
@@ -72,10 +73,25 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
+    beside_target: DrafterName | None = Field(
+        default=None, description="drafter that stands beside the target; None: none does"
+    )
     direct_grpc: str | None = Field(default=None, description="host:port of its own; None: none")
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
+
+
+def is_there(info: DrafterInfo, beside_target: str | None) -> bool:
+    """False for a drafter that would stand beside the target, unless it is the one that does."""
+    return info.place is not Place.TARGET_WORKER or beside_target in (info.name, *(info.mixes or ()))
+
+
+def check_drafter(name: str, beside_target: str | None) -> None:
+    """Raises ValueError unless it ``is_there``."""
+    if not is_there(drafter(name), beside_target):
+        there = "none" if beside_target is None else repr(beside_target)
+        raise ValueError(f"{name!r} would stand beside the target, and there is {there}")
 
 
 class Speculation(BaseModel):

@@ -36,6 +36,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared
 from gateway.generation.token_bytes import TokenBytes
 from gateway.observe.loads import loads
+from gateway.settings import is_there
 from outrider.drafters.registry import drafters
 
 LONGEST_HEADER = 2048  # characters
@@ -154,7 +155,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             return JSONResponse(body, status_code=200 if ready else 503)
         body["workers"] = [asdict(worker) for worker in generation.fleet.workers()]
         body["pace"] = generation.paces.settings.model_dump()
-        body["drafters"] = {row.name: row.meaning for row in drafters()}
+        there = (row for row in drafters() if is_there(row, settings.beside_target))
+        body["drafters"] = {row.name: row.meaning for row in there}
         body["gateway"] = settings.model_dump(exclude={"api_key_digests"})
         return JSONResponse(body, status_code=200 if ready else 503)
 

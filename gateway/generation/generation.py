@@ -23,7 +23,7 @@ from gateway.observe.tracing import GenerationTrace
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, check_drafter
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
@@ -67,6 +67,8 @@ class Generation:
         self._check_counts(len(request.prompts), request.n)
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
+        if (drafter := request.speculation.drafter) is not None:
+            self._check_drafter(drafter)
         sampling = request.sampling
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
@@ -199,6 +201,12 @@ class Generation:
             raise InvalidRequestError(
                 "prompt", f"{prompts} prompts with n={n}: 1 to {most} answers are accepted"
             )
+
+    def _check_drafter(self, name: str) -> None:
+        try:
+            check_drafter(name, self.settings.beside_target)
+        except ValueError as error:
+            raise InvalidRequestError("speculation.drafter", str(error)) from error
 
     def plain_rate(self) -> float:
         """Tokens per second that plain decoding would give, by the pace's costs; 0 until they are known."""

@@ -120,7 +120,8 @@ def test_a_target_alone_is_drafted_for_by_ngrams() -> None:
 
 def test_a_drafter_beside_the_target_serves_unless_another_is_named() -> None:
     given = {"target": "t", "target.drafter": "eagle3", "target.head": "h"}
-    assert read_settings(given).gateway_settings().drafter == "eagle3"
+    gateway = read_settings(given).gateway_settings()
+    assert (gateway.drafter, gateway.beside_target) == ("eagle3", "eagle3")
     assert read_settings({**given, "gateway.drafter": "ngram"}).gateway_settings().drafter == "ngram"
 
 
@@ -288,6 +289,14 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
             r"drafts\.default\.max_replicas=1 is below replicas=2",
         ),
         ({"target": "t", "target.head": "h"}, r"target\.head='h' is a drafter's: name that as drafter"),
+        (
+            {"target": "t", "target.drafter": "eagle3", "gateway.drafter": "medusa"},
+            r"gateway\.drafter='medusa' would stand beside the target, and there is 'eagle3'",
+        ),
+        (
+            {"target": "t", "gateway.drafter": "medusa"},
+            r"gateway\.drafter='medusa' would stand beside the target, and there is none",
+        ),
         ({"target": "t", "target.model": "u"}, r"target\.model is given twice"),
         ({"target": "t", "drafts.default.quantization": "int8"}, r"drafts\.default\.model is missing: local"),
     ],

@@ -56,6 +56,7 @@ async def test_an_answer_in_chunks(tokenizer, prompt):
         ({"stop": ["x" * 1025]}, "stop"),
         ({"sampling": generation_pb2.Sampling(logit_bias=dict.fromkeys(range(5000), 1.0))}, "logit_bias"),
         ({"sampling": generation_pb2.Sampling(bad_token_ids=[1] * 1000)}, "bad_token_ids"),
+        ({"speculation": generation_pb2.SpeculationSettings(drafter="medusa")}, "speculation.drafter"),
     ],
     ids=str,
 )

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.fakes.scripted import MAX_LENGTH
-from tests.support.http_calls import ASK, CHAT
+from tests.fakes.scripted import MAX_LENGTH, ScriptedTarget
+from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,25 @@ async def test_many_mistakes_are_not_told_one_by_one(client, many, field):
     """It would take seconds, in which no stream of this gateway moves."""
     response = await client.post("/v1/chat/completions", json={**CHAT, **many})
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(("there", "told"), [(None, "none"), ("eagle3", "'eagle3'")])
+async def test_a_drafter_that_does_not_stand_beside_the_target_is_refused(tokenizer, there, told):
+    asked = {**ASK, "speculation": {"drafter": "medusa"}}
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), beside_target=there) as client:
+        response = await client.post("/v1/completions", json=asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "speculation.drafter")
+    assert error["message"].endswith(f"'medusa' would stand beside the target, and there is {told}")
+
+
+async def test_the_drafter_beside_the_target_is_served(tokenizer):
+    asked = {**ASK, "speculation": {"drafter": "medusa"}}
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), beside_target="medusa") as client:
+        response = await client.post("/v1/completions", json=asked)
+        offered = (await client.get("/health")).json()["drafters"]
+    assert (response.status_code, response.json()["choices"][0]["text"]) == (200, TEXT)
+    assert ("medusa" in offered, "eagle3" in offered) == (True, False)
 
 
 async def test_another_model_is_not_found(client):
