@@ -70,7 +70,7 @@ HINTS: dict[str, Levels] = {
     ),
     "model": Levels(st.just(MODEL), st.just(MODEL), ANYTHING),
     "tokens": IDS,
-    "max_tokens": Levels(st.integers(0, 16), st.sampled_from([0, 1, 48, 49]), ANYTHING),
+    "max_tokens": Levels(st.integers(1, 16), st.sampled_from([0, 1, 48, 49]), ANYTHING),
     "n": Levels(st.integers(1, 3), st.sampled_from([1, 16, 65]), ANYTHING),
     "logit_bias": Levels(
         st.dictionaries(TOKEN_IDS.map(str), BIASES, max_size=3),
@@ -85,9 +85,7 @@ HINTS: dict[str, Levels] = {
     "bad_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
     "stop_token_ids": Levels(IDS.ordinary, IDS.extreme | EVERY_ID, IDS.malformed),
 }
-HINTS["max_output_tokens"] = HINTS["max_completion_tokens"] = replace(
-    HINTS["max_tokens"], ordinary=st.integers(1, 16)
-)
+HINTS["max_output_tokens"] = HINTS["max_completion_tokens"] = HINTS["max_tokens"]
 HINTS["response_format"] = forms.response_formats(ANYTHING)
 HINTS["structured_outputs"] = forms.structured_outputs(ANYTHING)
 SHORTHANDS = {"content": st.sampled_from(PROMPTS), "stop": st.text(min_size=1, max_size=3)}

@@ -64,6 +64,8 @@ class CompletionRequest(GenerationRequest):
         if is_scored and self.logprobs_of == "processed":
             raise InvalidRequestError("logprobs_of", "'raw' is accepted with echo: a prompt was not sampled")
         if self.max_tokens == 0 and self.max_completion_tokens is None:
+            if not self.echo:
+                raise InvalidRequestError("max_tokens", "0 is accepted with echo, else at least 1")
             request = replace(self.request(self.prompt, max_tokens=1), generates=False)
         else:
             request = self.request(self.prompt)

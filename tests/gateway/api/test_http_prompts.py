@@ -82,13 +82,13 @@ async def test_what_is_generated_follows_what_was_scored(client):
     assert [value for part in told for value in part] == second["logprobs"]["token_logprobs"]
 
 
-@pytest.mark.parametrize("ask", [{"echo": True}, {"echo": False}, {"echo": True, "stream": True}], ids=str)
+@pytest.mark.parametrize("ask", [{}, {"stream": True}], ids=str)
 async def test_without_logprobs_nothing_is_asked_of_a_worker(tokenizer, ask):
     target = ScriptedTarget(ANSWER)
     async with client_of(tokenizer, target) as client:
-        response = await client.post("/v1/completions", json={**ASK, **ask, "max_tokens": 0})
+        response = await client.post("/v1/completions", json={**ASK, **ask, "echo": True, "max_tokens": 0})
     text = events_of(response)[0] if ask.get("stream") else response.text
-    assert json.loads(text)["choices"][0]["text"] == ("x" if ask["echo"] else "")
+    assert json.loads(text)["choices"][0]["text"] == "x"
     assert target.requests == []
 
 
