@@ -26,6 +26,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.hidden_states import pass_of, transformers_states
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
@@ -133,6 +134,16 @@ def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> 
         texts = texts_of(generate(engine, None, requests(**sampling), 0))
     assert launched(cuda, way.launched)
     assert texts == on_the_cpu(folder, **sampling)
+
+
+def test_a_drafter_is_given_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:
+    layers = (-1, 0, 1)
+    with simulated_cuda() as cuda:
+        states = pass_of(folder, layers, device="cuda", dtype="float32", **way.settings).states
+    assert launched(cuda, way.launched)
+    expected = transformers_states(folder)
+    for place, layer in enumerate(layers):
+        torch.testing.assert_close(states[:, place], expected[layer], rtol=1e-3, atol=1e-4)
 
 
 @dataclass

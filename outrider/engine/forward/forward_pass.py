@@ -14,7 +14,7 @@ from outrider.engine.forward.batch_invariant import check_rows_are_apart, passes
 from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import optimize_for_cpu
-from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.output import ForwardOutput, states_of
 from outrider.engine.forward.paged_input import Layout, fill
 from outrider.engine.loading.self_check.check import check_model
 from outrider.engine.loading.self_check.script import blocks_needed
@@ -172,13 +172,10 @@ class ForwardPass:
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            output_hidden_states=bool(self._hidden_layers),
+            output_hidden_states=self._hidden_layers or False,  # of the others it keeps none
             outrider=Paged(batch, self.cache, self.kernel),
         )
-        if not self._hidden_layers:
-            return output.logits[0], None
-        states = [output.hidden_states[layer][0] for layer in self._hidden_layers]
-        return output.logits[0], torch.stack(states, dim=1)
+        return output.logits[0], states_of(output.hidden_states, self._hidden_layers)
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What a pass computes."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
@@ -24,3 +25,11 @@ class ForwardOutput:
         self.are_finite[: len(other.are_finite)].copy_(other.are_finite)
         if self.hidden is not None and other.hidden is not None:
             self.hidden[: len(other.hidden)].copy_(other.hidden)
+
+
+def states_of(hidden_states: Items[torch.Tensor], layers: Items[int]) -> torch.Tensor | None:
+    """[num_tokens, num_layers, hidden_size]; None where no layers are asked for.
+
+    hidden_states: of transformers, [1, num_tokens, hidden_size] of each layer.
+    """
+    return torch.stack([hidden_states[layer][0] for layer in layers], dim=1) if layers else None

@@ -20,6 +20,7 @@ from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.linear import SMALLEST_PACKED_BYTES
+from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.weights import attach, context_length, is_quantized
 from outrider.engine.settings import EngineSettings, Quantization
@@ -66,7 +67,7 @@ class ModelSkeleton:
         self._stored = stored
         self._beside_bytes = 0 if beside is None else beside.weight_bytes
         self._beside_layers = {} if beside is None else beside.numbered_shapes
-        self._keeps_states = beside is not None and bool(beside.hidden_layers)
+        self._hidden_layers = () if beside is None else beside.hidden_layers
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
         try:
@@ -150,6 +151,11 @@ class ModelSkeleton:
             self._activations[size] = self._pass(num_tokens, num_logits).peak
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
+    def state_bytes(self, num_tokens: int) -> int:
+        """What a drafter beside it is given of a step."""
+        size: int = self._model.config.get_text_config().hidden_size
+        return num_tokens * len(self._hidden_layers) * size * self.dtype.itemsize
+
     def counted_pass(self) -> CountedPass:
         """What a token's pass does, its logits included."""
         tokens = 8
@@ -176,14 +182,15 @@ class ModelSkeleton:
             rows = torch.zeros(num_logits, dtype=torch.int64)
             alive = AliveBytes()
             with alive:
-                self._model(
+                output = self._model(
                     input_ids=ids,
                     position_ids=ids,
                     use_cache=False,
                     logits_to_keep=rows,
-                    output_hidden_states=self._keeps_states,
+                    output_hidden_states=self._hidden_layers or False,
                     outrider=Probe(),
                 )
+                states_of(output.hidden_states, self._hidden_layers)
         return alive
 
 

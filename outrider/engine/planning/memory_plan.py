@@ -127,7 +127,7 @@ def plan_memory(
         if settings.graphs and settings.tensor_parallel == 1:
             rows = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))[-1]
             logits = rows * model.vocab_size * model.dtype.itemsize
-            graphs = model.activation_bytes(rows, rows) + logits + rows * row
+            graphs = model.activation_bytes(rows, rows) + logits + model.state_bytes(rows) + rows * row
     else:
         longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
         activations += _gather_bytes(layers, longest, model.dtype)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
@@ -21,6 +21,7 @@ from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
+from tests.support.hidden_states import Reader
 from tests.support.model import model_of
 
 MEMORY = 2**30
@@ -73,6 +74,10 @@ def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPla
 
 
 def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
+    check_largest_step(settings)
+
+
+def check_largest_step(settings: EngineSettings) -> None:
     """As many sequences as may run verify the deepest Drafts at once, after prompts that fill a chunk."""
     model = skeleton(settings)
     length = settings.prefill_chunk // RUNNING
@@ -83,7 +88,8 @@ def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSetting
     for number in range(RUNNING):
         sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
         draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
-        engine.submit(Verify(sequence.number, 0, tuple(range(number, number + length)), draft, 1))
+        prompt = tuple(range(number, number + length))
+        engine.submit(Verify(sequence.number, 0, prompt, draft, 1, MAX_DEPTH))
     with AliveBytes() as alive:
         assert len(engine.step()) == RUNNING
     planned = plan_memory(model, settings, MEMORY).activations
@@ -121,7 +127,33 @@ def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) 
     own = drafter._cache._stored if kind == "eagle3" else []  # type: ignore[attr-defined]
     assert planned.cache == allocated_cache(target._cache) + sum(stored.nbytes for stored in own)
     assert (planned.num_blocks < without.num_blocks) == (kind == "eagle3")
-    assert planned.activations > without.activations  # of the layers whose states are kept
+    assert (planned.activations > without.activations) == (kind == "eagle3")  # the last state is there anyway
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_the_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
+    head = write_medusa(tmp_path) if kind == "medusa" else write_eagle3(tmp_path)
+    check_largest_step(
+        EngineSettings(
+            model=str(DEMO / "target"),
+            dtype="float32",
+            device="cpu",
+            max_sequences=RUNNING,
+            prefill_chunk=64,
+            drafter=kind,
+            head=str(head),
+        )
+    )
+
+
+def test_of_layers_that_a_drafter_does_not_read_no_states_are_planned(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama", num_hidden_layers=12)
+    config = AutoConfig.from_pretrained(folder)
+    planned, without = (
+        ModelSkeleton(config, "llama", torch.float32, beside=beside).activation_bytes(512, 1)
+        for beside in (Reader((2, 6, 9)), None)
+    )
+    assert planned - without == 3 * 512 * config.hidden_size * 4
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

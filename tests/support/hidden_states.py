@@ -1,0 +1,68 @@
+"""States of a model's layers: those that a forward pass of ours gives, and those that transformers gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed, StepInput
+
+BLOCK_SIZE = 8
+PROMPTS = ([5, 9, 33, 7, 100, 42, 8, 61, 17, 3, 90], [77, 12, 4, 200, 31])
+
+
+class Reader(BesideTarget):
+    """Drafts nothing."""
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        self.hidden_layers = layers
+
+    def load(self, target: Target) -> None: ...
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Passed:
+    states: Tensor  # [num_tokens, num_layers, hidden_size]
+    kept: list[int]  # layers of which the model gave states
+
+
+@torch.inference_mode()
+def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed:
+    """Both prompts in one step."""
+    given = {"block_size": BLOCK_SIZE, "cache_memory": 2**21, "self_check": False, **settings}
+    passed = ForwardPass(
+        EngineSettings.model_validate({"model": str(folder), **given}), beside=Reader(layers)
+    )
+    kept: set[int] = set()
+
+    def see(module: object, args: object, output: dict[str, Sequence[Tensor | None]]) -> None:
+        states = output["hidden_states"]
+        kept.update(layer for layer, state in enumerate(states) if state is not None)
+
+    passed.model.register_forward_hook(see)
+    feeds = [Feed(tokens, 1, 0, np.arange(2) + 2 * place, None) for place, tokens in enumerate(PROMPTS)]
+    output = passed.run(passed.prepare(StepInput([], np.zeros(0, np.int64), feeds)))
+    assert output.hidden is not None
+    return Passed(output.hidden.cpu(), sorted(kept))
+
+
+@torch.inference_mode()
+def transformers_states(folder: Path) -> list[Tensor]:
+    """[num_tokens, hidden_size] by layer, the last after the norm."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    by_prompt = [
+        model(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states for tokens in PROMPTS
+    ]
+    return [torch.cat([state[0] for state in of_layer]) for of_layer in zip(*by_prompt, strict=True)]
