@@ -36,6 +36,8 @@ def test_the_exporter_has_every_metric_and_the_sums_of_the_usage(
         told["outrider_tokens_total"] += usage["completion_tokens"]
         for name in ("rounds", "drafted", "verified", "accepted", "target_passes"):
             told[name] += usage["speculation"][name]
+    forced = {"prompt": '{"name": "', "max_tokens": 8, "structured_outputs": {"choice": ["reminder"]}}
+    assert client.post("/v1/completions", json=forced).json()["usage"]["speculation"]["forced"] > 0
     expected = {
         "ray_outrider_tokens_total": told["outrider_tokens_total"],
         "ray_vllm_spec_decode_num_drafts_total": told["rounds"],
