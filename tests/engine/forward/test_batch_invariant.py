@@ -315,6 +315,7 @@ def other_rank(group: RankGroup, shared: EngineSettings) -> None:
     follow(ForwardPass(shared, group), group)
 
 
+@pytest.mark.slow
 def test_two_processes_that_share_a_model_do_too(ranks: Ranks, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}

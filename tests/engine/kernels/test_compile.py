@@ -13,6 +13,7 @@ pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: p
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_no_kernel_spills_registers(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.support.compiled"]
