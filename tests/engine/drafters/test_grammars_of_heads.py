@@ -1,0 +1,39 @@
+"""Heads beside the target draft only what a grammar allows, and the text is the same with their Drafts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider.decoding.grammar import compiled
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.engine.speculate import Request, generate
+from tests.support.beside import TOKENS, engine_with, rounds
+from tests.support.demo_pair import engine
+from tests.support.eagle3 import write_eagle3
+from tests.support.grammars import ENDS, GRAMMARS, ids, tokens
+from tests.support.heads import write_medusa
+
+PROMPT = tuple(ids("Somebody as JSON: "))
+
+
+@pytest.mark.parametrize(("kind", "write"), [("medusa", write_medusa), ("eagle3", write_eagle3)])
+@pytest.mark.parametrize("name", ["person", "recursive", "thinking"])
+def test_what_a_head_drafts_follows_the_grammar(
+    tmp_path: Path, kind: str, write: Callable[[Path], Path], name: str
+) -> None:
+    grammar = GRAMMARS[name]
+    sampling = Sampling(max_tokens=TOKENS, temperature=0.8, grammar=grammar)
+    asked = Request(PROMPT, sampling, noise_key(1, 0, PROMPT))
+    (plain,) = generate(engine("target"), None, [asked], 0)
+    target = engine_with(kind, write(tmp_path))
+    (found,) = rounds(target, [PROMPT], 0.8, 4, grammar=grammar, ignore_eos=False)
+    assert found.tokens == plain.tokens
+    assert any(found.drafts)
+    for length, draft in zip(found.lengths, found.drafts, strict=True):
+        follows, before = compiled(grammar, tokens()), plain.tokens[: length - len(PROMPT)]
+        assert follows.try_consume_tokens([*before]) == len(before)
+        content = [token for token in draft.tokens if token not in ENDS]
+        assert follows.try_consume_tokens(content) == len(content)
+        assert follows.is_accepting() or len(content) == len(draft)
