@@ -51,8 +51,16 @@ def main(arguments: list[str]) -> None:
     settle()
     loop = EngineLoop(engine, connection)
     watch(loop, start.settings.step_timeout_s)
-    timings = engine.load_timings
-    connection.send(Ready(engine.settings, engine.vocab_size, engine.max_length, imports_s, timings))
+    connection.send(
+        Ready(
+            engine.settings,
+            engine.vocab_size,
+            engine.max_length,
+            engine.slow_because,
+            imports_s,
+            engine.load_timings,
+        )
+    )
     try:
         loop.run()
     except Exception as error:

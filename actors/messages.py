@@ -74,6 +74,7 @@ class Ready(Message, frozen=True):
     settings: EngineSettings  # those in force
     vocab_size: int
     max_length: int  # tokens of the longest sequence
+    slow_because: tuple[str, ...]  # why steps on its GPU are slower than they could be
     imports_s: float
     load_timings: LoadTimings
 

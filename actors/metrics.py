@@ -1,8 +1,9 @@
 """An engine's numbers to the instruments of its worker."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from actors.messages import Report, Stepped
+from outrider.engine.step_timings import Path
 from outrider.engine.work import Failed
 from outrider.telemetry.instruments import Instruments
 
@@ -10,10 +11,13 @@ from outrider.telemetry.instruments import Instruments
 class EngineMetrics:
     """What every step adds is summed here, and published now and then."""
 
-    def __init__(self, instruments: Instruments, role: str) -> None:
+    def __init__(self, instruments: Instruments, role: str, device: str) -> None:
+        """device: the engine's, as torch names it."""
         self._instruments = instruments
         self._role = role
+        self._on_gpu = device != "cpu"
         self._totals: defaultdict[str, float] = defaultdict(float)
+        self._gpu_steps: Counter[Path] = Counter()
 
     def stepped(self, stepped: Stepped) -> None:
         """After steps that answered with these results."""
@@ -30,11 +34,15 @@ class EngineMetrics:
             totals["outrider_forward_seconds"] += step.forward
             totals["outrider_sample_seconds"] += step.sample
             totals["outrider_step_tokens"] += step.tokens
+            if self._on_gpu:
+                self._gpu_steps[step.path] += 1
             self._instruments.observe("outrider_step_seconds", step.total, role=self._role)
 
     def publish(self, report: Report) -> None:
         for name, total in self._totals.items():
             self._instruments.total(name, total, role=self._role)
+        for path, steps in self._gpu_steps.items():
+            self._instruments.total("outrider_gpu_steps", steps, role=self._role, path=path)
         load = report.load
         gauges = {
             "outrider_sequences_running": load.running,

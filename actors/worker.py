@@ -89,7 +89,7 @@ class Worker:
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
-        metrics = EngineMetrics(Instruments(OF_WORKERS), self.role)
+        metrics = EngineMetrics(Instruments(OF_WORKERS), self.role, self._ready.settings.device)
         self._client = EngineClient(metrics.stepped)
         await self._client.connect(self._engine.connection)
         self._client.end.add_done_callback(_leave_unless_drained)
@@ -111,6 +111,7 @@ class Worker:
             "node": ray.get_runtime_context().get_node_id(),
             "vocab_size": self._ready.vocab_size,
             "max_length": self._ready.max_length,
+            "slow_because": self._ready.slow_because,
             "settings": self._ready.settings.model_dump(exclude={"model"}),
         }
 

@@ -35,7 +35,7 @@ LOAD = Load(decoding=8, running=8, waiting=0, free_blocks=900, total_blocks=1000
 
 def measure() -> list[dict[str, Any]]:
     """A row per thing that is recorded; microseconds, medians."""
-    of_worker = EngineMetrics(Instruments(OF_WORKERS), "target")
+    of_worker = EngineMetrics(Instruments(OF_WORKERS), "target", "cuda:0")
     results: Any = (SimpleNamespace(timings=SimpleNamespace(queue=1e-4)),) * 8
     timings = StepTimings(1e-4, 1e-2, 1e-4, 1.02e-2, 8, 40, "graph")
     stepped, report = Stepped(results, (1,) * 8, LOAD, 0, (timings,)), Report(LOAD, 10**9)

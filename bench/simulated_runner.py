@@ -68,6 +68,7 @@ class SimulatedRunner:
     """For an engine of the real kind, over a cache that only keeps the books."""
 
     load_timings = LoadTimings()
+    slow_because: tuple[str, ...] = ()
     vocab_size = VOCAB_SIZE
     context_length = MAX_LENGTH
     end_token_ids = frozenset[int]()

@@ -140,6 +140,11 @@ class Engine:
         return self.runner.load_timings
 
     @property
+    def slow_because(self) -> tuple[str, ...]:
+        """Why steps on its GPU are slower than they could be: a sentence for each thing. Empty on a CPU."""
+        return self.runner.slow_because
+
+    @property
     def last_step(self) -> StepTimings | None:
         """Where the time of the newest step went."""
         return self.runner.last_step

@@ -48,6 +48,7 @@ class Runner(Protocol):
     settings: EngineSettings  # those in force
     cache: PagedCache
     load_timings: LoadTimings
+    slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
     last_step: StepTimings | None
     vocab_size: int
     context_length: int  # tokens
@@ -80,6 +81,7 @@ class ModelRunner:
         self.settings = forward.settings
         self.cache = forward.cache
         self.load_timings = forward.load_timings
+        self.slow_because = forward.slow_because
         self.last_step: StepTimings | None = None
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.context_length = context_length(self.model)

@@ -202,6 +202,12 @@ OF_WORKERS = (
         STEP_BUCKETS,
     ),
     _counter("outrider_steps", "steps", "steps of the engine", ("role",)),
+    _counter(
+        "outrider_gpu_steps",
+        "steps",
+        "steps on a GPU, by path: a `graph` is fastest, `kernels` follow, `gathered` blocks are slow",
+        ("role", "path"),
+    ),
     _counter("outrider_busy_seconds", "seconds", "time in steps", ("role",)),
     _counter("outrider_forward_seconds", "seconds", "time in the forward passes of steps", ("role",)),
     _counter("outrider_sample_seconds", "seconds", "time in which steps chose tokens", ("role",)),

@@ -41,6 +41,7 @@ def test_it_says_what_it_has_loaded_and_ends_with_its_connection(
     ready = process.ready()
     assert ready.settings.model == settings.model
     assert ready.vocab_size > 0
+    assert ready.slow_because == ()  # on a CPU
     process.join()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)

@@ -4,18 +4,25 @@ import asyncio
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
+import actors.worker
 from actors.engine_client import EngineClient
 from actors.messages import Answer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker, Worker
+from gateway.workers.streams import Worker as Published
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate
+from outrider.telemetry.instruments import Instruments
 from tests.support.checkpoints import write_checkpoint
+from tests.support.instruments import Told
+from tests.support.patience import eventually
 from tests.support.trust import TRUST
 
 PROMPT = tuple(range(3, 35))
@@ -56,6 +63,25 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     client.close(number)
     assert await worker.record_autoscaling_stats() == {SEQUENCES: 1, CACHE_IN_USE: 0.0}
     await client.stop()
+
+
+async def test_what_slows_its_engine_down_on_a_gpu_is_published(
+    worker: Unserved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = SimpleNamespace(get_node_id=lambda: "node")
+    there = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    monkeypatch.setattr(actors.worker, "ray", SimpleNamespace(util=there, get_runtime_context=lambda: node))
+    told = Told()
+    monkeypatch.setattr(actors.worker, "Instruments", lambda metrics: Instruments(metrics, told.instrument))
+    on_gpu = worker._ready.settings.model_copy(update={"device": "cuda:0"})
+    worker._ready = structs.replace(worker._ready, settings=on_gpu, slow_because=("Triton is missing",))
+    published = Published(**await worker.record_replica_metadata())
+    assert published.slow_because == ("Triton is missing",)
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    number = worker._client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
+    worker._client.submit(1, Generate(number, 0, PROMPT, 1))
+    await eventually(lambda: told.values["outrider_gpu_steps", "gathered"] == 1)
+    await Worker.__del__(worker)
 
 
 async def test_a_worker_whose_engine_cannot_be_built_leaves_as_any_other(tmp_path: Path) -> None:

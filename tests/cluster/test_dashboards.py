@@ -19,11 +19,12 @@ pytestmark = [
         shutil.which("prometheus") is None, reason="NOT RUN: Debian's package prometheus is missing"
     ),
 ]
-# What a service that is well has none of.
+# What a service that is well has none of, or one without a GPU.
 MAY_BE_EMPTY = {
     *(f"Fallbacks, reopenings and failures {query}" for query in "ABCD"),
     "Requests by outcome B",
     "Speculation on and off A",
+    "Steps on GPUs by path A",
 }
 
 

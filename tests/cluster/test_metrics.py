@@ -14,7 +14,7 @@ from tests.support.series import series_of
 # They have no series before the first time.
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
-RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences"}
+RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
 
 
 def scraped(service: Service) -> dict[str, dict[str, float]]:

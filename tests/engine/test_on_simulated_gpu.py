@@ -4,6 +4,7 @@ The GPU is simulated: what it shows, and what it cannot, is in tests/support/sim
 """
 
 import random
+import sys
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import outrider.engine.forward.forward_pass
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
@@ -60,14 +60,17 @@ class Way:
 
     settings: dict[str, Any]
     launched: str  # part of the name of a kernel that tells this way
-    has_kernel: bool = True  # that reads the cache where it lies
+    path: str  # of its last step
+    slow_because: str = ""  # part of the only reason
+    has_triton: bool = True
 
 
+SDPA = "scaled_dot_product_attention"
 WAYS = {
-    "gathered": Way({}, "scaled_dot_product_attention", has_kernel=False),
-    "batch-invariant": Way({"batch_invariant": True}, "scaled_dot_product_attention"),
-    "kernels": Way({"graphs": False}, "_attend_tile"),
-    "graphs": Way({}, "graph.replay"),
+    "gathered": Way({}, SDPA, "gathered", "Triton is missing", has_triton=False),
+    "batch-invariant": Way({"batch_invariant": True}, SDPA, "gathered", "batch_invariant is on"),
+    "kernels": Way({"graphs": False}, "_attend_tile", "kernels", "graphs are off"),
+    "graphs": Way({}, "graph.replay", "graph"),
 }
 
 
@@ -85,8 +88,8 @@ def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     found: Way = request.param
-    if not found.has_kernel:
-        monkeypatch.setattr(outrider.engine.forward.forward_pass, "find_kernel", lambda *_: None)
+    if not found.has_triton:
+        monkeypatch.setitem(sys.modules, "outrider.engine.kernels.paged_attention", None)
     return found
 
 
@@ -134,6 +137,9 @@ def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> 
         texts = texts_of(generate(engine, None, requests(**sampling), 0))
     assert launched(cuda, way.launched)
     assert texts == on_the_cpu(folder, **sampling)
+    assert engine.last_step is not None
+    assert engine.last_step.path == way.path
+    assert [way.slow_because in reason for reason in engine.slow_because] == [True] * bool(way.slow_because)
 
 
 def test_a_drafter_is_given_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:

@@ -30,6 +30,7 @@ class Script:
     answer: Sequence[int]  # token ids after the prompt
     lost_at: Collection[int] = ()  # a sequence ends at these requests, counted over all sequences
     lost_with: Cause | None = None  # as this says, or else by the end of the whole stream
+    slow_because: tuple[str, ...] = ()  # as it publishes
     requests: list[Any] = field(default_factory=list)  # in order, the opening first
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # no sequence is open any more
 
@@ -219,7 +220,18 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         servers.append(server)
-        found.append(Worker(role, f"a {role}", address, 1, "node", VOCAB_SIZE, MAX_LENGTH))
+        found.append(
+            Worker(
+                role,
+                f"a {role}",
+                address,
+                1,
+                "node",
+                VOCAB_SIZE,
+                MAX_LENGTH,
+                slow_because=worker.slow_because,
+            )
+        )
     fleet = Fleet(lambda: found, TRUST)
     try:
         yield fleet

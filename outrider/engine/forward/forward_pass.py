@@ -1,5 +1,6 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
@@ -27,6 +28,8 @@ from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, StepInput
 from outrider.pace.settings import MAX_DEPTH
+
+logger = logging.getLogger(__name__)
 
 
 class ForwardPass:
@@ -67,10 +70,9 @@ class ForwardPass:
         self._group = group
         self._hidden_layers = () if beside is None else beside.hidden_layers
         self._graphs: Graphs | None = None
-        self.kernel: Kernel | None = None
-        if not settings.batch_invariant:
-            longest = context_length(self.model)
-            self.kernel = find_kernel(shapes, settings.block_size, longest, device)
+        self.kernel: Kernel | None
+        self.slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
+        self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
         if settings.self_check:
             with self.load_timings.timed("self_check"):
                 self._check(layers)
@@ -91,17 +93,31 @@ class ForwardPass:
             if beside is not None:
                 beside.allocate(num_blocks)
         self.settings = settings  # those in force: nothing is left open
-        if self.kernel is not None and settings.graphs and group is None:
+        if self.kernel is not None:
             with self.load_timings.timed("graphs"):
-                self._graphs = Graphs(
-                    self._compute,
-                    CudaCapture(),
-                    self.cache,
-                    dtype,
-                    device,
-                    blocks=self.cache.blocks_for(min(context_length(self.model), self.cache.capacity)),
-                    most_rows=settings.max_sequences * (1 + MAX_DEPTH),
-                )
+                self.slow_because += self._capture_graphs()
+            if beside is not None:
+                self.slow_because += ("passes of the drafter beside the target have no CUDA graphs",)
+        for reason in self.slow_because:
+            logger.error("steps are slower than they could be on %s: %s", device, reason)
+
+    def _capture_graphs(self) -> tuple[str, ...]:
+        """Returns why steps have to go without some, or without any."""
+        settings, cache = self.settings, self.cache
+        if not settings.graphs:
+            return ("no step has a CUDA graph: graphs are off in the settings",)
+        if self._group is not None:
+            return ("no step has a CUDA graph: tensor_parallel is above 1",)
+        self._graphs = Graphs(
+            self._compute,
+            CudaCapture(),
+            cache,
+            self.model.dtype,
+            self.model.device,
+            blocks=cache.blocks_for(min(context_length(self.model), cache.capacity)),
+            most_rows=settings.max_sequences * (1 + MAX_DEPTH),
+        )
+        return self._graphs.slow_because
 
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
         return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)

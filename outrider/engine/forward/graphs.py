@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
@@ -98,15 +98,13 @@ class Graphs:
         self._every = torch.arange(sizes[-1], device=device)
         self._output: ForwardOutput | None = None  # of the largest, whose memory the others share
         self._graphs: dict[int, Replay] = {}  # by rows
+        failures: dict[int, str] = {}  # by rows
         for rows in reversed(sizes):  # memory that the largest needs is enough for all
             try:
                 self._graphs[rows] = self._captured(rows)
             except RuntimeError as error:
-                logger.warning(
-                    "steps of up to %d tokens go without a CUDA graph, slower: it could not be captured: %s",
-                    rows,
-                    error,
-                )
+                failures[rows] = str(error)
+        self.slow_because = _told(failures)
         self._sizes = sorted(self._graphs)
         logger.info("%d CUDA graphs, of %s tokens", len(self._sizes), ", ".join(map(str, self._sizes)))
 
@@ -163,3 +161,15 @@ class Graphs:
             self._output.take(computed)
 
         return self._capture(work)
+
+
+def _told(failures: Mapping[int, str]) -> tuple[str, ...]:
+    """By rows, the largest first."""
+    if not failures:
+        return ()
+    sizes = ", ".join(map(str, sorted(failures)))
+    reason, *_ = failures.values()
+    return (
+        f"no CUDA graph of {sizes} tokens could be captured, so that such steps take a larger one or none:"
+        f" {reason}",
+    )

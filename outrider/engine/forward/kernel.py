@@ -1,6 +1,5 @@
 """Which attention over the paged cache a device has."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -8,12 +7,12 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.forward.paged_input import PagedInput
-
-logger = logging.getLogger(__name__)
+from outrider.engine.settings import EngineSettings
 
 WIDEST_HEAD = 256
 PARTS = 32  # of the longest context at most
 SHORTEST_PART = 256  # slots
+GATHERS = "attention gathers its blocks, and no step has a CUDA graph: {}"
 
 
 class Kernel(Protocol):
@@ -46,26 +45,27 @@ class Kernel(Protocol):
 
 
 def find_kernel(
-    shapes: Mapping[int, LayerShape], block_size: int, context_length: int, device: torch.device
-) -> Kernel | None:
-    """None where blocks have to be gathered: slow on a GPU, so that the log says why."""
+    settings: EngineSettings, shapes: Mapping[int, LayerShape], context_length: int, device: torch.device
+) -> tuple[Kernel | None, tuple[str, ...]]:
+    """The kernel, or None where blocks have to be gathered; and why, on a GPU, where that is slow."""
     if device.type != "cuda":
-        return None
+        return None, ()
+    if settings.batch_invariant:
+        return None, (GATHERS.format("batch_invariant is on, and no kernel is batch-invariant"),)
     widest = max(max(dims) for _, *dims in shapes.values())
     if widest > WIDEST_HEAD:
-        logger.error(
-            "attention gathers its blocks, which is slow: of %d dimensions a head, a kernel takes %d at most",
-            widest,
-            WIDEST_HEAD,
+        return None, (
+            GATHERS.format(f"heads have {widest} dimensions, a kernel takes {WIDEST_HEAD} at most"),
         )
-        return None
     try:
         from outrider.engine.kernels.paged_attention import PagedAttention
     except ImportError as error:
-        logger.error("attention gathers its blocks, which is slow: pip install triton (%s)", error)
-        return None
+        return None, (
+            GATHERS.format(f"Triton is missing, which chooses tokens too: pip install triton ({error})"),
+        )
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack some
-    return PagedAttention(block_size, part_slots(context_length), properties.shared_memory_per_block_optin)
+    shared_memory = properties.shared_memory_per_block_optin
+    return PagedAttention(settings.block_size, part_slots(context_length), shared_memory), ()
 
 
 def part_slots(context_length: int) -> int:

@@ -6,6 +6,8 @@ tests/engine/test_on_simulated_gpu.py.
 """
 
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.forward.batch import paged_batch
+from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.kernel import find_kernel, part_slots
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
@@ -81,16 +84,18 @@ def capture(monkeypatch) -> Capture:
     """The engine believes that it has kernels, and captures."""
     capture = Capture()
     owner = outrider.engine.forward.forward_pass
-    monkeypatch.setattr(owner, "find_kernel", lambda _, block_size, *others: PlainAttention(block_size))
+    monkeypatch.setattr(owner, "find_kernel", lambda settings, *_: (PlainAttention(settings.block_size), ()))
     monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
     monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 8, 32))
     return capture
 
 
+def settings_of(folder, **settings) -> EngineSettings:
+    return EngineSettings(model=str(folder), block_size=8, cache_memory=2**22, prefill_chunk=16, **settings)
+
+
 def engine_of(folder, **settings) -> Engine:
-    return Engine.from_settings(
-        EngineSettings(model=str(folder), block_size=8, cache_memory=2**22, prefill_chunk=16, **settings)
-    )
+    return Engine.from_settings(settings_of(folder, **settings))
 
 
 def texts_of(engine: Engine) -> list[tuple[int, ...]]:
@@ -114,8 +119,17 @@ def test_kernels_and_graphs_say_the_same(checkpoint, expected, capture):
 
 
 def test_graphs_can_be_switched_off(checkpoint, expected, capture):
-    assert texts_of(engine_of(checkpoint, graphs=False)) == expected
+    engine = engine_of(checkpoint, graphs=False)
+    assert texts_of(engine) == expected
     assert capture.captured == 0
+    assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
+
+
+def test_one_rank_of_several_goes_without_graphs_and_says_so(checkpoint, capture):
+    group = SimpleNamespace(least=lambda number: number)
+    forward = ForwardPass(settings_of(checkpoint, self_check=False), group)
+    assert capture.captured == 0
+    assert forward.slow_because == ("no step has a CUDA graph: tensor_parallel is above 1",)
 
 
 def test_what_a_graph_reads_lives_as_long_as_the_graph(checkpoint, capture, monkeypatch):
@@ -142,19 +156,56 @@ def test_a_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, c
     monkeypatch.setattr(outrider.engine.forward.forward_pass, "CudaCapture", lambda: refuse)
     with caplog.at_level(logging.WARNING):
         engine = engine_of(checkpoint)
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4
-    assert "steps of up to 32 tokens go without a CUDA graph" in caplog.text
+    (reason,) = engine.slow_because
+    assert "no CUDA graph of 1, 4, 8, 32 tokens" in reason
+    assert "operation not permitted" in reason
+    assert [(record.levelname, reason in record.getMessage()) for record in caplog.records] == [
+        ("ERROR", True)
+    ]
     assert texts_of(engine) == expected
 
 
-def test_there_is_no_kernel_without_cuda():
-    assert find_kernel({0: (2, 16, 16)}, 16, 512, torch.device("cpu")) is None
+def test_a_size_that_is_captured_is_not_complained_of(checkpoint, capture, monkeypatch):
+    def refuse_the_first(work):
+        capture.captured += 1
+        if capture.captured == 1:
+            raise RuntimeError("out of memory")
+        work()
+        return work
+
+    monkeypatch.setattr(outrider.engine.forward.forward_pass, "CudaCapture", lambda: refuse_the_first)
+    (reason,) = engine_of(checkpoint).slow_because
+    assert "no CUDA graph of 32 tokens" in reason
 
 
-def test_heads_that_no_kernel_takes_are_an_error_in_the_log(caplog):
-    assert find_kernel({0: (1, 576, 512)}, 16, 512, torch.device("cuda")) is None
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "576 dimensions" in caplog.text
+def test_where_nothing_is_missing_there_is_nothing_to_say(checkpoint, capture, caplog):
+    assert engine_of(checkpoint).slow_because == ()
+    assert not caplog.records
+
+
+NARROW, WIDE = {0: (2, 16, 16)}, {0: (1, 576, 512)}
+
+
+def test_there_is_no_kernel_without_cuda_and_nobody_misses_it():
+    settings = EngineSettings(model="any", batch_invariant=True)
+    assert find_kernel(settings, WIDE, 512, torch.device("cpu")) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "shapes", "why"),
+    [
+        ({}, WIDE, "heads have 576 dimensions"),
+        ({}, NARROW, "pip install triton"),
+        ({"batch_invariant": True}, NARROW, "batch_invariant is on"),
+    ],
+)
+def test_why_blocks_are_gathered_is_said(monkeypatch, asked, shapes, why):
+    monkeypatch.setitem(sys.modules, "outrider.engine.kernels.paged_attention", None)  # as without Triton
+    settings = EngineSettings(model="any", **asked)
+    kernel, (reason,) = find_kernel(settings, shapes, 512, torch.device("cuda"))
+    assert kernel is None
+    assert reason.startswith("attention gathers its blocks, and no step has a CUDA graph: ")
+    assert why in reason
 
 
 def test_a_context_is_read_in_few_parts():

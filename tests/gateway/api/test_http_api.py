@@ -8,7 +8,7 @@ import pytest
 
 from gateway.api.openai.completions import CompletionAnswer
 from tests.fakes.conversations import Cause
-from tests.fakes.scripted import ScriptedTarget
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, client_of, events_of
 from tests.support.patience import eventually
 
@@ -26,6 +26,14 @@ async def test_the_model_and_the_workers_are_listed(client):
     health = (await client.get("/health")).json()
     assert [model["id"] for model in models["data"]] == ["m"]
     assert [worker["role"] for worker in health["workers"]] == ["target", "draft"]
+
+
+async def test_what_slows_a_worker_down_on_its_gpu_is_told_under_it(tokenizer):
+    slow = ScriptedTarget(ANSWER, slow_because=("attention gathers its blocks",))
+    async with client_of(tokenizer, slow, ScriptedDraft(ANSWER)) as client:
+        workers = (await client.get("/health")).json()["workers"]
+    told = {worker["role"]: worker["slow_because"] for worker in workers}
+    assert told == {"target": ["attention gathers its blocks"], "draft": []}
 
 
 async def test_without_a_target_the_service_is_unavailable(tokenizer):

@@ -1,0 +1,35 @@
+"""Instruments in the place of Ray's, which keep what they are told."""
+
+from collections import defaultdict
+
+from outrider.telemetry.instruments import Instrument
+from outrider.telemetry.metrics import Metric
+
+
+class Told:
+    """Sums of counters and last values of gauges, by name and, where it has one, by path."""
+
+    def __init__(self) -> None:
+        self.values: defaultdict[tuple[str, str], float] = defaultdict(float)
+
+    def instrument(self, metric: Metric) -> Instrument:
+        return _Kept(metric, self.values)
+
+
+class _Kept:
+    def __init__(self, metric: Metric, values: defaultdict[tuple[str, str], float]) -> None:
+        self._metric = metric
+        self._values = values
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        self._values[self._key(tags)] += value
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self._values[self._key(tags)] = value
+
+    def observe(self, value: float, tags: dict[str, str]) -> None:
+        assert self._metric.kind == "histogram"
+
+    def _key(self, tags: dict[str, str]) -> tuple[str, str]:
+        assert tags.keys() == {*self._metric.labels}, f"{self._metric.name} has the labels {tags}"
+        return self._metric.name, tags.get("path", "")
