@@ -4,13 +4,15 @@ A grammar is a text that llguidance takes: a JSON schema, a regular expression o
 by its own functions. What decides is the text alone, so the target, a draft and a restarted worker agree.
 """
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, agreed
@@ -46,7 +48,41 @@ def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = 
         end_token_ids: of the model; none: what the tokenizer has.
     """
     ends = sorted(end_token_ids)
-    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends or None)
+    known = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends or None, slices=[])
+    return LLTokenizer(TokenizerWrapper(_Spelling(known)), n_vocab=vocab_size, eos_token=known.eos_tokens)
+
+
+class _Spelling:
+    """A vocabulary as the library reads it, in which no text becomes a mark.
+
+    Marks are added tokens like <tool_call>. To the library they are no text, but forced text that looks like
+    one becomes one in its own tokenizer: the only token that may come would be one that it then refuses.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, known: LLTokenizer) -> None:
+        self._known = known
+        vocabulary = range(known.vocab_size)
+        self.eos_token_id = known.eos_token
+        self.tokens = [known.decode_bytes([token]) for token in vocabulary]
+        self.special_token_ids = [token for token in vocabulary if known.is_special_token(token)]
+        self._marks = {*self.special_token_ids}
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Its tokens. A mark's text is cut behind its first character, and the parts are no marks."""
+        tokens = self._known.tokenize_bytes(text)
+        marks = {self.tokens[token].decode() for token in tokens if token in self._marks}
+        if not marks:
+            return tokens
+        whole = text.decode()
+        begins = re.finditer(f"(?=(?:{'|'.join(map(re.escape, marks))})).", whole, re.DOTALL)
+        cuts = [0, *(begin.end() for begin in begins), len(whole)]
+        return [token for start, end in pairwise(cuts) for token in self._part(whole[start:end])]
+
+    def _part(self, text: str) -> list[int]:
+        tokens = self._known.tokenize_str(text)
+        return tokens if self._marks.isdisjoint(tokens) else self._known.greedy_tokenize(text)
 
 
 def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:

@@ -1,12 +1,15 @@
 """Grammars as masks: a position's depends on the tokens before it alone, however one came there."""
 
+import json
 import random
+import re
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from gateway.generation.form import choice
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import MAX_FORCED, MAX_GRAMMAR, GrammarError, Mask, allows, compiled
 from tests.support.grammars import (
@@ -149,6 +152,57 @@ def test_an_answer_ends_where_its_grammar_lets_it_and_nothing_is_asked_after_tha
     assert only is not None
     assert not allows(begin, end)
     assert allowed(only) == sorted(ENDS)
+
+
+MARKS = "a <tool_call><|end|><<tool_call>>é</tool_call"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        lark_grammar(f"start: {json.dumps(MARKS)}"),
+        lark_grammar('start: "a <tool" "_call><|end|><<tool_call>>é" /<[\\/]tool_call/'),
+        choice([MARKS, "b"], "").grammar(),
+        regex_grammar(f"{re.escape(MARKS)}|[x]"),
+        json_grammar({"const": MARKS}),
+        json_grammar(
+            {
+                "type": "object",
+                "properties": {MARKS: {"enum": [MARKS]}},
+                "required": [MARKS],
+                "additionalProperties": False,
+            }
+        ),
+    ],
+    ids=["lark", "lark in parts", "choice", "regex", "json", "json keys"],
+)
+def test_text_that_looks_like_an_added_token_is_said_as_text(grammar: str) -> None:
+    """The library's tokenizer makes one of it, which its parser then refuses."""
+    answer, generated = matcher(grammar), list[int]()
+    for _ in range(60):
+        (mask,) = answer.masks(generated, Draft(), [ROOT])
+        assert mask is not None
+        if ENDS & {*allowed(mask)}:
+            break
+        forced = answer.forced(generated, [])
+        assert not forced or allowed(mask) == forced[:1]
+        generated.append(allowed(mask)[0])
+    else:
+        pytest.fail("it does not end")
+    assert not {*generated} & tokenizer().get_added_tokens_decoder().keys()
+    assert MARKS in tokenizer().decode(generated) or tokenizer().decode(generated) in ("b", "x")
+
+
+def test_an_added_token_is_asked_for_by_its_name_or_id() -> None:
+    (mark,) = ids("<tool_call>")
+    for name in ("<tool_call>", f"<[{mark}]>"):
+        answer = matcher(lark_grammar(f'start: {name} "x"'))
+        (mask,) = answer.masks([], Draft(), [ROOT])
+        assert mask is not None
+        assert allowed(mask) == [mark]
+        (after,) = answer.masks([mark, *ids("x")], Draft(), [ROOT])
+        assert after is not None
+        assert allowed(after) == sorted(ENDS)
 
 
 def test_a_mark_inside_a_draft_ends_free_text_there() -> None:
