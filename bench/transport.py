@@ -9,6 +9,7 @@ time of each side.
 
 import argparse
 import asyncio
+import importlib
 import importlib.util
 import multiprocessing.connection
 import os
@@ -94,8 +95,7 @@ async def by_pipe() -> AsyncIterator[tuple[int, Exchange]]:
 
 
 def echo_by_zeromq(address: str, ready: Pipe) -> None:
-    import zmq
-
+    zmq: Any = importlib.import_module("zmq")
     connected = zmq.Context().socket(zmq.PAIR)
     connected.connect(address)
     ready.send(os.getpid())
@@ -105,11 +105,10 @@ def echo_by_zeromq(address: str, ready: Pipe) -> None:
 
 @asynccontextmanager
 async def by_zeromq() -> AsyncIterator[tuple[int, Exchange]]:
-    import zmq.asyncio
-
-    with tempfile.TemporaryDirectory() as folder, zmq.asyncio.Context() as context:
+    zmq: Any = importlib.import_module("zmq.asyncio")
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
         address = f"ipc://{Path(folder) / 'engine'}"
-        ours: Any = context.socket(zmq.PAIR)
+        ours: Any = context.socket(importlib.import_module("zmq").PAIR)
         ours.bind(address)
         with process_of(echo_by_zeromq, address) as process_id:
 

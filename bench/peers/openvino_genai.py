@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino  # type: ignore[import-not-found]
-import openvino_genai  # type: ignore[import-not-found]
+import openvino
+import openvino_genai
 
 from bench.peers.answering import Answers, Task, answer_task, read_task
 

@@ -19,7 +19,7 @@ def main() -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": str(task.threads),
     }
-    from vllm import LLM, SamplingParams, TokensPrompt  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams, TokensPrompt
 
     speculation = {
         "model": task.draft,

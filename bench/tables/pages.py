@@ -33,6 +33,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "service": ("service", service.service),
     "host": ("host", service.host),
     "host_costs": (None, service.host_costs),
+    "transport": ("transport", service.transport),
+    "peers": ("peers", service.peers),
     "wire": ("wire", service.wire),
     "identity": ("identity", in_process.identity),
     "structured": ("structured", in_process.structured),

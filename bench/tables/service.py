@@ -46,6 +46,52 @@ def host_costs() -> str:
     )
 
 
+def transport() -> str:
+    rows = results("transport")["rows"]
+    header = ["bytes", "transport", "there and back, ms", "front, ms", "engine, ms"]
+    return table(
+        header,
+        (
+            [f"{row['bytes']:,}", row["transport"], *(number(row[name], 3) for name in header[2:])]
+            for row in rows
+        ),
+    )
+
+
+def peers() -> str:
+    return table(
+        [
+            "pair",
+            "streams",
+            "peer",
+            "mode",
+            "tokens/s",
+            "to its plain",
+            "tokens / pass",
+            "cores",
+            "texts changed",
+        ],
+        (
+            [
+                row["pair"],
+                str(row["streams"]),
+                row["peer"],
+                row["mode"],
+                number(row["tokens/s"], 0),
+                number(row["to its plain"]),
+                number(row["tokens / pass"]),
+                number(row["cores"], 1),
+                ""
+                if row["mode"] == "plain"
+                else f"{row['seeded texts that differ']} of {row['seeded texts']}",
+            ]
+            for row in sorted(
+                results("peers")["rows"], key=lambda row: (row["pair"] != "demo", row["streams"])
+            )
+        ),
+    )
+
+
 def load_closed() -> str:
     stored = results("load")
     modes = distinct(stored["rows"], "mode")
