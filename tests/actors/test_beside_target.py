@@ -1,11 +1,15 @@
 """A drafter beside the target: its Drafts come with verdicts, over real gRPC, from a real engine."""
 
+import os
+import signal
+from contextlib import AsyncExitStack
 from typing import Literal
 
 import pytest
 from opentelemetry.trace import get_tracer
 
 from gateway.settings import Speculation
+from gateway.workers.fleet import Fleet
 from outrider.decoding.draft import Draft
 from outrider.drafters import registry
 from outrider.engine import drafting_beside
@@ -18,7 +22,10 @@ from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
-from tests.support.pair import answer, expected, pair
+from tests.support.local_worker import process_worker
+from tests.support.pair import answer, expected, pair, rounds_of
+from tests.support.service import engine_settings
+from tests.support.trust import TRUST
 
 KINDS = ("json", "stories")
 
@@ -121,6 +128,29 @@ async def test_heads_draft_in_the_target_worker(kind, write, temperature, tmp_pa
     assert sum(stats.accepted for _, stats in answers) > 0
     for _, stats in answers:
         assert (stats.rounds > 0, stats.lost_drafts, stats.late_drafts) == (True, 0, 0)
+
+
+@pytest.mark.parametrize(("kind", "write"), [("medusa", write_medusa), ("eagle3", write_eagle3)])
+async def test_an_answer_goes_on_with_another_target_and_its_head(kind, write, tmp_path):
+    """The first one's engine is killed between two rounds that had Drafts."""
+    head = str(write(tmp_path))
+    settings = engine_settings("target", drafter=kind, head=head)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(process_worker("target", settings))]
+        fleet = Fleet(lambda: workers, TRUST)
+        stack.push_async_callback(fleet.close)
+        rounds = rounds_of(fleet, "json", 0.7, Speculation(mode="fixed", depth=4, drafter=kind))
+        text, rounds_before = list[int](), 0
+        async for step in rounds.steps():
+            text += [token.id for token in step.tokens]
+            if rounds.stats.rounds >= 2 and not rounds_before:
+                rounds_before = rounds.stats.rounds
+                workers.append(await stack.enter_async_context(process_worker("target", settings)))
+                first = workers.pop(0)
+                os.kill(first.ranks[0], signal.SIGKILL)
+    assert text == expected("json", 0.7)
+    assert rounds.stats.lost_targets == 1
+    assert rounds.stats.rounds > rounds_before > 0
 
 
 async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
 from gateway.observe.stats import Stats
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
+from gateway.rounds.rounds import Rounds
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
@@ -70,19 +71,25 @@ async def answer(
     speculation: Speculation = FIXED,
     generation: Span = INVALID_SPAN,
 ) -> tuple[list[int], Stats]:
+    rounds = rounds_of(fleet, kind, temperature, speculation, generation)
+    rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
+    text = [token.id async for step in rounds.steps() for token in step.tokens]
+    return text, rounds.stats
+
+
+def rounds_of(
+    fleet: Fleet, kind: str, temperature: float, speculation: Speculation, generation: Span = INVALID_SPAN
+) -> Rounds:
+    """Of one answer, which has not begun."""
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
     trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
     gateway = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e3 * LIMIT_S)
-    rounds = RoundsFactory(fleet, paces, gateway).of(
+    return RoundsFactory(fleet, paces, gateway).of(
         sequence,
         speculation.resolved("model", PaceSettings()),
         asyncio.get_running_loop().time() + LIMIT_S,
         trace=trace,
     )
-    rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
-    async for _ in rounds.steps():
-        pass
-    return sequence.generated, rounds.stats
