@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.tables import in_process, service, summary
+from bench.tables import host, in_process, service, simulated, summary
 from bench.tables.reading import source
 from outrider.tools.pages import begin, rewritten
 
@@ -13,8 +13,8 @@ COMMAND = "python -m bench tables"
 
 # By mark: the bench whose source is told above, None where it stands there already; and what writes it.
 TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
-    "start": ("start", service.start),
-    "start_memory": (None, service.start_memory),
+    "start": ("start", host.start),
+    "start_memory": (None, host.start_memory),
     "engine_one_stream": ("engine", in_process.engine_one_stream),
     "engine_costs": (None, in_process.engine_costs),
     "engine_streams": (None, in_process.engine_streams),
@@ -23,19 +23,19 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "load_creative": (None, service.load_creative),
     "load_crossing": (None, service.load_crossing),
     "load_open": (None, service.load_open),
-    "simulate": ("simulate", service.simulate),
-    "simulate_ahead": (None, service.simulate_ahead),
-    "parallel": ("parallel", service.parallel),
+    "simulate": ("simulate", simulated.simulate),
+    "simulate_ahead": (None, simulated.simulate_ahead),
+    "parallel": ("parallel", simulated.parallel),
     "ahead": ("ahead", service.ahead),
     "ahead_rounds": (None, service.ahead_rounds),
     "ahead_distance": (None, service.ahead_distance),
     "ahead_crowd": (None, service.ahead_crowd),
     "service": ("service", service.service),
-    "host": ("host", service.host),
-    "host_costs": (None, service.host_costs),
-    "transport": ("transport", service.transport),
-    "peers": ("peers", service.peers),
-    "wire": ("wire", service.wire),
+    "host": ("host", host.host),
+    "host_costs": (None, host.host_costs),
+    "transport": ("transport", host.transport),
+    "peers": ("peers", host.peers),
+    "wire": ("wire", host.wire),
     "identity": ("identity", in_process.identity),
     "structured": ("structured", in_process.structured),
     "structured_masks": (None, in_process.structured_masks),
@@ -49,10 +49,10 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "linear": ("linear", in_process.linear),
     "tensor_parallel": ("tensor_parallel", in_process.tensor_parallel),
     "tensor_parallel_alone": (None, in_process.tensor_parallel_alone),
-    "tracing": ("tracing", service.tracing),
-    "tracing_costs": (None, service.tracing_costs),
+    "tracing": ("tracing", host.tracing),
+    "tracing_costs": (None, host.tracing_costs),
     "sampling": ("sampling", in_process.sampling),
-    "metrics": ("metrics", service.metrics),
+    "metrics": ("metrics", host.metrics),
     "summary": (None, summary.summary),
 }
 
