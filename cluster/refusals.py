@@ -31,6 +31,8 @@ def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
             return f"{given} is no setting: {_known(setting)}"
         case "missing":
             return f"{name} is missing{_meaning(setting)}"
+        case "value_error" if _is_field(setting):
+            return f"{given}: {first['ctx']['error']}"
         case "value_error":  # within a group, or between groups
             return ".".join((*setting, str(first["ctx"]["error"])))
         case _:
@@ -43,6 +45,11 @@ def _setting(location: Sequence[int | str]) -> tuple[str, ...]:
     depth = 3 if path[:1] == ("drafts",) else 2
     depth += path[depth - 1 : depth] == (RESOURCES,)
     return tuple(part for part in path[:depth] if part != "[key]")
+
+
+def _is_field(setting: Sequence[str]) -> bool:
+    """Whether it is one setting, and no group of them."""
+    return len(setting) > (2 if setting[:1] == ("drafts",) else 1)
 
 
 def _wanted(found: ErrorDetails) -> str:

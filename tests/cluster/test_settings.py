@@ -226,6 +226,11 @@ def test_gpus_are_shared_where_nothing_else_is_said(
     [
         ("target.tensor_parallel", "x", "target.tensor_parallel='x' should be a valid integer: devices that"),
         ("target.replicas", "0", "target.replicas='0' should be greater than or equal to 1: replicas"),
+        (
+            "gateway.drafter",
+            "magic",
+            "gateway.drafter='magic': there is no drafter 'magic', there are: model",
+        ),
         ("target.dtype", "int8", "target.dtype='int8' should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ("target.cache_memory", "all", "='all' should be a valid integer or be a valid number: memory for"),
         ("target.placement", "PACKED", "target.placement='PACKED' should be 'STRICT_PACK', 'PACK'"),

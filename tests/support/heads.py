@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -12,6 +13,9 @@ from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from tests.support.demo_pair import engine, prompt_of
 
@@ -82,3 +86,14 @@ def write_medusa(folder: Path, form: str = "authors", **config: Any) -> Path:
     told = {"medusa_num_heads": 2, "medusa_num_layers": 1, **config}
     (folder / "config.json").write_text(json.dumps(told))
     return folder
+
+
+def refusal_of(drafter: str, folder: Path) -> str:
+    """What is said of a head that does not suit the demo target; it names the folder."""
+    settings = EngineSettings(
+        model=str(DEMO / "target"), cache_memory=2**22, drafter=drafter, head=str(folder)
+    )
+    with pytest.raises(UnsupportedModelError) as caught:
+        Engine.from_settings(settings)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)

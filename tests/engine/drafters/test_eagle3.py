@@ -1,5 +1,6 @@
 """EAGLE-3 heads beside the target: their Drafts against plain arithmetic, formats, traps, the cache."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,13 @@ import pytest
 import torch
 
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DEMO
 from outrider.engine.engine import Engine
-from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.settings import EngineSettings
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import Form, hidden_of, reference, write_eagle3
+from tests.support.heads import refusal_of
+
+refusal = partial(refusal_of, "eagle3")
 
 FORMS = {
     "plain": Form(),
@@ -127,16 +128,6 @@ def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engi
     found = drafted_texts(target, 1.0, depth=4, company=6, verification=rule)
     assert sum(text.accepted for text in found) > 0
     assert all(len(draft.draft_probs) == len(draft) for text in found for draft in text.drafts)
-
-
-def refusal(folder: Path) -> str:
-    settings = EngineSettings(
-        model=str(DEMO / "target"), cache_memory=2**22, drafter="eagle3", head=str(folder)
-    )
-    with pytest.raises(UnsupportedModelError) as caught:
-        Engine.from_settings(settings)
-    assert str(folder) in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> None:

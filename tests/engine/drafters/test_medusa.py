@@ -12,7 +12,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
 from tests.support.beside import drafted_texts, engine_with, plain_texts
-from tests.support.heads import HEADS, medusa_tensors, write_medusa
+from tests.support.heads import HEADS, medusa_tensors, refusal_of, write_medusa
 
 FORMS = ("authors", "safetensors", "vllm")
 
@@ -73,13 +73,7 @@ def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engi
 def refused(tensors: dict[str, Any], folder: Path, **config: Any) -> str:
     write_medusa(folder, **config)
     torch.save(tensors, folder / "medusa_lm_head.pt")
-    settings = EngineSettings(
-        model=str(DEMO / "target"), cache_memory=2**22, drafter="medusa", head=str(folder)
-    )
-    with pytest.raises(UnsupportedModelError) as caught:
-        Engine.from_settings(settings)
-    assert str(folder) in str(caught.value)
-    return str(caught.value)
+    return refusal_of("medusa", folder)
 
 
 def test_heads_of_another_target_are_refused_by_what_differs(tmp_path: Path) -> None:
