@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "protos": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.engine": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.client": {"protos"},
-    "outrider.demo": {"outrider.decoding", "outrider.engine"},
+    "outrider.training": {"outrider.decoding", "outrider.engine"},
+    "outrider.demo": {"outrider.decoding", "outrider.engine", "outrider.training"},
     "actors": {
         "outrider.decoding",
         "outrider.drafters",
@@ -28,7 +29,7 @@ MAY_IMPORT = {
     },
     "gateway": {"outrider.decoding", "outrider.drafters", "outrider.pace", "outrider.telemetry", "protos"},
 }
-MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.demo", "outrider.client"}
+MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.demo", "outrider.training", "outrider.client"}
 MAY_IMPORT["outrider.tools"] = {*MAY_IMPORT} - {"outrider.demo"}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}
 FILES = sorted(
@@ -94,7 +95,9 @@ def test_an_import_that_points_upwards_is_seen(source: str) -> None:
     assert {package_of(name) for name in names} & {"outrider.engine", "actors"}
 
 
-@pytest.mark.parametrize("package", ["outrider/decoding", "outrider/engine", "outrider/demo"])
+@pytest.mark.parametrize(
+    "package", ["outrider/decoding", "outrider/engine", "outrider/training", "outrider/demo"]
+)
 def test_nothing_below_the_workers_imports_ray(package: str) -> None:
     sources = [(ROOT / path).read_text() for path in FILES if str(path).startswith(package)]
     assert sources

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from outrider.demo.batches import Stream, make_stream, mixed_batch
+from outrider.demo.batches import make_stream, mixed_batch
 from outrider.demo.corpus import DRAWS, REPETITIONS, load_corpus, shorten
-from outrider.demo.optimization import Optimization
 from outrider.demo.pair import DRAFT, TARGET, load_model, new_model, save_model
 from outrider.demo.prompts import DEMO, KINDS
 from outrider.demo.tokenizer import train_tokenizer
 from outrider.demo.writing import sampler, write
+from outrider.training.losses import distance
+from outrider.training.optimization import Optimization
+from outrider.training.stream import Stream
 
 SEED = 1
 OPENING_TOKENS = 16  # of a document, from which the target writes on
@@ -85,16 +87,6 @@ def logits_of(model: Any, tokens: Tensor) -> Tensor:
     return logits[:, :-1].float()
 
 
-def divergence(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
-    """Cross-entropy of the draft under the target, averaged: KL(target, draft) up to a constant."""
-    return -(target_probs * draft_logits.log_softmax(-1)).sum(-1).mean()
-
-
-def total_variation(target_probs: Tensor, draft_logits: Tensor) -> Tensor:
-    """Mean over positions of half the absolute difference, which is 1 - the sum of minima."""
-    return 0.5 * (target_probs - draft_logits.softmax(-1)).abs().sum(-1).mean()
-
-
 def batches(
     streams: dict[str, Stream], weights: dict[str, int], phases: tuple[Phase, ...], seed: int
 ) -> Iterator[Tensor]:
@@ -125,7 +117,8 @@ def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: t
     for tokens in batches(streams, READING_WEIGHTS, phases, SEED + 3):
         target_logits = logits_of(target, tokens)
         target_loss = cross_entropy(target_logits.flatten(0, 1), tokens[:, 1:].flatten())
-        draft_loss = divergence(target_logits.detach().softmax(-1), logits_of(draft, tokens))
+        target_probs = target_logits.detach().softmax(-1)
+        draft_loss = distance(target_probs, logits_of(draft, tokens)).divergence
         report = f"target {target_loss.item():.3f}, draft {draft_loss.item():.3f}"
         optimization.descend(target_loss + draft_loss, report)
 
@@ -158,10 +151,8 @@ def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Ph
         )
         with torch.no_grad():
             target_probs = logits_of(target, tokens).softmax(-1)
-        draft_logits = logits_of(draft, tokens)
-        distance = total_variation(target_probs, draft_logits)
-        report = f"acceptance {1 - distance.item():.3f}"
-        optimization.descend(divergence(target_probs, draft_logits) + 2 * distance, report)
+        found = distance(target_probs, logits_of(draft, tokens))
+        optimization.descend(found.loss, f"acceptance {1 - found.total_variation.item():.3f}")
 
 
 def train(output: Path, schedule: Schedule) -> None:

@@ -1,14 +1,11 @@
-"""Token streams and the windows that training reads."""
+"""Token streams and the batches that training reads."""
 
 import pytest
 import torch
 
-from outrider.demo.batches import Stream, make_stream, mixed_batch
+from outrider.demo.batches import make_stream, mixed_batch
 from outrider.demo.tokenizer import END_OF_TEXT, train_tokenizer
-
-
-def counting_stream(documents: int, length: int) -> Stream:
-    return Stream(torch.arange(documents * length), torch.arange(documents) * length)
+from outrider.training.stream import Stream
 
 
 def test_documents_are_closed_by_the_end_of_text_token() -> None:
@@ -18,22 +15,6 @@ def test_documents_are_closed_by_the_end_of_text_token() -> None:
     assert stream.starts.tolist() == [0, ends[0] + 1]
     assert ends[-1] == len(stream.tokens) - 1
     assert tokenizer.decode(stream.tokens[: ends[0]].tolist()) == "one two"
-
-
-def test_every_other_window_starts_a_document() -> None:
-    stream = counting_stream(documents=50, length=10)
-    windows = stream.windows(200, 7, torch.Generator().manual_seed(0))
-    first, last = windows[:, 0], windows[:, -1]
-    assert (last - first == 6).all()
-    assert (first[::2] % 10 == 0).all()
-    assert len(set((first[1::2] % 10).tolist())) == 10
-
-
-def test_windows_near_the_end_stay_inside() -> None:
-    stream = counting_stream(documents=2, length=10)
-    windows = stream.windows(100, 15, torch.Generator().manual_seed(0))
-    assert windows.shape == (100, 15)
-    assert windows.max() == 19
 
 
 def test_a_mixed_batch_holds_every_kind_by_its_weight() -> None:

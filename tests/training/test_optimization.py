@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.demo.optimization import FINAL_LEARNING_RATE, WARMUP_STEPS, Optimization
+from outrider.training.optimization import FINAL_LEARNING_RATE, WARMUP_STEPS, Optimization
 
 
 def test_the_learning_rate_warms_up_stays_and_decays() -> None:

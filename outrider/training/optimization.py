@@ -16,7 +16,12 @@ class Optimization:
     """Optimizer steps on one or more models, with progress printed."""
 
     def __init__(self, name: str, models: list[Any], steps: int, constant_steps: int) -> None:
-        named = [pair for model in models for pair in model.named_parameters()]
+        named = [
+            (name, weight)
+            for model in models
+            for name, weight in model.named_parameters()
+            if weight.requires_grad
+        ]
         hidden = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
         others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -31,6 +36,22 @@ class Optimization:
         """Share of the peak: a linear warm-up, a plateau, a linear decay."""
         decayed = max(0, step - self.constant_steps) / max(1, self.steps - self.constant_steps)
         return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_LEARNING_RATE) * decayed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """From which another one goes on."""
+        return {
+            "step": self.step,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What ``state_dict`` returned of one of the same models and steps."""
+        self.step = state["step"]
+        for optimizer, of_optimizer in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(of_optimizer)
+        for scheduler, of_scheduler in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(of_scheduler)
 
     def descend(self, loss: Tensor, report: str) -> None:
         """Take one step down the loss."""

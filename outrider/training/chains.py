@@ -1,0 +1,83 @@
+"""Attention while many Drafts of one text are trained at once, a chain from each of its positions.
+
+A first pass reads the text. Each pass after it adds a token to every chain: such a token attends to the text
+up to the position that its chain starts from, and to the chain itself. So one pass over all chains does what
+drafting does one position at a time.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+ATTENTION = "outrider_chains"  # no mask function goes by this name, so transformers builds no mask
+
+
+@dataclass
+class LayerChains:
+    """Keys and values of one layer, [rows, heads, num_tokens, dim] each."""
+
+    text: tuple[Tensor, Tensor]
+    tokens: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # of all chains, a pass each
+
+
+class Chains:
+    """What travels through the model to every layer."""
+
+    def __init__(self) -> None:
+        self.starts: Tensor | None = (
+            None  # int64 [num_chains] position after which each begins; None: none yet
+        )
+        self._layers: dict[int, LayerChains] = {}
+
+    def start(self, starts: Tensor) -> None:
+        """After the pass over the text: chains from these of its positions."""
+        self.starts = starts
+
+    def keep(self, kept: Tensor) -> None:
+        """Only these go on. kept: int64, indices of chains."""
+        assert self.starts is not None
+        self.starts = self.starts[kept]
+        for layer in self._layers.values():
+            layer.tokens = [(key[:, :, kept], value[:, :, kept]) for key, value in layer.tokens]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """All [rows, heads, num_tokens, dim], a token of each chain once these have started."""
+        if self.starts is None:
+            self._layers[layer] = LayerChains((key, value))
+            return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        of_layer = self._layers[layer]
+        of_layer.tokens.append((key, value))
+        text_keys, text_values = of_layer.text
+        length = text_keys.shape[2]
+        unseen = torch.arange(length) > self.starts[:, None]
+        scores = (query @ text_keys.transpose(-1, -2)).float().masked_fill_(unseen, -torch.inf)
+        own = [(query * keys).sum(-1, keepdim=True).float() for keys, _ in of_layer.tokens]
+        weights = (torch.cat([scores, *own], dim=-1) * scaling).softmax(-1).to(value.dtype)
+        output = weights[..., :length] @ text_values
+        for index, (_, values) in enumerate(of_layer.tokens, start=length):
+            output = output + weights[..., index : index + 1] * values
+        return output
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,  # [rows, heads, num_tokens, dim]
+    key: Tensor,  # [rows, kv_heads, num_tokens, dim]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    outrider: Chains,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """In the form transformers calls it: [rows, num_tokens, heads, dim]."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return outrider.attend(layer, query, key, value, scaling).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, attend)

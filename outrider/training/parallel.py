@@ -1,0 +1,80 @@
+"""Training of a draft model that guesses several tokens in one pass.
+
+Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draft model adaptation", 2025. Of
+the chains of masks a part is dropped at each position, since the deeper ones cost as much and teach less.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.training.chains import ATTENTION, Chains
+from outrider.training.settings import ParallelSettings
+from outrider.training.target import Reading, Target
+from outrider.training.trainee import Guess, Trainee
+
+LEAST_KEPT = 0.2  # of all chains, at any position
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+class ParallelTrainee(Trainee):
+    """A draft model that drafts token by token already."""
+
+    title = "A draft model that guesses several tokens in one pass"
+
+    def __init__(self, settings: ParallelSettings, target: Target) -> None:
+        """
+        Raises:
+            ValueError: the draft's vocabulary is not the target's, or does not have the mask token.
+        """
+        self._settings = settings
+        model = AutoModelForCausalLM.from_pretrained(
+            settings.draft, dtype=torch.float32, attn_implementation=ATTENTION
+        )
+        vocabulary, found = target.config.vocab_size, model.config.vocab_size
+        if found != vocabulary:
+            raise ValueError(
+                f"draft={str(settings.draft)!r} has {found} tokens and must have {vocabulary}, as the target"
+            )
+        if settings.mask_token >= vocabulary:
+            raise ValueError(f"mask_token={settings.mask_token} must be below {vocabulary}")
+        self.network: Any = model
+
+    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+        rows, length = reading.tokens.shape
+        starts, chains = torch.arange(length - depth), Chains()
+        yield Guess(self._logits(reading.tokens[:, starts], starts, chains), starts)
+        chains.start(starts)
+        for position in range(1, depth):
+            kept = self._kept(len(starts), position, length - depth, generator)
+            chains.keep(kept)
+            starts = starts[kept]
+            masks = torch.full((rows, len(starts)), self._settings.mask_token)
+            yield Guess(self._logits(masks, starts + position, chains), starts + position)
+
+    def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, chains: Chains) -> torch.Tensor:
+        output = self.network(
+            input_ids=tokens, position_ids=positions[None], use_cache=False, outrider=chains
+        )
+        logits: torch.Tensor = output.logits.float()
+        return logits
+
+    def _kept(self, count: int, position: int, of: int, generator: torch.Generator | None) -> torch.Tensor:
+        """Of so many chains those that reach a position: a share of all, which falls with it."""
+        if generator is None:
+            return torch.arange(count)
+        wanted = max(1, round(of * max(self._settings.kept**position, LEAST_KEPT)))
+        return torch.randperm(count, generator=generator)[:wanted].sort().values
+
+    def save(self, folder: Path) -> None:
+        """An ordinary checkpoint whose config names its mask token."""
+        model, draft = self.network, self._settings.draft
+        model.config.pard_token = self._settings.mask_token
+        model.to(torch.bfloat16).save_pretrained(folder)
+        for name in TOKENIZER:
+            if (draft / name).exists():
+                shutil.copy(draft / name, folder / name)

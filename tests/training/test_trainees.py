@@ -1,0 +1,161 @@
+"""What is trained guesses as the engine will: the same logits, from the checkpoint that is written."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
+from outrider.engine.drafters.eagle3 import Eagle3
+from outrider.engine.drafters.medusa import Medusa
+from outrider.engine.step_input import Feed
+from outrider.training.eagle3 import Eagle3Trainee
+from outrider.training.medusa import MedusaTrainee
+from outrider.training.parallel import ParallelTrainee
+from outrider.training.settings import Eagle3Settings, MedusaSettings, ParallelSettings
+from outrider.training.target import Reading, Target
+from outrider.training.trainee import Guess, Trainee
+from tests.support.beside import engine_with
+from tests.support.demo_pair import prompt_of
+
+DEPTH, MASK = 3, 1
+GIVEN: dict[str, Any] = {
+    "target": DEMO / "target",
+    "output": Path("unused"),
+    "text": Path(__file__),
+    "depth": DEPTH,
+}
+LAYERS = (1, 4, 6)
+
+
+@cache
+def target() -> Target:
+    return Target(DEMO / "target")
+
+
+def reading(trainee: Trainee) -> Reading:
+    """Of one text, without autocast's rounding."""
+    tokens = torch.tensor([prompt_of("json")[:20]])
+    output = target().model(input_ids=tokens, output_hidden_states=True)
+    hidden = [output.hidden_states[layer] for layer in trainee.hidden_layers]
+    return Reading(tokens, output.logits.softmax(-1), torch.stack(hidden, dim=2) if hidden else tokens)
+
+
+def shaken(trainee: Trainee) -> Trainee:
+    """With weights that are as good as trained for a comparison: none is 0 or 1."""
+    torch.manual_seed(0)
+    for weight in trainee.network.parameters():
+        weight.data += 0.05 * torch.randn_like(weight)
+        weight.data = weight.data.bfloat16().float()  # as they are stored
+    return trainee
+
+
+def eagle3() -> Trainee:
+    settings = Eagle3Settings(**GIVEN, layers=LAYERS, intermediate_size=96)
+    return shaken(Eagle3Trainee(settings, target()))
+
+
+def medusa() -> Trainee:
+    return shaken(MedusaTrainee(MedusaSettings(**GIVEN), target()))
+
+
+def parallel() -> Trainee:
+    settings = ParallelSettings(**GIVEN, draft=DEMO / "draft", mask_token=MASK)
+    return shaken(ParallelTrainee(settings, target()))
+
+
+@torch.no_grad()
+def guesses_of(trainee: Trainee) -> tuple[Reading, list[Guess]]:
+    read = reading(trainee)
+    return read, list(trainee.guesses(read, DEPTH, None))
+
+
+@torch.inference_mode()
+def test_an_eagle3_head_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
+    trainee = eagle3()
+    read, guesses = guesses_of(trainee)
+    trainee.save(tmp_path)
+    engine = engine_with("eagle3", tmp_path, self_check=False)
+    assert engine._beside is not None
+    drafter = engine._beside._drafter
+    assert isinstance(drafter, Eagle3)
+    assert drafter.hidden_layers == LAYERS
+    start, tokens = 11, read.tokens[0].tolist()
+    sequence = engine.open(len(tokens), 0, Sampling())
+    assert engine._cache.reserve(sequence, len(tokens))
+    blocks = sequence.table[: len(sequence.blocks)]
+    states = drafter._head.reduce(read.hidden[0, : start + 1])
+    states = drafter._pass([Feed(tokens[1 : start + 2], 0, 0, blocks, None)], states)[-1:]
+    for position, guess in enumerate(guesses):
+        if position:
+            feed = Feed([tokens[start + position + 1]], 0, start + position, blocks, None)
+            states = drafter._pass([feed], states)
+        torch.testing.assert_close(drafter._logits(states), guess.logits[:, start], atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_medusa_heads_guess_as_they_draft_in_the_engine(tmp_path: Path) -> None:
+    trainee = medusa()
+    read, guesses = guesses_of(trainee)
+    trainee.save(tmp_path)
+    engine = engine_with("medusa", tmp_path, self_check=False)
+    assert engine._beside is not None
+    drafter = engine._beside._drafter
+    assert isinstance(drafter, Medusa)
+    assert len(drafter._heads) == DEPTH
+    for head, guess in zip(drafter._heads, guesses, strict=True):
+        logits = head(read.hidden[0, : guess.logits.shape[1], 0])
+        torch.testing.assert_close(logits, guess.logits[0], atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_a_parallel_draft_guesses_as_an_ordinary_model_after_its_masks(tmp_path: Path) -> None:
+    trainee = parallel()
+    read, guesses = guesses_of(trainee)
+    trainee.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert model.config.pard_token == MASK
+    assert (tmp_path / "tokenizer.json").read_bytes() == (DEMO / "draft" / "tokenizer.json").read_bytes()
+    start = 11
+    tokens = torch.cat([read.tokens[:, : start + 1], torch.full((1, DEPTH - 1), MASK)], dim=1)
+    logits = model(input_ids=tokens).logits[:, start:]
+    for position, guess in enumerate(guesses):
+        torch.testing.assert_close(logits[:, position], guess.logits[:, start], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [eagle3, medusa, parallel])
+def test_a_guess_is_compared_with_what_the_target_says_where_the_token_before_it_stands(
+    make: Callable[[], Trainee],
+) -> None:
+    """A head's first guess is for the token after the target's own, a draft model's for that itself."""
+    trainee = make()
+    _, guesses = guesses_of(trainee)
+    first = 0 if make is parallel else 1
+    assert [guess.places[0].item() for guess in guesses] == [first, first + 1, first + 2]
+
+
+def test_deeper_positions_are_trained_on_fewer_chains() -> None:
+    counts = {}
+    for trainee in (eagle3(), parallel()):
+        found = trainee.guesses(reading(trainee), DEPTH, torch.Generator().manual_seed(0))
+        counts[trainee.title] = [guess.logits.shape[1] for guess in found]
+    assert [*counts.values()] == [[13, 6, 6], [13, 9, 6]]  # of 16 tokens
+
+
+def test_an_eagle3_head_learns_depth_after_depth() -> None:
+    trainee = eagle3()
+    assert [trainee.depth(done, 4) for done in (0.0, 0.29, 0.3, 0.49, 0.5, 0.99)] == [1, 1, 2, 2, 4, 4]
+    assert trainee.depth(0.4, 1) == 1
+
+
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mask_token=2048 must be below 2048"):
+        ParallelTrainee(
+            ParallelSettings(**GIVEN, draft=DEMO / "draft", mask_token=2048),
+            target(),
+        )
