@@ -10,6 +10,7 @@ import torch
 
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.device_time import mark, seconds_between
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.timings import LoadTimings
@@ -151,9 +152,10 @@ class ModelRunner:
             self._group.send(fed)
         batch = self._forward.prepare(fed)
         built = time.perf_counter()
+        pass_begun = mark(self.model.device)
         output = self._forward.run(batch)
+        pass_ended = mark(self.model.device)
         logits = output.logits
-        passed = time.perf_counter()
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         own = _Own([item.num_logits for _, item in selected], [bool(part) for part in rows])
         choices, are_finite = choose_tokens(
@@ -170,15 +172,17 @@ class ModelRunner:
         if shortest:
             time.sleep(max(begun + shortest - time.perf_counter(), 0.0))
         sampled = time.perf_counter()
+        forward = seconds_between(pass_begun, pass_ended)  # choosing tokens has waited for the device
+        sample = sampled - built - forward
         self._steps += 1
         size = size_of([item for _, item in selected], self.settings.block_size)
         step = Step(self._steps, size, sampled - begun)
         for task, _ in selected:
-            task.took_part(begun, passed - built, sampled - passed, step)
+            task.took_part(begun, forward, sample, step)
         self.last_step = StepTimings(
             built - begun,
-            passed - built,
-            sampled - passed,
+            forward,
+            sample,
             sampled - begun,
             len(selected),
             batch.num_tokens,

@@ -12,8 +12,8 @@ class StepTimings:
     """Where a step's time went, in seconds, and how much it did."""
 
     build: float  # packing the items
-    forward: float  # the model
-    sample: float  # choosing tokens
+    forward: float  # the model: on a GPU by the device's own time
+    sample: float  # choosing tokens, until the host knows them
     total: float
     sequences: int
     tokens: int

@@ -12,6 +12,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 from tests.support.simulated_cuda.counts import Counts
+from tests.support.simulated_cuda.graphs import KERNEL_MS
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 from tests.support.simulated_cuda.steps import counts_of_step
 
@@ -85,3 +86,17 @@ def test_more_layers_launch_nothing_more(measured) -> None:
 def test_a_larger_step_launches_nothing_more(measured, case: tuple[str, str]) -> None:
     smaller, larger = (measured(shape, case[1]) for shape in FLAT[case])
     assert larger.launches.total() <= smaller.launches.total(), larger.report()
+
+
+def test_a_forward_pass_is_timed_by_the_device(engines: dict[int, Engine]) -> None:
+    """The host's clock would tell how long launching took: a replay's launch is one, whatever is in it."""
+    seconds = []
+    for layers in LAYERS:
+        counts_of_step(engines[layers], 1, 1, Sampling(temperature=0.0, max_tokens=64, ignore_eos=True))
+        step = engines[layers].last_step
+        assert step is not None
+        assert step.total == pytest.approx(step.build + step.forward + step.sample)
+        seconds.append(step.forward)
+    fewer, more = (round(forward / KERNEL_MS * 1000) for forward in seconds)
+    assert seconds == pytest.approx([count * KERNEL_MS / 1000 for count in (fewer, more)], rel=1e-6)
+    assert 10 < more - fewer < 60, "kernels of a layer"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.simulated_cuda.device import SimulatedCuda
+from tests.support.simulated_cuda.graphs import KERNEL_MS
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 pytestmark = needs_compiler
@@ -138,6 +139,24 @@ def test_what_is_copied_out_arrives_when_it_is_waited_for(cuda: SimulatedCuda) -
     assert target.tolist() == [0, 0]
     late.synchronize()
     assert target.tolist() == [1, 2]
+
+
+def test_events_tell_the_device_s_time_once_they_were_reached(cuda: SimulatedCuda) -> None:
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    made = on_device(1, 2)
+    begun.record()
+    made.add_(1).relu_()
+    with pytest.raises(ValueError, match="must be recorded"):
+        begun.elapsed_time(ended)
+    ended.record()
+    with pytest.raises(torch.AcceleratorError, match="not ready"):
+        begun.elapsed_time(ended)
+    torch.cuda.synchronize()
+    assert begun.elapsed_time(ended) == pytest.approx(2 * KERNEL_MS)
+    untimed = torch.cuda.Event()
+    untimed.record()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        begun.elapsed_time(untimed)
 
 
 def test_pinned_memory_is_not_to_change_while_it_is_copied_from(cuda: SimulatedCuda) -> None:

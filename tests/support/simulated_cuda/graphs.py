@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tests.support.simulated_cuda.device import SimulatedCuda
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+KERNEL_MS = 1e-6  # that each kernel takes by the device's clock, those of a graph too
 INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
 
 
@@ -46,10 +47,13 @@ class Event:
     cuda: "SimulatedCuda"  # set by a subclass
 
     def __init__(self, enable_timing: bool = False, **options: object) -> None:
+        self._is_timed = enable_timing
         self._recorded = 0
+        self._launches = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        self._recorded = self.cuda.transfers_begun
+        self._recorded = self.cuda.begin()
+        self._launches = self.cuda.kernels_run
 
     def wait(self, stream: Stream | None = None) -> None:
         pass
@@ -63,7 +67,13 @@ class Event:
         return True
 
     def elapsed_time(self, end: "Event") -> float:
-        return 0.0
+        if not (self._is_timed and end._is_timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self._recorded and end._recorded):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if max(self._recorded, end._recorded) > self.cuda.done:
+            raise torch.AcceleratorError("CUDA error: device not ready")
+        return (end._launches - self._launches) * KERNEL_MS
 
 
 class Graph:
@@ -99,6 +109,7 @@ class Graph:
         self.cuda.launched("graph.replay")
         with torch.inference_mode():  # numbers change wherever they were made
             for work in self._work:
+                self.cuda.kernels_run += 1
                 work()
 
     def reset(self) -> None:

@@ -39,13 +39,20 @@ class Transfers:
         self.capturing: Graph | None = None
         self.default_stream: Stream
         self.stream: Stream
-        self.transfers_begun = 0
+        self.kernels_run = 0
+        self.begun = self.done = 0  # copies and events, by their numbers
         self._arriving: list[_Arriving] = []
         self._leaving: list[_Leaving] = []
         self._pinned: dict[int, torch.Tensor] = {}  # by address; held, so that no other memory takes it
 
     def launched(self, operation: object) -> None:
         self.counts.launches[cause(operation)] += 1
+        self.kernels_run += 1
+
+    def begin(self) -> int:
+        """The number of a copy or an event, in the order of the stream."""
+        self.begun += 1
+        return self.begun
 
     def must_not_capture(self, operation: object) -> None:
         """Raises where a graph is being captured, which is then lost."""
@@ -54,14 +61,15 @@ class Transfers:
             raise torch.AcceleratorError(f"{NOT_PERMITTED}: {cause(operation)}")
 
     def wait(self, operation: object, begun: int | None = None) -> None:
-        """Until all that was launched is done. begun: copies that began after so many are not waited for."""
+        """Until all that was launched is done. begun: what began after so many is not waited for."""
         self.must_not_capture(operation)
         self.counts.waits[cause(operation)] += 1
         self.deliver(begun)
 
     def deliver(self, begun: int | None = None) -> None:
-        """Ends the copies that began, or the first ``begun`` of them."""
-        newest = self.transfers_begun if begun is None else begun
+        """Ends what began, or the first ``begun`` copies and events."""
+        newest = self.begun if begun is None else begun
+        self.done = max(self.done, newest)
         leaving = [one for one in self._leaving if one.number <= newest]
         arriving = [one for one in self._arriving if one.number <= newest]
         self._leaving = [one for one in self._leaving if one.number > newest]
@@ -95,8 +103,7 @@ class Transfers:
         if not non_blocking:
             self.wait(operation)
         elif self.is_pinned(source) and self.capturing is None:
-            self.transfers_begun += 1
-            self._leaving.append(_Leaving(self.transfers_begun, source, source.clone(), cause(operation)))
+            self._leaving.append(_Leaving(self.begin(), source, source.clone(), cause(operation)))
         target.copy_(source)
 
     def copy_out(
@@ -107,9 +114,8 @@ class Transfers:
             self.capturing.record(lambda: self.copy_out(source, target, operation, non_blocking=True))
             return
         if non_blocking and self.is_pinned(target):
-            self.transfers_begun += 1
             numbers = source.to(target.dtype, copy=True)
-            self._arriving.append(_Arriving(self.transfers_begun, target, numbers))
+            self._arriving.append(_Arriving(self.begin(), target, numbers))
         else:
             self.wait(operation)
             target.copy_(source)
