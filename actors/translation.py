@@ -208,4 +208,5 @@ def _load(answer: Answer) -> rounds_pb2.Load:
         waiting=load.waiting,
         free_blocks=load.free_blocks,
         total_blocks=load.total_blocks,
+        no_drafts_because=load.no_drafts_because,
     )

@@ -78,6 +78,14 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
         return self
 
     @model_validator(mode="after")
+    def _layers_have_a_drafter(self) -> "TargetSettings":
+        for name in ("early_exit", "skipped_layers"):
+            if name in self.model_fields_set and self.drafter != "early_exit":
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value!r} is for drafter=early_exit, and drafter={self.drafter!r}")
+        return self
+
+    @model_validator(mode="after")
     def _ranks_have_whole_devices(self) -> "TargetSettings":
         if self.tensor_parallel > 1 and self.gpus not in (None, 0.0, 1.0):
             raise ValueError(

@@ -313,15 +313,17 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., ns: _Optional[int] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("decoding", "running", "waiting", "free_blocks", "total_blocks")
+    __slots__ = ("decoding", "running", "waiting", "free_blocks", "total_blocks", "no_drafts_because")
     DECODING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NO_DRAFTS_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     decoding: int
     running: int
     waiting: int
     free_blocks: int
     total_blocks: int
-    def __init__(self, decoding: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ...) -> None: ...
+    no_drafts_because: str
+    def __init__(self, decoding: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., no_drafts_because: _Optional[str] = ...) -> None: ...

@@ -153,7 +153,10 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             is_known(request)
         except UnauthenticatedError:
             return JSONResponse(body, status_code=200 if ready else 503)
-        body["workers"] = [asdict(worker) for worker in generation.fleet.workers()]
+        body["workers"] = [
+            {**asdict(link.worker), "no_drafts_because": link.no_drafts_because}
+            for link in generation.fleet.links()
+        ]
         body["pace"] = generation.paces.settings.model_dump()
         there = (row for row in drafters() if is_there(row, settings.beside_target))
         body["drafters"] = {row.name: row.meaning for row in there}

@@ -96,6 +96,11 @@ class Link:
         """For a while it is not to be trusted."""
         self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
 
+    @property
+    def no_drafts_because(self) -> str:
+        """Why a drafter beside this target is out of use, as far as is known here; empty while it is not."""
+        return "" if self.load is None else self.load.no_drafts_because
+
     async def aclose(self) -> None:
         """Ends whatever is open."""
         if self._connection is not None:

@@ -120,5 +120,12 @@ register(
         "outrider.engine.drafters.eagle3:Eagle3",
         steps_per_token=1.0,
     ),
+    DrafterInfo(
+        "early_exit",
+        "the target's first layers, or the target without some of its layers, with its own norm and head",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.early_exit:EarlyExit",
+        steps_per_token=1.0,
+    ),
 )
 register(mixed("model", "suffix"), mixed("parallel", "suffix"))

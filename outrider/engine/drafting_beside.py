@@ -33,8 +33,8 @@ class DraftingBeside:
 
     def __init__(self, drafter: BesideTarget, clock: Callable[[], float] = time.perf_counter) -> None:
         """clock: in seconds."""
-        self.is_in_use = True
         self._drafter = drafter
+        self._refused_because = ""
         self._clock = clock
         self._steps = 0
         self._newest: dict[int, Draft] = {}  # by number of the sequence: the Draft that came with its Verdict
@@ -43,8 +43,10 @@ class DraftingBeside:
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """The results with the Drafts that were asked for."""
         verdicts = {result.sequence: result for result in results if isinstance(result, Verified)}
-        if not self.is_in_use or not self._guarded(lambda: self._take_in(chosen)):
+        if self.no_drafts_because or not self._guarded(lambda: self._take_in(chosen)):
             return results
+        texts = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
+        self._guarded(lambda: self._drafter.watch(texts))
         asked: dict[int, Asked] = {}
         for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
@@ -66,6 +68,11 @@ class DraftingBeside:
             else result
             for result in results
         ]
+
+    @property
+    def no_drafts_because(self) -> str:
+        """Why it is out of use; empty while it is not."""
+        return self._drafter.no_drafts_because or self._refused_because
 
     def forget(self, sequence: Sequence) -> None:
         """It is closed."""
@@ -117,14 +124,14 @@ class DraftingBeside:
         self._accepted += accepted
         self._verified += min(accepted + 1, draft.chain_length)
         if self._verified >= JUDGED_AFTER and self._accepted < LEAST_ACCEPTANCE * self._verified:
-            self.is_in_use = False
+            self._refused_because = (
+                f"of {self._verified} positions that the target verified {self._accepted} were right, less"
+                f" than a part of {LEAST_ACCEPTANCE:g}"
+            )
             logger.error(
-                "%s is out of use: of %d positions that the target verified %d were right, less than a part"
-                " of %g. Decoding is plain from now on. Was it made for this target?",
+                "%s is out of use: %s. Decoding is plain from now on. Was it made for this target?",
                 self._drafter,
-                self._verified,
-                self._accepted,
-                LEAST_ACCEPTANCE,
+                self._refused_because,
             )
 
 

@@ -170,6 +170,7 @@ class Engine:
             waiting=len(self._queue.tasks) - running,
             free_blocks=pool.available,
             total_blocks=pool.num_blocks,
+            no_drafts_because="" if self._beside is None else self._beside.no_drafts_because,
         )
 
     def patience(self) -> float:

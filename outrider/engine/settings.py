@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outrider.drafters.name import DrafterName
 
@@ -80,6 +80,23 @@ class TargetModelSettings(ModelSettings):
         min_length=1,
         description="local folder or hub id of that drafter's checkpoint, where it has one",
     )
+    early_exit: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="where that drafter is early_exit: so many of the target's first layers draft; auto:"
+        " what pays is searched on live text",
+    )
+    skipped_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(),
+        description="where that drafter is early_exit: layers, from 0 on, that it leaves out instead; JSON",
+    )
+
+    @model_validator(mode="after")
+    def _layers_are_said_once(self) -> "TargetModelSettings":
+        if self.skipped_layers and self.early_exit != "auto":
+            raise ValueError(
+                f"skipped_layers={[*self.skipped_layers]} with early_exit={self.early_exit}: give one of them"
+            )
+        return self
 
 
 class DraftModelSettings(ModelSettings):

@@ -185,3 +185,4 @@ class Load:
     waiting: int  # sequences with work that hold none yet
     free_blocks: int
     total_blocks: int
+    no_drafts_because: str = ""  # why a drafter beside the target is out of use

@@ -3,7 +3,8 @@
 import os
 import signal
 from contextlib import AsyncExitStack
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from opentelemetry.trace import get_tracer
@@ -28,6 +29,18 @@ from tests.support.service import engine_settings
 from tests.support.trust import TRUST
 
 KINDS = ("json", "stories")
+
+
+def of_medusa(folder: Path) -> dict[str, Any]:
+    return {"drafter": "medusa", "head": str(write_medusa(folder))}
+
+
+def of_eagle3(folder: Path) -> dict[str, Any]:
+    return {"drafter": "eagle3", "head": str(write_eagle3(folder))}
+
+
+def of_early_exit(folder: Path) -> dict[str, Any]:
+    return {"drafter": "early_exit", "early_exit": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -118,11 +131,12 @@ def test_a_tree_is_cut_to_a_depth():
     assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
 
 
-@pytest.mark.parametrize(("kind", "write"), [("medusa", write_medusa), ("eagle3", write_eagle3)])
+@pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_heads_draft_in_the_target_worker(kind, write, temperature, tmp_path):
-    speculation = Speculation(mode="fixed", depth=4, drafter=kind)
-    async with pair(0, drafter=kind, head=str(write(tmp_path))) as fleet:
+async def test_heads_draft_in_the_target_worker(settings, temperature, tmp_path):
+    given = settings(tmp_path)
+    speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
+    async with pair(0, **given) as fleet:
         answers = [await answer(fleet, text, temperature, speculation=speculation) for text in KINDS]
     assert [text for text, _ in answers] == [expected(text, temperature) for text in KINDS]
     assert sum(stats.accepted for _, stats in answers) > 0
@@ -130,11 +144,11 @@ async def test_heads_draft_in_the_target_worker(kind, write, temperature, tmp_pa
         assert (stats.rounds > 0, stats.lost_drafts, stats.late_drafts) == (True, 0, 0)
 
 
-@pytest.mark.parametrize(("kind", "write"), [("medusa", write_medusa), ("eagle3", write_eagle3)])
-async def test_an_answer_goes_on_with_another_target_and_its_head(kind, write, tmp_path):
+@pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
+async def test_an_answer_goes_on_with_another_target_and_its_head(settings, tmp_path):
     """The first one's engine is killed between two rounds that had Drafts."""
-    head = str(write(tmp_path))
-    settings = engine_settings("target", drafter=kind, head=head)
+    given = settings(tmp_path)
+    settings, kind = engine_settings("target", **given), given["drafter"]
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(process_worker("target", settings))]
         fleet = Fleet(lambda: workers, TRUST)

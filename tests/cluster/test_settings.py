@@ -125,6 +125,16 @@ def test_a_drafter_beside_the_target_serves_unless_another_is_named() -> None:
     assert read_settings({**given, "gateway.drafter": "ngram"}).gateway_settings().drafter == "ngram"
 
 
+def test_the_layers_that_draft_are_named_or_searched() -> None:
+    given = {"target": "t", "target.drafter": "early_exit"}
+    engine = read_settings(given).target_engine()
+    assert (engine.drafter, engine.early_exit, engine.skipped_layers) == ("early_exit", "auto", ())
+    assert read_settings({**given, "target.early_exit": "12"}).target_engine().early_exit == 12
+    skipping = read_settings({**given, "target.skipped_layers": "[3, 5]"})
+    assert skipping.target_engine().skipped_layers == (3, 5)
+    assert skipping.gateway_settings().beside_target == "early_exit"
+
+
 def test_a_target_has_the_name_that_it_is_given() -> None:
     found = read_settings({"target": "t", "draft": "d", "target.name": "n"})
     gateway = found.gateway_settings()
@@ -292,6 +302,15 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
         (
             {"drafts.default.replicas": "2", "drafts.default.max_replicas": "1"},
             r"drafts\.default\.max_replicas=1 is below replicas=2",
+        ),
+        (
+            {"target": "t", "target.early_exit": "12"},
+            r"target\.early_exit=12 is for drafter=early_exit, and drafter=None",
+        ),
+        (
+            {"target": "t", "target.drafter": "early_exit", "target.early_exit": "12"}
+            | {"target.skipped_layers": "[1]"},
+            r"target\.skipped_layers=\[1\] with early_exit=12: give one of them",
         ),
         ({"target": "t", "target.head": "h"}, r"target\.head='h' is a drafter's: name that as drafter"),
         (

@@ -70,6 +70,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     step_s: float = 0.0  # that a token takes in plain decoding
     total_s: float = 0.0  # that each answer took, as it says itself
     verifying: asyncio.Event | None = None  # no Verdict on a Draft before it is set
+    no_drafts_because: str = ""  # as each of its replies tells
     repeats_itself: bool = False  # sends each reply of an older round once more
     malformed_at: Collection[int] = ()  # with so many requests: its replies have this Draft
     malformed: rounds_pb2.Draft = field(default_factory=lambda: rounds_pb2.Draft(tokens=[1], parents=[1]))
@@ -129,6 +130,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             tokens=self.answer[generated:end],
             finish_reason=self.finish_reason if end == self.end else None,
             timings=rounds_pb2.Timings(total_ns=int(self.total_s * 1e9)),
+            load=rounds_pb2.Load(no_drafts_because=self.no_drafts_because),
             logprobs=[_logprobs(token) for token in self.answer[generated:end]] if self.asks_logprobs else [],
             draft=self.malformed if is_malformed else None,
         )

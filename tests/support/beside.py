@@ -32,13 +32,18 @@ class Drafted:
     preemptions: int = 0
 
 
-def engine_with(drafter: str, head: Path, **settings: object) -> Engine:
+def engine_with(drafter: str, head: Path | None = None, **settings: object) -> Engine:
     """The demo target with a drafter beside it."""
-    given = {"dtype": "float32", "threads": 1, "cache_memory": 2**27, **settings}
+    given = {
+        "dtype": "float32",
+        "threads": 1,
+        "cache_memory": 2**27,
+        "model": str(DEMO / "target"),
+        **settings,
+    }
+    checkpoint = None if head is None else str(head)
     return Engine.from_settings(
-        EngineSettings.model_validate(
-            {"model": str(DEMO / "target"), "drafter": drafter, "head": str(head), **given}
-        )
+        EngineSettings.model_validate({"drafter": drafter, "head": checkpoint, **given})
     )
 
 

@@ -44,6 +44,7 @@ class BesideTarget(Drafter):
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
     cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's
     weight_bytes = 0  # that it adds to the target's
+    no_drafts_because = ""  # once it has found out that its Drafts would never pay
 
     def __init__(self, settings: EngineSettings) -> None:
         """
@@ -55,10 +56,10 @@ class BesideTarget(Drafter):
         """
         assert settings.drafter is not None
         self._info = drafter(settings.drafter)
-        self._name = settings.head or settings.drafter
+        self._from = "" if settings.head is None else f" from {settings.head!r}"
 
     def __str__(self) -> str:
-        return f"drafter={self._info.name!r} from {self._name!r}"
+        return f"drafter={self._info.name!r}{self._from}"
 
     def steps(self, depth: int) -> float:
         """Of its own, that a Draft of this depth takes."""
@@ -78,6 +79,14 @@ class BesideTarget(Drafter):
 
     def take_in(self, fed: Items[Fed]) -> None:
         """Called with what every step fed, if it has ``cache_shapes``."""
+
+    def watch(self, texts: Items[Sequence]) -> None:
+        """Called after every step with those that took part, as they stand: for one that learns from them."""
+
+
+def feed_of(sequence: Sequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
+    """Tokens of a text, or drafted ones after it, at a position of it: its blocks hold them."""
+    return Feed(tokens, num_logits, start, sequence.table[: len(sequence.blocks)], None)
 
 
 def beside_target(settings: EngineSettings) -> BesideTarget | None:

@@ -1,12 +1,14 @@
 """Chains that grow by a token at a time, chosen as the target would, or drawn for the ratio rules."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.row import Row
 from outrider.engine.asked import Asked
+from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import choose_tokens
 from outrider.engine.sequence import Sequence as Text
 
@@ -19,22 +21,28 @@ class Chains:
         self._tokens: list[list[int]] = [[] for _ in asked]
         self._probs: list[list[SparseProbs]] = [[] for _ in asked]
         self.growing = [index for index, one in enumerate(asked) if one.depth > 0]  # of those asked for
+        self.unsound: list[int] = []  # that ended at numbers that are not finite
 
     @property
     def newest(self) -> list[int]:
         """[len(growing)] the last token of each that goes on."""
         return [self._tokens[index][-1] for index in self.growing]
 
-    def grow(self, logits: Tensor) -> list[int]:
+    def grow(self, logits: Tensor, are_finite: Tensor | None = None) -> list[int]:
         """Another token for each of ``growing``, from logits [len(growing), vocab_size].
+
+        are_finite: bool [len(growing)], of whatever else was computed for them.
 
         Returns those of their rows whose chain goes on, which ``growing`` now holds.
         """
         rows = [[self._row(index)] for index in self.growing]
-        choices, _ = choose_tokens(logits, rows, logits.new_ones(0).bool())
+        if are_finite is None:
+            are_finite = logits.new_ones(len(logits)).bool()
+        choices, finite = choose_tokens(logits, rows, are_finite)
         going_on = []
         for row, (index, choice) in enumerate(zip(self.growing, choices, strict=True)):
-            if not choice.are_sound[0]:
+            if not (choice.are_sound[0] and finite[row]):
+                self.unsound.append(index)
                 continue
             asked, tokens = self._asked[index], self._tokens[index]
             if asked.text.sampling.verification == "coupled":
@@ -65,3 +73,15 @@ class Chains:
         text = self._asked[index].text
         assert isinstance(text, Text)
         return text.end_token_ids
+
+
+def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
+    """As deep as there are blocks to write to: nobody gives up cache for a guess.
+
+    unwritten: tokens of a chain that need no slot beyond those that the text has cached.
+    """
+    text = asked.text
+    assert isinstance(text, Text)
+    if cache.reserve(text, text.cached + asked.depth - unwritten):
+        return asked
+    return replace(asked, depth=len(text.blocks) * cache.block_size - text.cached + unwritten)

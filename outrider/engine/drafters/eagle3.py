@@ -6,7 +6,6 @@ after. What it makes of its own drafted tokens lies beyond, and is written anew 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked, Text
 from outrider.engine.cache.paged_cache import KeyValues
-from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target
-from outrider.engine.drafters.chains import Chains
+from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, feed_of
+from outrider.engine.drafters.chains import Chains, with_room
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, rotary
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
@@ -76,7 +75,7 @@ class Eagle3(BesideTarget):
         for one in fed:
             first, sequence = one.start + 1, one.sequence
             tokens = sequence.tokens[first : first + len(one.hidden)]
-            feeds.append(_feed(sequence, tokens, one.start))
+            feeds.append(feed_of(sequence, tokens, one.start))
         states = self._pass(feeds, self._head.reduce(torch.cat([one.hidden for one in fed])))
         last = torch.tensor([len(one.hidden) for one in fed]).cumsum(0) - 1
         for one, state in zip(fed, states[last.to(states.device)], strict=True):
@@ -84,7 +83,7 @@ class Eagle3(BesideTarget):
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """One pass less than there are tokens."""
-        asked = [self._with_room(one) for one in asked]
+        asked = [with_room(one, self._target.cache, unwritten=1) for one in asked]
         chains = Chains(asked)
         if not chains.growing:
             return chains.drafts()
@@ -95,7 +94,7 @@ class Eagle3(BesideTarget):
                 break
             texts = [asked[index].text for index in chains.growing]
             feeds = [
-                _feed(text, [token], text.cached + step)
+                feed_of(text, [token], text.cached + step)
                 for text, token in zip(texts, chains.newest, strict=True)
                 if isinstance(text, TargetSequence)
             ]
@@ -104,15 +103,6 @@ class Eagle3(BesideTarget):
 
     def forget(self, text: Text) -> None:
         self._newest.pop(text, None)
-
-    def _with_room(self, asked: Asked) -> Asked:
-        """As deep as there are blocks to write to: nobody gives up cache for a guess."""
-        text = asked.text
-        assert isinstance(text, TargetSequence)
-        cache = self._target.cache
-        if cache.reserve(text, text.cached + asked.depth - 1):
-            return asked
-        return replace(asked, depth=len(text.blocks) * cache.block_size - text.cached + 1)
 
     def _pass(self, feeds: list[Feed], states: Tensor) -> Tensor:
         """states [num_tokens, hidden_size], each before its token -> those after it"""
@@ -131,10 +121,6 @@ class Eagle3(BesideTarget):
         logits = known.new_full((len(known), self._vocab_size), -torch.inf)
         logits[:, self._token_ids] = known
         return logits
-
-
-def _feed(sequence: TargetSequence, tokens: list[int], start: int) -> Feed:
-    return Feed(tokens, 0, start, sequence.table[: len(sequence.blocks)], None)
 
 
 def _token_ids(

@@ -1,6 +1,5 @@
 """Heads beside the target draft only what a grammar allows, and the text is the same with their Drafts."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from outrider.decoding.grammar import compiled
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
 from outrider.engine.speculate import Request, generate
 from tests.support.beside import TOKENS, engine_with, rounds
 from tests.support.demo_pair import engine
@@ -18,16 +18,20 @@ from tests.support.heads import write_medusa
 PROMPT = tuple(ids("Somebody as JSON: "))
 
 
-@pytest.mark.parametrize(("kind", "write"), [("medusa", write_medusa), ("eagle3", write_eagle3)])
+def target_with(kind: str, folder: Path) -> Engine:
+    if kind == "early_exit":
+        return engine_with(kind, early_exit=4)
+    return engine_with(kind, write_medusa(folder) if kind == "medusa" else write_eagle3(folder))
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "early_exit"])
 @pytest.mark.parametrize("name", ["person", "recursive", "thinking"])
-def test_what_a_head_drafts_follows_the_grammar(
-    tmp_path: Path, kind: str, write: Callable[[Path], Path], name: str
-) -> None:
+def test_what_a_head_drafts_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
     grammar = GRAMMARS[name]
     sampling = Sampling(max_tokens=TOKENS, temperature=0.8, grammar=grammar)
     asked = Request(PROMPT, sampling, noise_key(1, 0, PROMPT))
     (plain,) = generate(engine("target"), None, [asked], 0)
-    target = engine_with(kind, write(tmp_path))
+    target = target_with(kind, tmp_path)
     (found,) = rounds(target, [PROMPT], 0.8, 4, grammar=grammar, ignore_eos=False)
     assert found.tokens == plain.tokens
     assert any(found.drafts)

@@ -130,9 +130,10 @@ def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) 
     assert (planned.activations > without.activations) == (kind == "eagle3")  # the last state is there anyway
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "early_exit"])
 def test_the_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
-    head = write_medusa(tmp_path) if kind == "medusa" else write_eagle3(tmp_path)
+    heads = {"medusa": lambda: str(write_medusa(tmp_path)), "eagle3": lambda: str(write_eagle3(tmp_path))}
+    head = heads[kind]() if kind in heads else None
     check_largest_step(
         EngineSettings(
             model=str(DEMO / "target"),
@@ -141,9 +142,15 @@ def test_the_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: P
             max_sequences=RUNNING,
             prefill_chunk=64,
             drafter=kind,
-            head=str(head),
+            head=head,
         )
     )
+
+
+def test_the_targets_own_layers_are_planned_once() -> None:
+    plain = EngineSettings(model=str(DEMO / "target"), device="cpu", cache_memory=2**24)
+    settings = plain.model_copy(update={"drafter": "early_exit"})
+    assert plan_memory(skeleton(settings), settings, MEMORY) == plan_memory(skeleton(plain), plain, MEMORY)
 
 
 def test_of_layers_that_a_drafter_does_not_read_no_states_are_planned(tmp_path: Path) -> None:

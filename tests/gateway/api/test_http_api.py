@@ -36,6 +36,15 @@ async def test_what_slows_a_worker_down_on_its_gpu_is_told_under_it(tokenizer):
     assert told == {"target": ["attention gathers its blocks"], "draft": []}
 
 
+async def test_why_a_drafter_beside_a_target_is_out_of_use_is_told_under_it(tokenizer):
+    target = ScriptedTarget(ANSWER, no_drafts_because="no part of the target would pay")
+    async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:
+        await client.post("/v1/completions", json=ASK)
+        workers = (await client.get("/health")).json()["workers"]
+    told = {worker["role"]: worker["no_drafts_because"] for worker in workers}
+    assert told == {"target": "no part of the target would pay", "draft": ""}
+
+
 async def test_without_a_target_the_service_is_unavailable(tokenizer):
     async with client_of(tokenizer, None) as client:
         for stream in (False, True):

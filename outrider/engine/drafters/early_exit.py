@@ -1,0 +1,155 @@
+"""Self-speculation: the target's first layers draft, or all but some, with its own norm and head.
+
+Their keys and values are the target's own: they are written to its cache, at the slots after the committed
+tokens, where the pass that verifies writes the same tokens' again. Cache beyond the committed tokens is
+garbage by definition, so that nothing is rolled back.
+
+Source: Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative decoding", 2024, and
+for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 2024.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.beside_target import BesideTarget, Target, feed_of
+from outrider.engine.drafters.chains import Chains, with_room
+from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
+from outrider.engine.drafters.trial import trial
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.part import part_of
+from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.sequence import Sequence as Text
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed
+from outrider.pace.settings import MAX_DEPTH
+
+logger = logging.getLogger(__name__)
+
+TRIAL_SHARE = 0.05  # of the time, that a search takes at most
+LONGEST_STEP_S = 1.0  # more between two steps is time in which nobody asked
+
+
+class EarlyExit(BesideTarget):
+    """Chains of any depth."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._settings = settings
+        self._target_shape = TargetShape.of(settings)
+        if settings.head is not None:
+            raise self._refusal(f"head={settings.head!r} is not read: it has the target's own")
+        if settings.tensor_parallel > 1:
+            raise self._refusal(
+                f"tensor_parallel={settings.tensor_parallel} is not served with it yet: give 1"
+            )
+        self._candidates = self._named() or candidates(self._target_shape.num_layers)
+        self._layers: tuple[int, ...] | None = None  # that draft; None: it is not known yet
+        self._search: ExitSearch | None = None
+        self._parts: dict[tuple[int, ...], Any] = {}  # of the target, by their layers
+        self._spent = self._watched = 0.0  # seconds, of trials and altogether
+        self._seen: float | None = None  # when the step before ended
+
+    def load(self, target: Target) -> None:
+        self._target = target
+        self._parts = {layers: part_of(target.model, layers) for layers in self._candidates}
+        if len(self._candidates) == 1:
+            (self._layers,) = self._candidates
+        else:
+            self._search = ExitSearch(costs(self._settings, self._candidates))
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """One pass over the part for each token."""
+        if self._layers is None:
+            return [Draft() for _ in asked]
+        cache = self._target.cache
+        cache.make(*cache.take_changes())  # what a Verdict moved is read now
+        asked = [with_room(one, cache) for one in asked]
+        chains = Chains(asked)
+        for step in range(MAX_DEPTH):
+            if not chains.growing:
+                break
+            texts = [_text_of(asked[index]) for index in chains.growing]
+            newest = chains.newest if step else [text.tokens[-1] for text in texts]
+            feeds = [
+                feed_of(text, [token], text.cached + step, num_logits=1)
+                for text, token in zip(texts, newest, strict=True)
+            ]
+            chains.grow(*self._pass(self._layers, feeds))
+        for index in chains.unsound:
+            cache.clear(text := _text_of(asked[index]), text.cached)
+        return chains.drafts()
+
+    def watch(self, texts: Sequence[Text]) -> None:
+        """While it searches: what a part would have said where the target has spoken, now and then."""
+        if self._search is None:
+            return
+        begun = time.perf_counter()
+        if self._seen is not None:
+            self._watched += min(begun - self._seen, LONGEST_STEP_S)
+        self._seen = begun
+        if self._spent <= TRIAL_SHARE * self._watched:
+            self._try(self._search, texts)
+            self._seen = time.perf_counter()
+            self._spent += self._seen - begun
+
+    def _try(self, search: ExitSearch, texts: Sequence[Text]) -> None:
+        layers = search.next
+        judged = trial(texts, self._target.cache, lambda feeds: self._pass(layers, feeds))
+        if judged is None:
+            return
+        search.observe(layers, judged)
+        if not search.is_over:
+            return
+        self._layers, self._search = search.best, None
+        self._parts = {layers: part for layers, part in self._parts.items() if layers == self._layers}
+        if self._layers is None:
+            self.no_drafts_because = (
+                f"none of {len(self._candidates)} parts of the target would pay: {search}"
+            )
+            logger.warning("%s: %s. Decoding is plain from now on.", self, self.no_drafts_because)
+        else:
+            logger.info("%s: layers %s draft from now on: %s", self, [*self._layers], search)
+
+    def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
+        """Logits [num_logits, vocab_size], and whether all that was computed is finite, bool [num_tokens]."""
+        target = self._target
+        batch = target.lay_out(feeds)
+        output = self._parts[layers](
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            outrider=Paged(batch, target.cache, target.kernel),
+        )
+        return output.logits[0], target.cache.are_finite(batch.slots)
+
+    def _named(self) -> list[tuple[int, ...]]:
+        """The layers that the settings name; none: they are to be searched."""
+        settings, count = self._settings, self._target_shape.num_layers
+        skipped, leaves_after = settings.skipped_layers, settings.early_exit
+        if leaves_after != "auto":
+            if leaves_after >= count:
+                raise self._refusal(
+                    f"early_exit={leaves_after} must be 1 to {count - 1}: it has {count} layers"
+                )
+            return [tuple(range(leaves_after))]
+        if not skipped:
+            return []
+        if max(skipped) >= count or len({*skipped}) >= count:
+            raise self._refusal(f"skipped_layers={[*skipped]} must be some of 0 to {count - 1}, and not all")
+        return [tuple(layer for layer in range(count) if layer not in skipped)]
+
+    def _refusal(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"drafter='early_exit' for model={self._target_shape.name!r}: {reason}")
+
+
+def _text_of(asked: Asked) -> Text:
+    assert isinstance(asked.text, Text)
+    return asked.text

@@ -1,0 +1,98 @@
+"""Which part of a target would draft best: so many of its first layers, or all but some."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.engine.drafters.trial import Judged
+from outrider.engine.forward.part import layers_of
+from outrider.engine.settings import EngineSettings
+from outrider.pace.expected import expected_tokens
+from outrider.pace.settings import MAX_DEPTH
+
+Layers = tuple[int, ...]
+
+POSITIONS = 192  # of each candidate, that are judged
+LEAST_GAIN = 1.05  # times plain decoding, that the best one promises
+EIGHTHS = (1, 2, 3, 4, 5, 6)  # of the layers, after which a candidate leaves
+EVERY = (2, 3)  # of the inner layers, that a candidate leaves out
+
+
+def candidates(count: int) -> list[Layers]:
+    """Parts of a model with so many layers, each with one at least, and one less than all at most."""
+    exits = [max(1, round(count * eighths / 8)) for eighths in EIGHTHS]
+    parts = [tuple(range(leaves_after)) for leaves_after in exits]
+    for every in EVERY:
+        skipped = range(1, count - 1, every)
+        parts.append(tuple(layer for layer in range(count) if layer not in skipped))
+    return [part for part in dict.fromkeys(parts) if len(part) < count]
+
+
+def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, float]:
+    """Of a step of each part, in steps of the whole: by the weights that it reads, the head's included."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.model))
+    sizes = [_weights(layer) for layer in layers_of(model)]
+    head = _weights(model.get_output_embeddings())
+    whole = sum(sizes) + head
+    return {part: (sum(sizes[layer] for layer in part) + head) / whole for part in parts}
+
+
+def promised(acceptance_rate: float, cost: float) -> float:
+    """Tokens per second at the best depth, in those of plain decoding, where to verify more costs nothing."""
+    return max(
+        expected_tokens(acceptance_rate, depth) / (1 + depth * cost) for depth in range(1, MAX_DEPTH + 1)
+    )
+
+
+class ExitSearch:
+    """Has each candidate judged at as many positions, in turns. The best is the one that promises most."""
+
+    def __init__(self, costs: dict[Layers, float]) -> None:
+        """costs: of a step of each candidate, in steps of the target."""
+        self._costs = costs
+        self._agreed = dict.fromkeys(costs, 0)
+        self._positions = dict.fromkeys(costs, 0)
+
+    @property
+    def next(self) -> Layers:
+        """The candidate to be judged: the one of the fewest positions."""
+        return min(self._positions, key=self._positions.__getitem__)
+
+    def observe(self, layers: Layers, judged: Judged) -> None:
+        """Counts a trial."""
+        self._agreed[layers] += judged.agreed
+        self._positions[layers] += judged.positions
+
+    @property
+    def is_over(self) -> bool:
+        return min(self._positions.values()) >= POSITIONS
+
+    @property
+    def best(self) -> Layers | None:
+        """None where the best one does not promise enough."""
+        promises = {layers: self._promise(layers) for layers in self._costs}
+        best = max(promises, key=promises.__getitem__)
+        return best if promises[best] >= LEAST_GAIN else None
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{_name(layers)}: {self._agreed[layers] / max(self._positions[layers], 1):.2f} right,"
+            f" {self._promise(layers):.2f} times plain decoding"
+            for layers in self._costs
+        )
+
+    def _promise(self, layers: Layers) -> float:
+        rate = self._agreed[layers] / max(self._positions[layers], 1)
+        return promised(rate, self._costs[layers])
+
+
+def _name(layers: Layers) -> str:
+    left_out = [str(layer) for layer in range(layers[-1]) if layer not in layers]
+    return f"without layers {' '.join(left_out)}" if left_out else f"the first {len(layers)} layers"
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())

@@ -1,0 +1,81 @@
+"""What a drafter beside the target would have said where the target has spoken already.
+
+Under keyed noise a guess is right if it is what the target said, at any temperature, so that nobody has to
+ask the target.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.drafters.beside_target import feed_of
+from outrider.engine.sampler import choose_tokens
+from outrider.engine.sequence import Sequence as Text
+from outrider.engine.step_input import Feed
+
+FEWEST, MOST = 8, 24  # positions of one trial
+
+Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]  # logits [num_logits, vocab_size], bool [num_tokens]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Guesses that were compared with what the target said."""
+
+    agreed: int
+    positions: int
+
+
+def trial(texts: Sequence[Text], cache: PagedCache, run: Pass) -> Judged | None:
+    """Judges one pass over the newest tokens of one text; None where no text has enough of them.
+
+    The pass writes to blocks of its own: what the target has cached stays.
+    """
+    for text in texts:
+        if (start := _start(text, cache)) is not None:
+            return _judged(text, start, cache, run)
+    return None
+
+
+def _start(text: Text, cache: PagedCache) -> int | None:
+    """Where a block begins, from which on there are enough tokens of the target's own."""
+    end = len(text.tokens) - 1
+    first = max(text.prompt_length - 1, end - MOST)
+    start = -(-first // cache.block_size) * cache.block_size
+    # Under a ratio rule or a grammar the target may have said something else than its noise alone says.
+    is_comparable = text.sampling.verification == "coupled" and text.matcher is None
+    if not is_comparable or end - start < FEWEST or start > text.cached:
+        return None
+    return start
+
+
+def _judged(text: Text, start: int, cache: PagedCache, run: Pass) -> Judged | None:
+    cache.make(*cache.take_changes())  # what a Verdict moved is read now
+    copied = Text(
+        text.number,
+        text.prompt_length,
+        text.noise_key,
+        text.sampling,
+        text.end_token_ids,
+        text.limit,
+        prompt=text.prompt,
+        tokens=text.tokens[: start + 1],
+    )
+    said = text.tokens[start + 1 :]
+    cache.adopt_prefix(copied)
+    try:
+        if copied.cached != start or not cache.reserve(copied, start + len(said)):
+            return None
+        fed = text.tokens[start:-1]
+        logits, are_finite = run([feed_of(copied, fed, start, num_logits=len(fed))])
+        generated = copied.tokens[copied.prompt_length :]
+        rows = [copied.row(generated, tuple(said[:place])) for place in range(len(said))]
+        (choices,), finite = choose_tokens(logits, [rows], are_finite)
+        if not all(finite):
+            cache.clear(copied, start)
+        pairs = zip(choices.chosen, said, strict=True)
+        return Judged(sum(guess == token for guess, token in pairs), len(said))
+    finally:
+        cache.release(copied)

@@ -1,0 +1,100 @@
+"""A model's part: some of its layers between its embedding and its output projection. Weights are shared."""
+
+import copy
+from collections.abc import Sequence as Items
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import Probe
+
+
+def part_of(model: Any, layers: Items[int], norm: nn.Module | None = None) -> Any:
+    """A model that passes through these layers alone, and leaves the model as it is.
+
+    A layer keeps its index, so that its keys and values go where those of the whole model go.
+
+    Args:
+        layers: from 0 on, rising.
+        norm: [num_tokens, hidden_size] of the last one's states, instead of the model's last norm.
+
+    Raises:
+        UnsupportedModelError: the model does not pass through its layers as they stand in a list.
+    """
+    path = _path_of_layers(model)
+    part = parent = _shallow(model)
+    count = model.config.get_text_config().num_hidden_layers
+    for name in path[:-1]:
+        _shorten(parent, layers, count)
+        child = _shallow(parent._modules[name])
+        parent._modules[name] = child
+        parent = child
+    _shorten(parent, layers, count)
+    every = parent._modules[path[-1]]
+    parent._modules[path[-1]] = nn.ModuleList([every[layer] for layer in layers])
+    if norm is not None:
+        parent._modules[_name_of_norm(model, parent)] = norm
+    _check_layers(part, layers)
+    return part
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """In their order. Raises UnsupportedModelError where they stand in no list."""
+    layers: nn.ModuleList = model.get_submodule(".".join(_path_of_layers(model)))
+    return layers
+
+
+def _path_of_layers(model: Any) -> list[str]:
+    """The names that lead to the list of layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    path: str
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            indices = [{getattr(one, "layer_idx", None) for one in layer.modules()} for layer in module]
+            if all(index in found for index, found in enumerate(indices)):
+                return path.split(".")
+    raise UnsupportedModelError(f"{type(model).__name__} has no list of its {count} layers")
+
+
+def _name_of_norm(model: Any, parent: nn.Module) -> str:
+    """Of the norm after the last layer."""
+    shape = (model.config.get_text_config().hidden_size,)
+    names = [
+        name
+        for name, child in parent.named_children()
+        if isinstance(weight := getattr(child, "weight", None), torch.Tensor) and weight.shape == shape
+    ]
+    if len(names) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has {len(names)} norms beside its layers, not 1")
+    return names[0]
+
+
+def _shallow(module: Any) -> Any:
+    """Whose children can be replaced."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied
+
+
+def _shorten(module: Any, layers: Items[int], count: int) -> None:
+    """Lets its config tell of these layers, if it does of ``count``."""
+    config = getattr(module, "config", None)
+    if config is None or getattr(config, "num_hidden_layers", None) != count:
+        return
+    module.config = shortened = copy.copy(config)
+    shortened.num_hidden_layers = len(layers)
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == count:
+            setattr(shortened, name, [value[layer] for layer in layers])
+
+
+def _check_layers(part: Any, layers: Items[int]) -> None:
+    probe, token = Probe(), torch.zeros(1, 1, dtype=torch.int64, device=part.device)
+    with torch.inference_mode():
+        part(input_ids=token, position_ids=token, use_cache=False, outrider=probe)
+    if [*probe.shapes] != [*layers]:
+        raise UnsupportedModelError(
+            f"{type(part).__name__} passes through layers {[*probe.shapes]} where {[*layers]} are wanted"
+        )

@@ -1,0 +1,269 @@
+"""Self-speculation: the same text, Drafts against plain arithmetic, the target's cache, what is refused."""
+
+import logging
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.row import Row
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
+from outrider.engine.drafters import early_exit, exit_search
+from outrider.engine.drafters.early_exit import EarlyExit
+from outrider.engine.engine import Engine
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed
+from outrider.engine.work import Verified, Verify
+from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
+from tests.support.checkpoints import write_checkpoint
+from tests.support.demo_pair import prompt_of
+from tests.support.eagle3 import target_model
+
+LEAVES_AFTER = 4  # of six layers
+
+
+@pytest.fixture(scope="module")
+def target() -> Engine:
+    return engine_with("early_exit", early_exit=LEAVES_AFTER)
+
+
+@cache
+def first_layers() -> Any:
+    """Those of the demo target, by themselves."""
+    model = target_model().__class__.from_pretrained(DEMO / "target", num_hidden_layers=LEAVES_AFTER)
+    return model.float().eval()
+
+
+@torch.inference_mode()
+def check_draft(draft: Draft, before: list[int], length: int) -> None:
+    """Each of its tokens is what the first layers say after all before it. length: of the text's prompt."""
+    text, sampling = [*before, *draft.tokens], Sampling(temperature=0.7)
+    key = noise_key(1, 0, tuple(before[:length]))
+    logits = first_layers()(input_ids=torch.tensor([text])).logits[0, len(before) - 1 : -1]
+    rows = [
+        Row(sampling, key, place, text[:length], text[length:place])
+        for place in range(len(before), len(text))
+    ]
+    if rows:
+        assert gumbel_max(logits / 0.7, rows, 1)[0].flatten().tolist() == [*draft.tokens]
+
+
+def check_drafts(found: list[Drafted], every: int = 1) -> None:
+    """Each is what the first layers say after the tokens that were committed then."""
+    for kind, text in zip(KINDS, found, strict=True):
+        prompt = prompt_of(kind)
+        for length, draft in [*zip(text.lengths, text.drafts, strict=True)][::every]:
+            check_draft(draft, [*prompt, *text.tokens][:length], len(prompt))
+
+
+def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(target: Engine) -> None:
+    found = drafted_texts(target, 0.7, depth=4, company=6)
+    assert [text.tokens for text in found] == plain_texts(0.7)
+    check_drafts(found)
+    for kind, text in zip(KINDS, found, strict=True):
+        end = len(prompt_of(kind)) + TOKENS
+        assert [len(draft) for draft in text.drafts] == [min(4, end - length - 1) for length in text.lengths]
+    assert any(0 < text.accepted < 4 * text.rounds for text in found)
+
+
+@pytest.mark.parametrize(
+    ("part", "temperature"),
+    [({"early_exit": 2}, 0.0), ({"early_exit": 2}, 1.0), ({"skipped_layers": (2, 4)}, 0.7)],
+    ids=str,
+)
+def test_the_text_is_the_same_with_drafts_and_without(part: dict[str, Any], temperature: float) -> None:
+    found = drafted_texts(engine_with("early_exit", **part), temperature, depth=4, company=6)
+    assert [text.tokens for text in found] == plain_texts(temperature)
+    assert sum(text.accepted for text in found) > 0
+
+
+def test_all_layers_but_one_are_right_more_often_than_the_first_two() -> None:
+    parts = ({"skipped_layers": (3,)}, {"early_exit": 2})
+    most, least = (
+        sum(text.accepted for text in drafted_texts(engine_with("early_exit", **part), 0.7, 4, 6))
+        for part in parts
+    )
+    assert most > 1.2 * least
+
+
+def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft() -> None:
+    target = engine_with("early_exit", early_exit=LEAVES_AFTER, prefill_chunk=24, block_size=4)
+    drafted_texts(target, 0.7, depth=4, company=6)
+    check_drafts(drafted_texts(target, 0.7, depth=4, company=6), every=3)  # most of each prompt was there
+    block = 4 * 6 * 2 * 4 * 32 * 4
+    tight = engine_with("early_exit", early_exit=LEAVES_AFTER, block_size=4, cache_memory=60 * block)
+    preempted = drafted_texts(tight, 0.7, depth=4, company=6)
+    assert [text.tokens for text in preempted] == plain_texts(0.7)
+    assert sum(text.preemptions for text in preempted) > 0
+    assert {len(draft) for text in preempted for draft in text.drafts} > {4}  # some for want of blocks
+    check_drafts(preempted, every=3)
+
+
+def test_plain_decoding_between_rounds_changes_no_draft(target: Engine) -> None:
+    always = rounds(target, [prompt_of("json")], 0.7, 4)[0]
+    sometimes = rounds(target, [prompt_of("json")], 0.7, 4, plain=(10, 20))[0]
+    assert sometimes.tokens == always.tokens
+    drafted = dict(zip(always.lengths, always.drafts, strict=True))
+    both = [
+        (draft, drafted[length])
+        for length, draft in zip(sometimes.lengths, sometimes.drafts, strict=True)
+        if length in drafted
+    ]
+    assert len(both) > 5
+    assert all(draft == other for draft, other in both)
+
+
+def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> None:
+    """The Verdict leaves the cache of the branch to be moved, and the part reads it before the next step."""
+    prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
+    sequence = target.open(len(prompt), noise_key(1, 0, prompt), sampling)
+    wrong = [token + 1 for token in text]
+    tree = Draft(
+        (wrong[0], text[0], wrong[1], text[1], wrong[2], text[2]),
+        (-1, -1, 1, 1, 3, 3),
+    )
+    target.submit(Verify(sequence.number, 0, prompt, tree, 1, 4))
+    (result,) = target.step()
+    assert isinstance(result, Verified)
+    assert result.verdict.tokens == text[:4]
+    assert result.draft is not None
+    assert len(result.draft) == 4
+    check_draft(result.draft, [*prompt, *text[:4]], len(prompt))
+    target.submit(Verify(sequence.number, len(prompt) + 4, (), result.draft, 2, 0))
+    (result,) = target.step()
+    assert isinstance(result, Verified)
+    assert result.verdict.tokens == text[4 : 4 + len(result.verdict.tokens)]
+    target.close(sequence)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
+    found = drafted_texts(target, 1.0, depth=4, company=6, verification=rule)
+    assert sum(text.accepted for text in found) > 0
+    assert all(len(draft.draft_probs) == len(draft) for text in found for draft in text.drafts)
+
+
+def test_numbers_that_are_not_finite_end_a_draft_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask does not hide them from whoever reads the block later."""
+    target = engine_with("early_exit", early_exit=LEAVES_AFTER)
+    computed, passes = EarlyExit._pass, 0
+
+    def spoilt(self: EarlyExit, layers: tuple[int, ...], feeds: list[Feed]) -> Any:
+        nonlocal passes
+        passes += 1
+        logits, are_finite = computed(self, layers, feeds)
+        if passes % 3 == 0:
+            for feed in feeds:
+                slot = feed.blocks[feed.start // 16] * 16 + feed.start % 16
+                for keys in self._target.cache.keys.values():
+                    keys[slot] = torch.nan
+            return logits, torch.zeros_like(are_finite)
+        return logits, are_finite
+
+    monkeypatch.setattr(EarlyExit, "_pass", spoilt)
+    prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
+    sequence = target.open(len(prompt), noise_key(1, 0, prompt), sampling)
+    target.submit(Verify(sequence.number, 0, prompt, Draft(), 1, 4))
+    (first,) = target.step()
+    assert isinstance(first, Verified)
+    assert first.draft is not None
+    assert len(first.draft) == 2
+    target.submit(Verify(sequence.number, len(prompt) + 1, (), Draft(), 2, 0))  # without it
+    (second,) = target.step()
+    assert isinstance(second, Verified)
+    assert first.verdict.tokens + second.verdict.tokens == text[:2]
+    assert all(stored.isfinite().all() for stored in target._cache._stored)
+
+
+def refusal(**settings: Any) -> str:
+    given = {"model": str(DEMO / "target"), "cache_memory": 2**22, "drafter": "early_exit", **settings}
+    with pytest.raises(UnsupportedModelError) as caught:
+        Engine.from_settings(EngineSettings.model_validate(given))
+    assert "drafter='early_exit' for model=" in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_the_target_does_not_have_is_refused_by_name() -> None:
+    assert "early_exit=6 must be 1 to 5: it has 6 layers" in refusal(early_exit=6)
+    assert "skipped_layers=[1, 6] must be some of 0 to 5, and not all" in refusal(skipped_layers=(1, 6))
+    assert "skipped_layers=[0, 1, 2, 3, 4, 5] must be some" in refusal(skipped_layers=tuple(range(6)))
+    assert "tensor_parallel=2 is not served with it yet: give 1" in refusal(tensor_parallel=2)
+    with pytest.raises(ValueError, match=r"skipped_layers=\[1\] with early_exit=3: give one of them"):
+        EngineSettings(model="m", early_exit=3, skipped_layers=(1,))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that takes all the time there is, and little of it."""
+    monkeypatch.setattr(early_exit, "TRIAL_SHARE", 1e9)
+    monkeypatch.setattr(exit_search, "POSITIONS", 48)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixture) -> None:
+    target = engine_with("early_exit")
+    caplog.set_level(logging.INFO)
+    for _ in range(4):
+        found = drafted_texts(target, 0.7, depth=4, company=6)
+        assert [text.tokens for text in found] == plain_texts(0.7)
+        if any(map(len, found[0].drafts)):
+            break
+    (told,) = [record.message for record in caplog.records if "draft from now on" in record.message]
+    assert "the first 4 layers: 0." in told
+    assert any(text.accepted for text in found)
+    assert target._beside is not None
+    assert target._beside.no_drafts_because == ""
+
+
+def untrained(folder: Path) -> Path:
+    """Random layers, each of which outweighs those before it: none says what the last one says."""
+    write_checkpoint(folder, "llama", num_hidden_layers=6)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for index, layer in enumerate(model.model.layers):
+        layer.mlp.down_proj.weight.data *= 4.0 ** (index + 1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_nothing_pays_it_is_said_and_decoding_is_plain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = engine_with("early_exit", model=str(untrained(tmp_path)))
+    for start in range(4):
+        rounds(target, [tuple(range(start, start + 20))] * 6, 0.0, depth=4)
+    assert target._beside is not None
+    assert "parts of the target would pay" in target._beside.no_drafts_because
+    (record,) = [record for record in caplog.records if "Decoding is plain" in record.message]
+    assert (record.levelname, "the first 3 layers: 0.0" in record.message) == ("WARNING", True)
+    (text,) = rounds(target, [tuple(range(20))], 0.0, depth=4)
+    assert not any(map(len, text.drafts))
+
+
+def test_a_search_takes_its_part_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    beside = engine_with("early_exit")._beside
+    assert beside is not None
+    tried = []
+
+    def trial(*args: object) -> None:
+        tried.append(now[0])
+        now[0] += 0.1
+
+    monkeypatch.setattr(early_exit, "trial", trial)
+    for _ in range(1000):
+        now[0] += 0.01
+        beside._drafter.watch([])
+    assert 0.7 * early_exit.TRIAL_SHARE < 0.1 * len(tried) / now[0] <= 1.2 * early_exit.TRIAL_SHARE
