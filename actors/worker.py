@@ -141,6 +141,20 @@ def _leave_unless_drained(end: "asyncio.Future[EngineStoppedError]") -> None:
 class DraftWorker(Worker):
     role = "draft"
 
+    def __init__(
+        self,
+        settings: EngineSettings,
+        trust: Trust,
+        start_tracing: Callable[[], Callable[[], None]],
+        name: str,
+    ) -> None:
+        """name: of the draft."""
+        super().__init__(settings, trust, start_tracing)
+        self._name = name
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        return {**await super().record_replica_metadata(), "draft": self._name}
+
 
 class TargetWorker(Worker):
     role = "target"

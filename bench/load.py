@@ -280,8 +280,8 @@ def main(arguments: Sequence[str]) -> None:
                     "target.threads": options.target_threads,
                     "target.cache_memory": cache_bytes(target),
                     "draft": DRAFT,
-                    "drafts.default.dtype": "float32",
-                    "drafts.default.cache_memory": cache_bytes(target),
+                    "drafts.model.dtype": "float32",
+                    "drafts.model.cache_memory": cache_bytes(target),
                 },
             ) as service,
         ):

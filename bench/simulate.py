@@ -120,7 +120,12 @@ class Streams:
     """Clients of one gateway, each of which asks for one answer after the other."""
 
     def __init__(
-        self, speculation: Speculation, load: Load, acceptance: Mapping[str, float], runner_up_rate: float
+        self,
+        speculation: Speculation,
+        load: Load,
+        acceptance: Mapping[str, float],
+        runner_up_rate: float,
+        settings: GatewaySettings,
     ) -> None:
         self._acceptance = acceptance
         self._runner_up_rate = runner_up_rate
@@ -128,6 +133,7 @@ class Streams:
         self._paces = Paces(PaceSettings())
         self._speculation = speculation.resolved("model", self._paces.settings)
         self._load = load
+        self._settings = settings
         self._task_of: dict[int, str] = {}  # by noise key
 
     def rank_of(self, noise_key: int, position: int) -> int | None:
@@ -153,7 +159,7 @@ class Streams:
             sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
             sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
             self._task_of[sequence.noise_key] = task
-            factory = RoundsFactory(fleet, self._paces, SETTINGS)
+            factory = RoundsFactory(fleet, self._paces, self._settings)
             rounds = factory.of(sequence, self._speculation, FAR_AHEAD_S, task)
             async with aclosing(rounds.steps()) as steps:
                 async for step in steps:
@@ -173,9 +179,10 @@ async def closed_loop(
     ahead: Ahead = NO_AHEAD,
     parallel: Parallel | None = None,
 ) -> Counter:
+    settings = SETTINGS
     if parallel is not None:
-        speculation = speculation.model_copy(update={"drafter": "parallel"})
-    streams = Streams(speculation, load, acceptance, ahead.runner_up_rate)
+        settings = SETTINGS.model_copy(update={"drafts": {"model": "parallel"}})
+    streams = Streams(speculation, load, acceptance, ahead.runner_up_rate, settings)
     target, draft = pair
     simulated = simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.rank_of, ahead, parallel)
     async with simulated as fleet:

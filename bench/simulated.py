@@ -31,6 +31,8 @@ MASK = VOCAB_SIZE - 1  # of a draft that guesses in one pass
 EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
 
+WORKERS: tuple[tuple[Role, str], ...] = (("target", ""), ("draft", "model"))
+
 RankOf = Callable[[int, int], int | None]  # noise key and position -> of the target's token among the draft's
 
 
@@ -179,14 +181,14 @@ class SimulatedFleet(Fleet):
 
     def _both(self) -> Iterable[Worker]:
         return [
-            Worker(worker.role, "simulated", worker.role, 0, "here", VOCAB_SIZE, MAX_LENGTH)
-            for worker in (self._target, self._draft)
+            Worker(role, "simulated", role, 0, "here", VOCAB_SIZE, MAX_LENGTH, draft=draft)
+            for role, draft in WORKERS
         ]
 
     def open_target(self, sequence: Sequence, *, apart: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
-    def open_draft(self, sequence: Sequence) -> Any:
+    def open_draft(self, draft: str, sequence: Sequence) -> Any:
         return SimulatedStream(self._draft, sequence, self._hop_s)
 
 

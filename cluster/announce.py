@@ -27,8 +27,8 @@ def announce_when_ready(settings: Settings, key: str | None, metrics_address: st
 def _announce(settings: Settings, key: str | None, metrics_address: str) -> None:
     addresses = settings.addresses
     url = f"http://{addresses.http_host}:{addresses.http_port}"
-    expected = {"target", "draft"} if settings.draft else {"target"}
-    while not expected <= _ready_roles(f"{url}/health", key):
+    expected = {"", *settings.drafts}
+    while not expected <= _ready(f"{url}/health", key):
         time.sleep(POLL_S)
     port = addresses.direct_grpc_port
     direct = "" if port is None else f"           {addresses.http_host}:{port}, past Serve's proxy\n"
@@ -47,11 +47,11 @@ def _announce(settings: Settings, key: str | None, metrics_address: str) -> None
     )
 
 
-def _ready_roles(url: str, key: str | None) -> set[str]:
-    """Roles of which a worker has joined."""
+def _ready(url: str, key: str | None) -> set[str]:
+    """Drafts of which a worker has joined; an empty name is the target's."""
     request = urllib.request.Request(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=1) as answer:
-            return {worker["role"] for worker in json.load(answer)["workers"]}
+            return {worker["draft"] for worker in json.load(answer)["workers"]}
     except (urllib.error.URLError, OSError):
         return set()

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
@@ -14,7 +14,7 @@ from cluster.access import api_keys, check_access, shared_trust
 from cluster.arguments import read_settings
 from cluster.autoscaling import autoscaling
 from cluster.preflight import Preflight
-from cluster.settings import AutoscalingSettings, DraftSettings, Settings, WorkerSettings
+from cluster.settings import AutoscalingSettings, Settings, WorkerSettings
 from cluster.start import (
     check_models,
     check_placement,
@@ -22,12 +22,10 @@ from cluster.start import (
     rank_resources,
     start_ray,
     start_serve,
-    tell_of_idle_drafts,
 )
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import digest
 from gateway.deployment import Gateway
-from outrider.engine.settings import EngineSettings
 from protos.trust import Trust
 
 SPARE_REQUESTS = 64  # at a time beyond those that generate: health, models, refusals
@@ -46,7 +44,6 @@ def app(arguments: dict[str, Any]) -> Application:
     settings = read_settings(arguments)
     keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
     check_access(settings, keys)
-    tell_of_idle_drafts(settings)
     with Preflight() as preflight:
         start_ray(settings)
         settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
@@ -55,8 +52,7 @@ def app(arguments: dict[str, Any]) -> Application:
         settings = check_models(settings, preflight)
     start_serve(settings, keys[0] if keys else None)
     workers = [_target(settings, trust, tracing)]
-    if settings.draft is not None:
-        workers.append(_draft(settings, settings.draft, trust, tracing))
+    workers += [_draft(settings, name, trust, tracing) for name in settings.drafts]
     requests = settings.gateway
     # Calls, not decorators: a decorated class would be pickled by value, its module's globals copied.
     gateway = serve.deployment(
@@ -84,13 +80,14 @@ def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> App
     if target.tensor_parallel > 1:
         layout["placement_group_bundles"] = [rank_resources(target)] * target.tensor_parallel
         layout["placement_group_strategy"] = target.placement
-    return _worker(TargetWorker, "target", settings.target_engine(), trust, tracing, layout)
+    deployment = _deployment(TargetWorker, "target", layout)
+    return deployment.bind(settings.target_engine(), trust, partial(start_tracing, tracing, "target"))
 
 
-def _draft(settings: Settings, draft: DraftSettings, trust: Trust, tracing: Mapping[str, str]) -> Application:
-    name = f"draft-{settings.draft_name}"
-    layout = _layout(draft, settings.autoscaling)
-    return _worker(DraftWorker, name, settings.draft_engine(), trust, tracing, layout)
+def _draft(settings: Settings, name: str, trust: Trust, tracing: Mapping[str, str]) -> Application:
+    layout = _layout(settings.drafts[name], settings.autoscaling)
+    deployment = _deployment(DraftWorker, f"draft-{name}", layout)
+    return deployment.bind(settings.draft_engine(name), trust, partial(start_tracing, tracing, "draft"), name)
 
 
 def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]:
@@ -104,16 +101,9 @@ def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]
     return {"ray_actor_options": options, "autoscaling_config": autoscaling(worker, aims)}
 
 
-def _worker(
-    worker: type[Worker],
-    name: str,
-    engine: EngineSettings,
-    trust: Trust,
-    tracing: Mapping[str, str],
-    layout: dict[str, Any],
-) -> Application:
-    """A deployment is named after its role, and a draft's by its own name too: several live side by side."""
-    deployment = serve.deployment(
+def _deployment(worker: type[Worker], name: str, layout: dict[str, Any]) -> Deployment:
+    """Named after its role, and a draft's by its own name too: several live side by side."""
+    return serve.deployment(
         worker,
         name=name,
         request_router_config=RequestRouterConfig(request_router_class="gateway.workers.router.TableRouter"),
@@ -121,4 +111,3 @@ def _worker(
         health_check_timeout_s=5,
         **layout,
     )
-    return deployment.bind(engine, trust, partial(start_tracing, tracing, worker.role))

@@ -1,7 +1,7 @@
 """The arguments of ``serve run cluster.app``, and the files that they name, read into Settings.
 
 A setting's name is its path: ``target.tensor_parallel=4``. ``target=MODEL`` and ``draft=MODEL`` are short for
-``target.model`` and ``drafts.default.model``. A file holds groups of settings, or such names.
+``target.model`` and ``drafts.model.model``. A file holds groups of settings, or such names.
 """
 
 import json

@@ -3,10 +3,11 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 
 import torch
 
-from cluster.settings import Settings, WorkerSettings
+from cluster.settings import DEFAULT_DRAFT, Settings, WorkerSettings
 from outrider.engine.planning.memory import device_memory
 
 # Of accelerators by Ray's names, as their data sheets say.
@@ -47,18 +48,21 @@ def gpus_here() -> list[int]:
 
 def memories(
     settings: Settings, memory: int | None = None, draft_memory: int | None = None, *, here: bool = True
-) -> tuple[int, int] | None:
-    """Of a target's device and of a draft's; None where one of them is not known. Without a draft: as the
-    target's.
+) -> dict[str, int] | None:
+    """Bytes of each device by group of settings; None where one of them is not known. A draft is among them
+    in any case, without one as the target is.
 
     Args:
         settings: with the GPUs of each worker.
-        memory: bytes, if the caller knows better; of both, unless ``draft_memory`` says otherwise.
+        memory: bytes, if the caller knows better; of all, unless ``draft_memory`` says otherwise of drafts.
         here: whether the devices are this machine's.
     """
-    target = memory or _memory_of(settings.target, here)
-    draft = draft_memory or memory or _memory_of(settings.draft or settings.target, here)
-    return None if target is None or draft is None else (target, draft)
+    found = {"target": memory or _memory_of(settings.target, here)}
+    drafts: Mapping[str, WorkerSettings] = settings.drafts or {DEFAULT_DRAFT: settings.target}
+    for name, draft in drafts.items():
+        found[f"drafts.{name}"] = draft_memory or memory or _memory_of(draft, here)
+    known = {group: size for group, size in found.items() if size is not None}
+    return known if known.keys() == found.keys() else None
 
 
 def _memory_of(worker: WorkerSettings, here: bool) -> int | None:

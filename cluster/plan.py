@@ -1,8 +1,8 @@
 """Whether draft and target fit into their devices, told before either is started."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transformers import LlamaConfig
@@ -46,6 +46,11 @@ class Part:
     costs: Callable[[], StepCosts]  # of its steps
 
     @property
+    def title(self) -> str:
+        """The role, and which draft it is where that is not the usual one."""
+        return self.role if self.group in ("target", f"drafts.{DEFAULT_DRAFT}") else self.group
+
+    @property
     def taken(self) -> int:
         """Bytes of one device."""
         return self.per_device * self.plan.total
@@ -71,10 +76,27 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """One of those that are alike: the target comes first where the draft shares it."""
+    """One of those that are alike: the target comes first where drafts share it."""
 
     memory: int  # bytes
+    first: WorkerSettings  # of what it was found for
+    gpu: float  # part of it that is given away, of a GPU
     parts: tuple[Part, ...]
+
+    def takes(self, worker: WorkerSettings) -> bool:
+        """Whether Ray would put one beside what is there."""
+        if self.first.resources.keys() != worker.resources.keys():
+            return False  # what is asked for by name lies on machines of its own
+        if self.first.accelerator != worker.accelerator:
+            return False
+        if not self.first.gpus or not worker.gpus:
+            return not self.first.gpus and not worker.gpus
+        return self.first.gpus < 1 and self.gpu + worker.gpus <= 1
+
+    def beside(self, worker: WorkerSettings, part: Part) -> "Device":
+        """With one part more."""
+        taken = part.per_device * (worker.gpus or 0.0)
+        return replace(self, gpu=self.gpu + taken, parts=(*self.parts, part))
 
     @property
     def left(self) -> int:
@@ -91,14 +113,14 @@ class Device:
 
 
 class DeploymentPlan:
-    """The devices of target and draft. The target never gives way: what does not fit beside it is refused."""
+    """The devices of target and drafts. The target never gives way: what does not fit beside is refused."""
 
-    def __init__(self, settings: Settings, memory: int, draft_memory: int) -> None:
+    def __init__(self, settings: Settings, memories: Mapping[str, int]) -> None:
         """
         Args:
             settings: with the GPUs of each worker.
-            memory: bytes of each device of a target; of its machine, where it runs on the CPU.
-            draft_memory: the same of a draft, unless it shares the target's device.
+            memories: bytes of each device by group of settings, as ``cluster.devices.memories`` gives them. A
+                draft that shares the target's device has that one's.
 
         Raises:
             CacheTooSmallError: the setting of a cache buys no block.
@@ -107,37 +129,46 @@ class DeploymentPlan:
         target = settings.target
         assert target.gpus is not None
         self._settings = settings
+        self._memories = memories
         engine, gpus = settings.target_engine(), target.gpus
         per_device = _per_device(target.most_replicas * target.tensor_parallel, gpus)
+        memory = memories["target"]
         self.target = _part("target", "target", skeleton(engine), engine, gpus, memory, per_device)
-        alone = Device(memory, (self.target,))
-        self._draft_name = settings.draft_name or DEFAULT_DRAFT
-        self._draft = settings.draft or DraftSettings(model=target.model, gpus=min(gpus, 1.0))
-        is_shared = _share_a_device(target, self._draft, per_device)
-        self._beside = alone if is_shared else Device(draft_memory, ())
-        self.devices = [alone]
-        if settings.draft is not None:
-            drafting = self.drafting(skeleton(settings.draft_engine()), settings.draft.quantization)
-            self.devices = [drafting] if is_shared else [alone, drafting]
+        self._alone = Device(memory, target, per_device * gpus, (self.target,))
+        self.devices = [self._alone]
+        for name, draft in settings.drafts.items():
+            self.devices = self._with(self.devices, name, draft, skeleton(settings.draft_engine(name)))
 
     @property
     def settings(self) -> Settings:
         """With the bytes of the caches that were left open."""
-        target, draft = (
-            {"cache_memory": part.engine.cache_memory} for part in (self.target, self.devices[-1].parts[-1])
-        )
-        return self._settings.changed(target=target, draft=draft)
+        parts = {part.group: part for device in self.devices for part in device.parts}
+        caches = {group: {"cache_memory": part.engine.cache_memory} for group, part in parts.items()}
+        drafts = {name: caches[f"drafts.{name}"] for name in self._settings.drafts}
+        return self._settings.changed(target=caches["target"], drafts=drafts)
 
     def drafting(self, model: ModelSkeleton, quantization: Quantization | None = None) -> Device:
-        """The draft's device with any model in its place."""
-        gpus, memory = self._draft.gpus, self._beside.memory
-        assert gpus is not None
-        other = self._draft.model_copy(update={"model": model.name, "quantization": quantization})
-        engine = self._settings.model_copy(update={"drafts": {self._draft_name: other}}).draft_engine()
-        per_device = _per_device(other.most_replicas, gpus)
-        group = f"drafts.{self._draft_name}"
-        draft = _part("draft", group, model, engine, gpus, memory, per_device, depth=0)
-        return Device(memory, (*self._beside.parts, draft))
+        """The first draft's device with any model in its place, without the other drafts."""
+        target = self._settings.target
+        assert target.gpus is not None
+        usual = {DEFAULT_DRAFT: DraftSettings(model=target.model, gpus=min(target.gpus, 1.0))}
+        name, draft = next(iter((self._settings.drafts or usual).items()))
+        other = draft.model_copy(update={"model": model.name, "quantization": quantization})
+        return self._with([self._alone], name, other, model)[-1]
+
+    def _with(
+        self, devices: list[Device], name: str, draft: DraftSettings, model: ModelSkeleton
+    ) -> list[Device]:
+        """The draft is on the first of the devices that takes it, or on one more."""
+        assert draft.gpus is not None
+        index = next((index for index, device in enumerate(devices) if device.takes(draft)), len(devices))
+        group = f"drafts.{name}"
+        place = [*devices, Device(self._memories[group], draft, 0.0, ())][index]
+        drafts = {**self._settings.drafts, name: draft}
+        engine = self._settings.model_copy(update={"drafts": drafts}).draft_engine(name)
+        per_device = _per_device(draft.most_replicas, draft.gpus)
+        part = _part("draft", group, model, engine, draft.gpus, place.memory, per_device, depth=0)
+        return [*devices[:index], place.beside(draft, part), *devices[index + 1 :]]
 
     def other_drafts(self) -> Iterator[tuple[str, Device]]:
         """What could draft instead, and its device."""
@@ -189,9 +220,9 @@ def _refusal(part: Part, memory: int, before: int) -> str:
     plan = part.plan
     uses = ("weights", "cache", "activations", "graphs", "runtime")
     needs = ", ".join(f"{use} {getattr(plan, use) / GB:.2f}" for use in uses)
-    beside = f" beside {before / GB:.2f} GB of the target" if before else ""
+    beside = f" beside {before / GB:.2f} GB of others" if before else ""
     reason = (
-        f"{part.role}={plan.model!r} takes {part.taken / GB:.2f} GB ({part.per_device} times {needs}) of a "
+        f"{part.title}={plan.model!r} takes {part.taken / GB:.2f} GB ({part.per_device} times {needs}) of a "
         f"device with {memory / GB:.2f} GB{beside}"
     )
     room = (memory - before) // part.per_device
@@ -211,15 +242,3 @@ def _per_device(replicas: int, gpus: float) -> int:
     if gpus == 0:
         return replicas
     return min(replicas, math.floor(1 / gpus)) if gpus < 1 else 1
-
-
-def _share_a_device(target: WorkerSettings, draft: WorkerSettings, targets: int) -> bool:
-    """targets: on one device."""
-    if target.resources.keys() != draft.resources.keys():
-        return False  # what is asked for by name lies on machines of its own
-    if target.accelerator != draft.accelerator:
-        return False
-    of_target, of_draft = target.gpus or 0.0, draft.gpus or 0.0
-    if of_target == of_draft == 0:
-        return True
-    return 0 < of_target < 1 and of_draft > 0 and targets * of_target + of_draft <= 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cluster.plan import GB, DeploymentPlan, Device, Part, Role
+from cluster.plan import GB, DeploymentPlan, Device, Part
 from outrider.engine.planning.step_costs import ACCELERATORS, ARITHMETIC, MEMORY
 
 CONTEXTS = (1024, 4096, 16384, 65536)
@@ -16,7 +16,7 @@ def plan_table(deployment: DeploymentPlan) -> str:
     """Bytes by use for each role, how full the devices are, how many sequences the caches hold."""
     parts = [part for device in deployment.devices for part in device.parts]
     lines = [_model(part) for part in parts]
-    lines += ["", _row("GB on each device", [part.role for part in parts])]
+    lines += ["", _row("GB on each device", [part.title for part in parts])]
     for use in ROWS:
         lines.append(_row(use, [f"{getattr(part.plan, use) / GB:.3f}" for part in parts]))
     lines.append(_row("together", [f"{part.plan.total / GB:.3f}" for part in parts]))
@@ -26,7 +26,7 @@ def plan_table(deployment: DeploymentPlan) -> str:
     lines.append(_row("tokens of context", [f"{context:,}" for context in contexts]))
     for part in parts:
         sequences = [f"{part.plan.sequences(context):,}" for context in contexts]
-        lines.append(_row(f"sequences, {part.role}", sequences))
+        lines.append(_row(f"sequences, {part.title}", sequences))
     return "\n".join(lines)
 
 
@@ -49,28 +49,28 @@ def draft_table(deployment: DeploymentPlan) -> str:
     return "\n".join(lines)
 
 
-def step_table(deployment: DeploymentPlan, accelerators: Mapping[Role, str | None]) -> str:
-    """What a step of each role does, and how long that takes on accelerators that are known.
+def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None]) -> str:
+    """What a step of each model does, and how long that takes on accelerators that are known.
 
-    accelerators: a name of ACCELERATORS by role; None: not known.
+    accelerators: a name of ACCELERATORS by group of settings; None: not known.
     """
     parts = [part for device in deployment.devices for part in device.parts]
-    costs = {part.role: part.costs() for part in parts}
-    each = list(costs.values())
+    costs = [(part, part.costs()) for part in parts]
+    each = [one for _, one in costs]
     lines = [
-        _row("A step, on each device", list(costs)),
+        _row("A step, on each device", [part.title for part in parts]),
         _row("GB of weights read", [f"{one.weight_bytes / GB:.3f}" for one in each]),
         _row("MB of a 1,000 of context", [f"{one.cache_bytes_per_token / 1e3:.1f}" for one in each]),
         _row("Gflop of a token", [f"{one.flops_per_token / 1e9:.1f}" for one in each]),
         _row("kernels, not captured", [f"{one.kernels:,}" for one in each]),
         _row("all-reduces", [f"{one.all_reduces:,}" for one in each]),
     ]
-    for role, one in costs.items():
-        if (name := accelerators[role]) is None:
+    for part, one in costs:
+        if (name := accelerators[part.group]) is None:
             continue
-        tokens = STEP_TOKENS if role == "target" else STEP_TOKENS[:1]
+        tokens = STEP_TOKENS if part.role == "target" else STEP_TOKENS[:1]
         titles = ["plain" if count == 1 else f"{count} tokens" for count in tokens]
-        lines += ["", _row(f"ms, {role} on {name}", titles)]
+        lines += ["", _row(f"ms, {part.title} on {name}", titles)]
         for sequences in STEP_SEQUENCES:
             seconds = (one.seconds(ACCELERATORS[name], sequences, count, STEP_CONTEXT) for count in tokens)
             lines.append(_row(f"sequences: {sequences}", [f"{1e3 * second:.2f}" for second in seconds]))
@@ -87,15 +87,15 @@ def _model(part: Part) -> str:
     ranks = part.engine.tensor_parallel
     devices = f", over {ranks} devices" if ranks > 1 else ""
     return (
-        f"{part.role:7} {plan.model}: {plan.parameters / 1e6:,.1f} M parameters, {type_name}{devices}, "
+        f"{part.title:7} {plan.model}: {plan.parameters / 1e6:,.1f} M parameters, {type_name}{devices}, "
         f"{plan.context_length:,} tokens of context"
     )
 
 
 def _device(device: Device) -> str:
-    held = " and ".join(f"{part.per_device} x {part.role}" for part in device.parts)
+    held = " and ".join(f"{part.per_device} x {part.title}" for part in device.parts)
     return f"A device with {device.memory / GB:.2f} GB has {held}: {device.left / GB:.2f} GB are left."
 
 
 def _row(title: str, cells: Sequence[str]) -> str:
-    return f"{title:24}" + "".join(f"{cell:>14}" for cell in cells)
+    return f"{title:24}" + "".join(f" {cell:>13}" for cell in cells)

@@ -60,14 +60,15 @@ def find(settings: Settings, *, here: bool) -> Found:
 
     found = Found(settings)
     try:
-        if settings.draft is not None:
-            check_vocabulary(settings.target.model, settings.draft.model)
-            if drafts_in_parallel(settings.draft.model):
-                settings = settings.with_parallel_draft()
-                found = Found(settings)
+        for draft in settings.drafts.values():
+            check_vocabulary(settings.target.model, draft.model)
+        models = {name: draft.model for name, draft in settings.drafts.items()}
+        parallel = [name for name, model in models.items() if drafts_in_parallel(model)]
+        settings = settings.with_parallel_drafts(parallel)
+        found = Found(settings)
         check_shares(settings.target_engine())
         if sizes := memories(settings, here=here):
-            deployment = DeploymentPlan(settings, *sizes)
+            deployment = DeploymentPlan(settings, sizes)
             found = Found(deployment.settings, plan_table(deployment))
             deployment.check()
     except EngineError as error:

@@ -2,18 +2,21 @@
 
 import math
 import os
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
 
-from gateway.settings import CallerSettings, GatewaySettings, RequestSettings, check_drafter
+from gateway.drafters.roster import BY_TASK, Roster
+from gateway.settings import CallerSettings, GatewaySettings, RequestSettings
+from outrider.drafters.registry import drafters as rows
 from outrider.engine.settings import DraftModelSettings, EngineSettings, ModelSettings, TargetModelSettings
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
 TARGET_ITSELF = "target"  # as a draft's model
-DEFAULT_DRAFT = "default"  # where there is one draft, its name
+DEFAULT_DRAFT = "model"  # name of the draft that ``draft=MODEL`` gives
 
 DraftName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -165,7 +168,8 @@ class Settings(Group):
 
     target: TargetSettings
     drafts: dict[DraftName, DraftSettings] = Field(
-        default_factory=dict, description="drafts by name; the first one serves"
+        default_factory=dict,
+        description="drafts by the names under which they draft; each has workers of its own",
     )
     gateway: GatewayReplicas = GatewayReplicas()
     pace: PaceSettings = PaceSettings()
@@ -174,6 +178,9 @@ class Settings(Group):
     tls: TlsSettings = TlsSettings()
     autoscaling: AutoscalingSettings = AutoscalingSettings()
     ray: RaySettings = RaySettings()
+    _parallel: frozenset[str] = PrivateAttr(
+        default=frozenset()
+    )  # drafts whose checkpoints are trained for it
 
     @model_validator(mode="before")
     @classmethod
@@ -190,48 +197,49 @@ class Settings(Group):
             drafts = {name: _draft_filled_in(draft, target, is_demo) for name, draft in drafts.items()}
         gateway = given.get("gateway", {})
         if isinstance(gateway, dict):
-            usual = target.get("drafter") or ("model" if drafts else "ngram")
-            gateway = {"drafter": usual, **gateway}
+            there = [*filter(None, [target.get("drafter")]), *drafts]
+            gateway = {"drafters": there or ["ngram"], **gateway}
         return {**given, "target": {"name": target["model"], **target}, "drafts": drafts, "gateway": gateway}
 
     @model_validator(mode="after")
-    def _drafter_is_there(self) -> "Settings":
-        try:
-            check_drafter(self.gateway.drafter, self.target.drafter)
-        except ValueError as error:
-            raise ValueError(f"gateway.drafter={error}: name it as target.drafter, or another here") from None
+    def _drafters_are_there(self) -> "Settings":
+        taken = {BY_TASK, *(row.name for row in rows())} - {DEFAULT_DRAFT}
+        if wrong := next((name for name in self.drafts if name in taken), None):
+            raise ValueError(f"drafts.{wrong} has the name of something else: give the draft another")
+        for name in self.gateway.drafters:
+            try:
+                self._roster.find(name)
+            except ValueError as error:
+                raise ValueError(f"gateway.drafters={self.gateway.drafters}: {error}") from None
         return self
 
     @property
-    def draft_name(self) -> str | None:
-        """Of the draft that serves, if there is one."""
-        return next(iter(self.drafts), None)
+    def _roster(self) -> Roster:
+        return Roster(self._kinds, self.target.drafter)
 
     @property
-    def draft(self) -> DraftSettings | None:
-        """The one that serves."""
-        return None if self.draft_name is None else self.drafts[self.draft_name]
+    def _kinds(self) -> dict[str, str]:
+        """Rows of the registry by the names of the drafts."""
+        return {name: "parallel" if name in self._parallel else "model" for name in self.drafts}
 
-    def changed(self, *, target: dict[str, Any], draft: dict[str, Any]) -> "Settings":
-        """With other values in fields of the target and of the draft that serves, if there is one."""
-        drafts = dict(self.drafts)
-        if self.draft_name is not None:
-            drafts[self.draft_name] = drafts[self.draft_name].model_copy(update=draft)
-        return self.model_copy(update={"target": self.target.model_copy(update=target), "drafts": drafts})
+    def changed(self, *, target: Mapping[str, Any], drafts: Mapping[str, Mapping[str, Any]]) -> "Settings":
+        """With other values in fields of the target, and of the drafts by their names."""
+        others = {name: draft.model_copy(update=drafts.get(name, {})) for name, draft in self.drafts.items()}
+        return self.model_copy(update={"target": self.target.model_copy(update=target), "drafts": others})
 
-    def with_parallel_draft(self) -> "Settings":
-        """The draft makes a Draft in one pass: its drafter is another, at another cost."""
-        names = {"model": "parallel", "model+suffix": "parallel+suffix"}
-        drafter = names.get(self.gateway.drafter, self.gateway.drafter)
-        return self.model_copy(update={"gateway": self.gateway.model_copy(update={"drafter": drafter})})
+    def with_parallel_drafts(self, names: Iterable[str]) -> "Settings":
+        """These make a Draft in one pass: that is another drafter, at another cost."""
+        other = self.model_copy()
+        other._parallel = frozenset(names)
+        return other
 
     def with_gpus(self, gpus: float) -> "Settings":
         """What was left open shares the cluster's ``gpus``: one per replica, or as equal parts as pack.
 
         The ranks of one target have a GPU each in any case, and drafts what they leave.
         """
-        target, draft = self.target, self.draft
-        drafts = 0 if draft is None else draft.most_replicas
+        target = self.target
+        drafts = sum(draft.most_replicas for draft in self.drafts.values())
         if target.tensor_parallel == 1:
             of_target = of_draft = _share(target.most_replicas + drafts, gpus)
         else:
@@ -240,7 +248,7 @@ class Settings(Group):
             of_draft = _share(drafts, gpus - target.most_replicas * target.tensor_parallel * of_rank)
         return self.changed(
             target={} if target.gpus is not None else {"gpus": of_target},
-            draft={} if draft is not None and draft.gpus is not None else {"gpus": of_draft},
+            drafts={name: {"gpus": of_draft} for name, draft in self.drafts.items() if draft.gpus is None},
         )
 
     def gateway_settings(self) -> GatewaySettings:
@@ -251,6 +259,7 @@ class Settings(Group):
         return GatewaySettings(
             model=self.target.name,
             tokenizer=self.target.model,
+            drafts=self._kinds,
             beside_target=self.target.drafter,
             direct_grpc=None if port is None else f"{host}:{port}",
             **requests,
@@ -262,10 +271,10 @@ class Settings(Group):
         threads = self.target.threads or max(1, cores_left // self.target.tensor_parallel)
         return self._engine(self.target, threads, self.target.gpus)
 
-    def draft_engine(self) -> EngineSettings:
-        """Of the draft that serves."""
-        assert self.draft is not None
-        return self._engine(self.draft, self.draft.threads or 1, self.draft.gpus)
+    def draft_engine(self, name: str) -> EngineSettings:
+        """Of the draft of that name."""
+        draft = self.drafts[name]
+        return self._engine(draft, draft.threads or 1, draft.gpus)
 
     def _engine(self, model: ModelSettings, threads: int, gpus: float | None) -> EngineSettings:
         fields = model.model_dump(include=set(EngineSettings.model_fields))
@@ -278,8 +287,7 @@ class Settings(Group):
         if gpus:
             return min(gpus, 1.0)
         on_cpus = 0 if self.target.gpus else self.target.most_replicas * self.target.tensor_parallel
-        if self.draft is not None and not self.draft.gpus:
-            on_cpus += self.draft.most_replicas
+        on_cpus += sum(draft.most_replicas for draft in self.drafts.values() if not draft.gpus)
         return 1.0 / max(on_cpus, 1)
 
 

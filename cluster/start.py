@@ -70,11 +70,10 @@ def check_resources(settings: Settings) -> None:
 
 def _lack(settings: Settings, there: dict[str, float]) -> str | None:
     """What is missing, None if nothing is."""
-    gateway, target, draft = settings.gateway, settings.target, settings.draft
+    gateway, target = settings.gateway, settings.target
     asked = [(gateway.replicas, gateway.resources)]
     asked.append((target.replicas * target.tensor_parallel, _resources(target)))
-    if draft is not None:
-        asked.append((draft.replicas, _resources(draft)))
+    asked += [(draft.replicas, _resources(draft)) for draft in settings.drafts.values()]
     for name in sorted({name for _, resources in asked for name in resources}):
         needed = sum(replicas * resources.get(name, 0.0) for replicas, resources in asked)
         if needed > there.get(name, 0.0):
@@ -107,14 +106,6 @@ def check_placement(settings: Settings) -> None:
 def rank_resources(target: TargetSettings) -> dict[str, float]:
     """What Ray sets aside for one rank; something, in any case."""
     return {name: count for name, count in _resources(target).items() if count} or {"CPU": SLIVER}
-
-
-def tell_of_idle_drafts(settings: Settings) -> None:
-    """Logs which drafts are named and not started."""
-    serving, *idle = settings.drafts or [None]
-    if idle:
-        names = ", ".join(f"drafts.{name}" for name in idle)
-        logger.warning("drafts.%s serves, as the first that is named; not started: %s", serving, names)
 
 
 def check_models(settings: Settings, preflight: Preflight) -> Settings:

@@ -4,11 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.drafters.roster import Roster
 from outrider.decoding.settings import Verification
 from outrider.drafters.name import DrafterName
-from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
+NAMES = ["model", "ngram", "suffix", "model+suffix"]  # of the drafters that a deployment mostly has
 Priority = Literal["interactive", "batch"]
 
 
@@ -17,10 +18,13 @@ class RequestSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    drafter: DrafterName = Field(
-        default="model",
-        description="what drafts unless a request names another; unless it is given, what stands beside the"
-        " target, or else the draft, or else ngram",
+    drafters: tuple[str, ...] = Field(
+        default=("model",),
+        min_length=1,
+        description="names of what drafts unless a request names another: a draft, what stands beside the"
+        " target, ngram, suffix, or DRAFT+suffix. Of several each task gets the fastest, the first one until"
+        " that is known. Unless it is given: what stands beside the target, and all drafts; without either"
+        " ngram",
     )
     past_answer_tokens: int = Field(
         default=2**18,
@@ -73,6 +77,9 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
+    drafts: dict[str, DrafterName] = Field(
+        default={"model": "model"}, description="drafts by name, and the drafter that each of them is"
+    )
     beside_target: DrafterName | None = Field(
         default=None, description="drafter that stands beside the target; None: none does"
     )
@@ -81,17 +88,10 @@ class GatewaySettings(RequestSettings, CallerSettings):
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
 
-
-def is_there(info: DrafterInfo, beside_target: str | None) -> bool:
-    """False for a drafter that would stand beside the target, unless it is the one that does."""
-    return info.place is not Place.TARGET_WORKER or beside_target in (info.name, *(info.mixes or ()))
-
-
-def check_drafter(name: str, beside_target: str | None) -> None:
-    """Raises ValueError unless it ``is_there``."""
-    if not is_there(drafter(name), beside_target):
-        there = "none" if beside_target is None else repr(beside_target)
-        raise ValueError(f"{name!r} would stand beside the target, and there is {there}")
+    @property
+    def roster(self) -> Roster:
+        """The drafters that there are."""
+        return Roster(self.drafts, self.beside_target)
 
 
 class Speculation(BaseModel):
@@ -105,11 +105,16 @@ class Speculation(BaseModel):
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = Field(
         default=None, description="tokens drafted per round: under auto at most, under fixed exactly"
     )
-    drafter: DrafterName | None = Field(default=None, description="None: the gateway's setting")
+    drafter: Annotated[str, Field(max_length=128, examples=NAMES)] | None = Field(
+        default=None, description="name of one that there is; None: as the gateway's setting says"
+    )
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
 
     def resolved(self, drafter: str, pace: PaceSettings) -> "Speculation":
-        """With a drafter, ``drafter`` unless it names one, and a depth unless the mode is off."""
+        """With a drafter, ``drafter`` unless it names one, and a depth unless the mode is off.
+
+        drafter: a name, or BY_TASK.
+        """
         default = {"auto": MAX_DEPTH, "fixed": max(1, pace.threshold_depth), "off": None}[self.mode]
         depth = default if self.mode == "off" or self.depth is None else self.depth
         return self.model_copy(update={"depth": depth, "drafter": self.drafter or drafter})

@@ -36,8 +36,6 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared
 from gateway.generation.token_bytes import TokenBytes
 from gateway.observe.loads import loads
-from gateway.settings import is_there
-from outrider.drafters.registry import drafters
 
 LONGEST_HEADER = 2048  # characters
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
@@ -158,8 +156,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             for link in generation.fleet.links()
         ]
         body["pace"] = generation.paces.settings.model_dump()
-        there = (row for row in drafters() if is_there(row, settings.beside_target))
-        body["drafters"] = {row.name: row.meaning for row in there}
+        body["drafters"] = {row.name: row.meaning for row in settings.roster}
         body["gateway"] = settings.model_dump(exclude={"api_key_digests"})
         return JSONResponse(body, status_code=200 if ready else 503)
 

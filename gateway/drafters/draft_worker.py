@@ -25,8 +25,10 @@ class DraftWorker(Drafter):
 
     place = Place.DRAFT_WORKER
 
-    def __init__(self, fleet: Fleet, sequence: Sequence) -> None:
+    def __init__(self, fleet: Fleet, draft: str, sequence: Sequence) -> None:
+        """draft: name of the one that is asked."""
         self._fleet = fleet
+        self._name = draft
         self._sequence = sequence
         self._stream: DraftStream | None = None
         self._vocab_size = 0  # of the ids that all workers know
@@ -36,7 +38,7 @@ class DraftWorker(Drafter):
         """A Propose voids whatever the worker was asked before."""
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
-            self._stream = self._fleet.open_draft(self._sequence)
+            self._stream = self._fleet.open_draft(self._name, self._sequence)
         stream, base = self._stream, len(self._sequence)
         self._asked += 1
         asked = self._asked

@@ -8,40 +8,42 @@ from gateway.drafters.draft_worker import DraftWorker
 from gateway.drafters.drafter import Drafter
 from gateway.drafters.index import IndexDrafter
 from gateway.drafters.mixed import Mixed, Promises
+from gateway.drafters.roster import Roster
 from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
-from outrider.drafters.registry import Place, drafter
+from outrider.drafters.registry import DrafterInfo, Place, drafter
 
 MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
 
 
 class Drafters:
-    def __init__(self, fleet: Fleet, past: PastAnswers | None = None) -> None:
+    def __init__(self, fleet: Fleet, roster: Roster, past: PastAnswers | None = None) -> None:
         """past: for drafters that remember; None: nothing is kept."""
         self._fleet = fleet
+        self._roster = roster
         self._past = PastAnswers() if past is None else past
         self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
 
     def of(self, name: str, sequence: Sequence) -> Drafter:
         """Raises ValueError naming the drafters that there are."""
-        info = drafter(name)
+        info = self._roster.find(name)
         if info.mixes is not None:
             return self._mixed(name, info.mixes, sequence)
         if info.place is Place.DRAFT_WORKER:
-            return DraftWorker(self._fleet, sequence)
+            return DraftWorker(self._fleet, name, sequence)
         if info.place is Place.TARGET_WORKER:
             return BesideTarget(sequence)
-        return self._index(name, sequence)[0]
+        return self._index(info, sequence)[0]
 
     def _mixed(self, name: str, mixes: tuple[str, str], sequence: Sequence) -> Drafter:
-        other, index = mixes
+        other = self.of(mixes[0], sequence)
+        index = self._index(drafter(mixes[1]), sequence)
         promises = self._promises(sequence.scope.task, name, sequence.sampling.verification)
-        return Mixed(mixes, self.of(other, sequence), self._index(index, sequence), promises, sequence)
+        return Mixed(mixes, other, index, promises, sequence)
 
-    def _index(self, name: str, sequence: Sequence) -> tuple[Drafter, Any]:
+    def _index(self, info: DrafterInfo, sequence: Sequence) -> tuple[Drafter, Any]:
         """What drafts from an index, and the index."""
-        info = drafter(name)
         if not info.remembers:
             index = info.load()()
             return IndexDrafter(index, sequence), index

@@ -23,7 +23,7 @@ from gateway.observe.tracing import GenerationTrace
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings, check_drafter
+from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
@@ -84,7 +84,7 @@ class Generation:
             await asyncio.to_thread(make) if is_long else make(),
             request.n,
             request.stop,
-            request.speculation.resolved(settings.drafter, self.paces.settings),
+            request.speculation.resolved(settings.drafters[0], self.paces.settings),
             request.task,
             request.priority,
             request.continues_text,
@@ -204,7 +204,7 @@ class Generation:
 
     def _check_drafter(self, name: str) -> None:
         try:
-            check_drafter(name, self.settings.beside_target)
+            self.settings.roster.find(name)
         except ValueError as error:
             raise InvalidRequestError("speculation.drafter", str(error)) from error
 

@@ -302,7 +302,7 @@ class Drafting:
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        drafter = proposal.drafter or self._paced.drafter
+        drafter = proposal.drafter or self._paced.drafter.name
         self._newest = proposal = replace(proposal, seconds=loop.time() - begun, drafter=drafter)
         self._pause_s, self._losses = 0.0, 0
         self._events.emit(Drafted(proposal))

@@ -20,7 +20,8 @@ class RoundsFactory:
         self._fleet = fleet
         self._paces = paces
         self._settings = settings
-        self._drafters = Drafters(fleet, PastAnswers(settings.past_answer_tokens))
+        self._roster = settings.roster
+        self._drafters = Drafters(fleet, self._roster, PastAnswers(settings.past_answer_tokens))
 
     def of(
         self,
@@ -40,10 +41,10 @@ class RoundsFactory:
         """
         stats = Stats()
         events = Events([stats, trace])
-        drafter = None
-        if speculation.mode != "off" and speculation.drafter is not None:
-            drafter = self._drafters.of(speculation.drafter, sequence)
-        paced = self._paces.sequence(speculation, task, priority)
+        assert speculation.drafter is not None
+        info = self._roster.find(speculation.drafter)
+        drafter = None if speculation.mode == "off" else self._drafters.of(info.name, sequence)
+        paced = self._paces.sequence(info, speculation, task, priority)
         longest_wait_s = self._settings.propose_deadline_ms / 1e3
         drafting = Drafting(sequence, drafter, speculation, paced, events, longest_wait_s)
         return Rounds(

@@ -6,6 +6,7 @@ from functools import lru_cache
 from gateway.rounds.events import Compared, Drafted, Event, TokenDecoded, VerdictFell
 from gateway.sequence import Sequence
 from gateway.settings import Priority, Speculation
+from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace, PacedSequence
 from outrider.pace.settings import PaceSettings
@@ -40,12 +41,13 @@ class Paces:
         """Tokens per second that plain decoding would give so many sequences, by address of their target."""
         return sum(pace.plain_rate(sequences.get(address, 0)) for address, pace in self._of_target.items())
 
-    def sequence(self, speculation: Speculation, task: str | None, priority: Priority) -> PacedSequence:
+    def sequence(
+        self, drafter: DrafterInfo, speculation: Speculation, task: str | None, priority: Priority
+    ) -> PacedSequence:
         """For one answer; ``speculation`` is resolved."""
-        assert speculation.drafter is not None
-        acceptance = self._acceptance(task, speculation.drafter, speculation.verification)
+        acceptance = self._acceptance(task, drafter.name, speculation.verification)
         return PacedSequence(
-            speculation.drafter,
+            drafter,
             SequenceAcceptance(acceptance),
             speculation.depth or 0,
             is_batch=priority == "batch",

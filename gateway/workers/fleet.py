@@ -1,6 +1,7 @@
 """Which workers exist, and a stream to one of them. Nothing polls: Serve pushes the table."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
 from gateway.errors import WorkerLostError
@@ -14,6 +15,7 @@ from protos.trust import Trust
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
 
+TARGET = ""  # in place of a draft's name
 IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier than the least busy one
 
 
@@ -24,7 +26,7 @@ class Fleet:
         self._workers = workers
         self._trust = trust
         self._links: dict[str, Link] = {}  # by address
-        self._prefixes: dict[Role, Prefixes] = {"target": Prefixes(), "draft": Prefixes()}
+        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)  # by draft, as ``Worker.draft`` says
         self._closing: set[asyncio.Task[None]] = set()
         self._on_trial: dict[str, TargetStream] = {}  # by address
 
@@ -51,7 +53,7 @@ class Fleet:
         Raises:
             WorkerLostError: there is no target, or none for a sequence that is to be apart.
         """
-        link = self._choose("target", sequence, self._trials() if apart else ())
+        link = self._choose(TARGET, sequence, self._trials() if apart else ())
         stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, sequence.sampling)
         if apart:
             self._on_trial[stream.address] = stream
@@ -67,9 +69,9 @@ class Fleet:
         self._on_trial = {at: stream for at, stream in self._on_trial.items() if not stream.is_closed}
         return self._on_trial
 
-    def open_draft(self, sequence: Sequence) -> DraftStream:
-        """Raises WorkerLostError if there is no draft worker."""
-        link = self._choose("draft", sequence)
+    def open_draft(self, draft: str, sequence: Sequence) -> DraftStream:
+        """Raises WorkerLostError if there is no worker with the draft of that name."""
+        link = self._choose(draft, sequence)
         sampling = _without(range(self.vocab_size(), link.worker.vocab_size), sequence.sampling)
         return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling)
 
@@ -77,26 +79,29 @@ class Fleet:
         """Of the ids that all workers know; 0 without any."""
         return min((worker.vocab_size for worker in self._workers()), default=0)
 
-    def _choose(self, role: Role, sequence: Sequence, taken: Collection[str] = ()) -> Link:
+    def _choose(self, draft: str, sequence: Sequence, taken: Collection[str] = ()) -> Link:
         """Where the prompt's beginning is cached, unless that worker is much busier than another.
 
-        taken: addresses of workers that do not come into question.
+        Args:
+            draft: name of the one that is looked for, or TARGET.
+            taken: addresses of workers that do not come into question.
         """
-        links = [link for link in self.links() if link.worker.role == role]
+        links = [link for link in self.links() if link.worker.draft == draft]
         links = [link for link in links if link.worker.address not in taken]
         if not links:
-            raise WorkerLostError(f"no {role} worker is ready{', that is not on trial' if taken else ''}")
+            kind = f"worker of draft {draft!r}" if draft else "target worker"
+            raise WorkerLostError(f"no {kind} is ready{', that is not on trial' if taken else ''}")
         # Where workers differ the sequence goes to one that holds all of it.
         links = [link for link in links if link.worker.max_length >= sequence.limit] or links
         now = asyncio.get_running_loop().time()
         trusted = [link for link in links if link.suspect_until <= now]
         chosen = min(trusted or links, key=lambda link: link.busy(now))
         if len(trusted) > 1:
-            holder = self._prefixes[role].holder(sequence.prompt)
+            holder = self._prefixes[draft].holder(sequence.prompt)
             holding = next((link for link in trusted if link.worker.address == holder), chosen)
             if holding.busy(now) <= chosen.busy(now) + IMBALANCE:
                 chosen = holding
-        self._prefixes[role].note(sequence.prompt, chosen.worker.address)
+        self._prefixes[draft].note(sequence.prompt, chosen.worker.address)
         return chosen
 
     async def close(self) -> None:

@@ -62,6 +62,7 @@ class Worker:
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
     settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs
+    draft: str = ""  # name of the draft that it holds; empty: it holds the target
 
 
 class Link:
@@ -77,6 +78,11 @@ class Link:
         self.step_ns = 0  # of the newest step that it told of
         self.heard_at = 0.0  # when that was, in the event loop's time
         self.suspect_until = 0.0  # the same clock
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"{self.worker.role} worker {self.worker.address}"
 
     def busy(self, now: float) -> int:
         """Sequences there: those that we know of, or more if other gateways had some just now."""
@@ -229,7 +235,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
 
     def ended(self, end: rounds_pb2.Ended) -> None:
         """The worker ended the sequence."""
-        place = f"{self._link.worker.role} worker {self.address}"
+        place = self._link.place
         if end.cause in _REFUSED:
             self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
         elif end.cause == rounds_pb2.Ended.FAILED:
@@ -242,7 +248,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         """The connection did."""
         self._link.suspect()
         kind = SequenceLostError if self._was_taken else WorkerLostError
-        self._finish(lambda: kind(f"{self._link.worker.role} worker {self.address}: {reason}"))
+        self._finish(lambda: kind(f"{self._link.place}: {reason}"))
 
     def _finish(self, error: Callable[[], GatewayError]) -> None:
         self._end = self._end or error

@@ -1,12 +1,11 @@
 """The pace of all sequences at one target: observations in, depths out."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.drafters import registry
+from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.calibration import Calibration, Kind
 from outrider.pace.cost_model import DrafterCost, Step, StepCost
@@ -29,7 +28,7 @@ class PacedSequence:
     """One sequence under a Pace: its depth, and what is known of its Drafts."""
 
     def __init__(
-        self, drafter: str, acceptance: SequenceAcceptance, max_depth: int, is_batch: bool = False
+        self, drafter: DrafterInfo, acceptance: SequenceAcceptance, max_depth: int, is_batch: bool = False
     ) -> None:
         """max_depth: the request's own cap."""
         self.drafter = drafter
@@ -112,7 +111,7 @@ class Pace:
             self._had_drafts = had_drafts
             self._calibration.unseen("plain" if had_drafts else "rounds")
 
-    def observe_drafting(self, drafter: str, step: Step) -> None:
+    def observe_drafting(self, drafter: DrafterInfo, step: Step) -> None:
         """A step of the draft."""
         self._cost_of(drafter).step.observe(step)
 
@@ -203,10 +202,10 @@ class Pace:
         many = min(len(self._sequences), MANY_PROBERS) // PROBERS
         return self._settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
 
-    def _cost_of(self, drafter: str) -> DrafterCost:
-        if drafter not in self._drafters:
-            self._drafters[drafter] = DrafterCost(registry.drafter(drafter))
-        return self._drafters[drafter]
+    def _cost_of(self, drafter: DrafterInfo) -> DrafterCost:
+        if drafter.name not in self._drafters:
+            self._drafters[drafter.name] = DrafterCost(drafter)
+        return self._drafters[drafter.name]
 
     def _cap(self, sequence: PacedSequence) -> int:
         return min(sequence.max_depth, self._settings.max_depth)
@@ -250,7 +249,7 @@ class Pace:
         is_batch = np.array([sequence.is_batch for sequence in sequences])
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
-        drafters = [self._cost_of(name) for name in _names(sequences)]
+        drafters = [self._cost_of(info) for info in {sequence.drafter for sequence in sequences}]
         costs = _Costs(self._target, drafters, context, self._calibration.of_rounds)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
@@ -295,7 +294,3 @@ class _Costs:
     def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
         seconds = [drafter.seconds(sequences, depth, target_step) for drafter in self.drafters]
         return np.asarray(np.max(seconds, axis=0))
-
-
-def _names(sequences: Iterable[PacedSequence]) -> set[str]:
-    return {sequence.drafter for sequence in sequences}

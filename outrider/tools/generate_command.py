@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 
 from outrider.client.client import Answer, Client
-from outrider.drafters.registry import drafters
 
 API_KEY = "OUTRIDER_API_KEY"
 COLOURS = {"accepted": "\033[32m", "forced": "\033[36m", "target": "\033[33m", "plain": ""}
@@ -30,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--stop": {"action": "append", "default": [], "help": "the text ends before it; may be repeated"},
     "--speculation": {"dest": "mode", "choices": ("auto", "fixed", "off"), "help": "[auto]"},
     "--depth": {"type": int, "help": "tokens drafted per round under --speculation fixed"},
-    "--drafter": {"choices": [row.name for row in drafters()], "help": "[the deployment's]"},
+    "--drafter": {"help": "name of a drafter that the deployment has [the deployment's]"},
     "--patience": {"type": float, "default": 60.0, "help": "seconds to wait for a lost service [60]"},
     "--schema": {"metavar": "FILE", "help": "a JSON schema that the answer follows"},
     "--color": {"action": "store_true", "help": "show where each token comes from"},

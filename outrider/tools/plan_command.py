@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 def _print_plan(options: argparse.Namespace) -> None:
     from cluster.arguments import read_settings
     from cluster.devices import gpus_here, memories, parse_bytes
-    from cluster.plan import DeploymentPlan, Role
+    from cluster.plan import DeploymentPlan
     from cluster.plan_table import draft_table, plan_table, step_table
     from outrider.engine.loading.weights import check_shares
 
@@ -47,18 +47,15 @@ def _print_plan(options: argparse.Namespace) -> None:
     check_shares(settings.target_engine())
     # Who names a device's memory means GPUs, one for each rank and draft, unless the settings say otherwise.
     wanted = settings.target.most_replicas * settings.target.tensor_parallel
-    wanted += 0 if settings.draft is None else settings.draft.most_replicas
+    wanted += sum(draft.most_replicas for draft in settings.drafts.values())
     settings = settings.with_gpus(wanted if memory else len(gpus_here()))
     found = memories(settings, memory, draft_memory)
     if found is None:
         raise ValueError("nothing here tells how much memory a device has: --memory and --draft-memory do")
-    deployment = DeploymentPlan(settings, *found)
-    accelerators: dict[Role, str | None] = {
-        "target": _known(options.accelerator, settings.target.accelerator),
-        "draft": _known(
-            options.draft_accelerator, None if settings.draft is None else settings.draft.accelerator
-        ),
-    }
+    deployment = DeploymentPlan(settings, found)
+    accelerators = {"target": _known(options.accelerator, settings.target.accelerator)}
+    for name, draft in settings.drafts.items():
+        accelerators[f"drafts.{name}"] = _known(options.draft_accelerator, draft.accelerator)
     steps = step_table(deployment, accelerators)
     print(plan_table(deployment), steps, draft_table(deployment), sep="\n\n")
     deployment.check()

@@ -153,7 +153,7 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
     if share("draft") > MUCH and not counts["prepared_for"]:
         yield (
             times["draft"],
-            "rounds wait for the draft: set drafts.default.draft_ahead, which prepares Drafts meanwhile",
+            "rounds wait for the draft: set drafts.model.draft_ahead, which prepares Drafts meanwhile",
         )
     elif share("draft") > MUCH:
         yield (

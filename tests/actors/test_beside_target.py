@@ -91,7 +91,7 @@ async def test_the_pace_learns_from_its_rounds_and_decides_its_depth(monkeypatch
     observe = Pace.observe_round
 
     def observing(self, sequence, accepted, *observed):
-        learned.append((sequence.drafter, accepted))
+        learned.append((sequence.drafter.name, accepted))
         observe(self, sequence, accepted, *observed)
 
     monkeypatch.setattr(Pace, "observe_round", observing)
@@ -169,7 +169,9 @@ async def test_an_answer_goes_on_with_another_target_and_its_head(settings, tmp_
 
 async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):
     steps = []
-    monkeypatch.setattr(Pace, "observe_drafting", lambda self, drafter, step: steps.append((drafter, step)))
+    monkeypatch.setattr(
+        Pace, "observe_drafting", lambda self, drafter, step: steps.append((drafter.name, step))
+    )
     speculation = Speculation(mode="fixed", depth=4, drafter="medusa")
     async with pair(0, drafter="medusa", head=str(write_medusa(tmp_path))) as fleet:
         _, stats = await answer(fleet, "json", 0.0, speculation=speculation)

@@ -12,7 +12,7 @@ LINES = [
     (9.0, 'INFO serve 18984 -- Started Serve in namespace "serve".'),
     (14.5, "(ServeReplica pid=1) default_target x -- target worker: /models/a: b with 1 threads,"
      " 2048 tokens in a sequence; imports 4.10 s, weights 0.50 s, self_check 1.25 s, cache 0.00 s"),
-    (14.6, "(ServeReplica pid=2) default_draft-default y -- draft worker: d with 1 threads, 2048 tokens"
+    (14.6, "(ServeReplica pid=2) default_draft-model y -- draft worker: d with 1 threads, 2048 tokens"
      " in a sequence; imports 4.00 s, weights 0.20 s, self_check 0.00 s, cache 0.00 s"),
     (15.0, "A first request:"),
     (15.1, "Started Serve again"),

@@ -25,7 +25,7 @@ from tests.support.served import SERVED
 LONG, SHORT = (1200, 1050, 900, 750, 600, 450), 100
 AT_ONCE = {"autoscaling.up_delay_s": 0, "autoscaling.down_delay_s": 0}
 TARGETS = {"target.max_replicas": 2, "target.sequences_per_replica": 7}
-DRAFTS = {"drafts.default.max_replicas": 2, "drafts.default.sequences_per_replica": 7}
+DRAFTS = {"drafts.model.max_replicas": 2, "drafts.model.sequences_per_replica": 7}
 
 
 def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingContext:

@@ -38,7 +38,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
         (folder / name).write_bytes(content)
         files[f"tls.{name}"] = name
     (folder / "keys").write_text(KEY + "\n")
-    two = dict.fromkeys(("gateway.replicas", "target.replicas", "drafts.default.replicas"), 2)
+    two = dict.fromkeys(("gateway.replicas", "target.replicas", "drafts.model.replicas"), 2)
     with serving(folder, {**two, **files, **SERVED}) as service:
         yield service
 

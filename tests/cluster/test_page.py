@@ -168,7 +168,7 @@ def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> N
     assert target["dtype"] == draft["dtype"] == "float32"
     assert (target["threads"], target["cache_memory"]) == ("1", str(2**28))
     assert (target["draft_ahead"], draft["draft_ahead"]) == ("0", "12")
-    assert settings("gateway")["drafter"] == "model"
+    assert settings("gateway")["drafters"] == '["model"]'
     assert settings("pace")["max_depth"] == "8"
 
 

@@ -14,7 +14,7 @@ from cluster.preflight import Preflight, find
 from outrider.tools.command_line import main
 
 GB = 10**9
-TARGET, DRAFT = "target", "drafts.default"
+TARGET, DRAFT = "target", "drafts.model"
 ON_GPUS = {f"{TARGET}.gpus": 1.0, f"{DRAFT}.gpus": 1.0}
 ON_ONE_GPU = {f"{TARGET}.gpus": 0.5, f"{DRAFT}.gpus": 0.5}
 TARGET_ALONE = {"target": read_settings({}).target.model, "target.dtype": "float32"}
@@ -27,23 +27,26 @@ def of_both(name: str, value: float) -> dict[str, float]:
 def plan(
     arguments: Mapping[str, object], memory: int = 4 * GB, draft_memory: int = 2 * GB, gpus: int = 0
 ) -> DeploymentPlan:
-    return DeploymentPlan(read_settings(arguments).with_gpus(gpus), memory, draft_memory)
+    settings = read_settings(arguments).with_gpus(gpus)
+    sizes = memories(settings, memory, draft_memory)
+    assert sizes is not None
+    return DeploymentPlan(settings, sizes)
 
 
 @pytest.mark.parametrize(
     ("fields", "devices"),
     [
         ({}, [{"target": 1, "draft": 1}]),  # without GPUs the device is the machine
-        ({"target.replicas": 2, "drafts.default.replicas": 3}, [{"target": 2, "draft": 3}]),
+        ({"target.replicas": 2, "drafts.model.replicas": 3}, [{"target": 2, "draft": 3}]),
         ({"target.tensor_parallel": 2}, [{"target": 2, "draft": 1}]),
         ({"target.resources": {"big": 1.0}}, [{"target": 1}, {"draft": 1}]),
         (ON_GPUS, [{"target": 1}, {"draft": 1}]),
         ({**ON_GPUS, "target.replicas": 4, "target.tensor_parallel": 2}, [{"target": 1}, {"draft": 1}]),
         (ON_ONE_GPU, [{"target": 1, "draft": 1}]),
         ({**ON_ONE_GPU, "target.replicas": 2}, [{"target": 2}, {"draft": 1}]),
-        ({**ON_ONE_GPU, "drafts.default.accelerator": "L4"}, [{"target": 1}, {"draft": 1}]),
+        ({**ON_ONE_GPU, "drafts.model.accelerator": "L4"}, [{"target": 1}, {"draft": 1}]),
         (
-            {**ON_GPUS, "drafts.default.gpus": 0.25, "drafts.default.replicas": 6},
+            {**ON_GPUS, "drafts.model.gpus": 0.25, "drafts.model.replicas": 6},
             [{"target": 1}, {"draft": 4}],
         ),
     ],
@@ -53,6 +56,37 @@ def test_who_is_on_a_device_with_whom(fields, devices):
     deployment = plan(fields)
     found = [{part.role: part.per_device for part in device.parts} for device in deployment.devices]
     assert found == devices
+
+
+TWO_ON_GPUS = {
+    "target.gpus": 1.0,
+    "drafts.model.gpus": 0.5,
+    "drafts.model.accelerator": "L4",
+    "drafts.code.gpus": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "devices"),
+    [
+        ({"drafts.model.threads": 1, "drafts.code.threads": 1}, [["target", "draft", "drafts.code"]]),
+        (TWO_ON_GPUS, [["target"], ["draft"], ["drafts.code"]]),
+        ({**TWO_ON_GPUS, "drafts.code.accelerator": "L4"}, [["target"], ["draft", "drafts.code"]]),
+        (
+            {**TWO_ON_GPUS, "drafts.code.accelerator": "L4", "drafts.code.gpus": 0.75},
+            [["target"], ["draft"], ["drafts.code"]],
+        ),
+    ],
+    ids=str,
+)
+def test_drafts_share_a_device_where_ray_puts_them_together(fields, devices):
+    found = [[part.title for part in device.parts] for device in plan(fields).devices]
+    assert found == devices
+
+
+def test_each_draft_has_a_cache_of_its_own():
+    found = plan({"drafts.model.max_sequences": 4, "drafts.code.max_sequences": 8}).settings
+    assert found.draft_engine("code").cache_memory == 2 * found.draft_engine("model").cache_memory
 
 
 def test_the_target_gives_nothing_to_the_draft_beside_it():
@@ -67,9 +101,9 @@ def test_caches_that_were_left_open_are_by_need_and_part_of_the_settings():
     target, draft = plan(of_both("max_sequences", 4)).devices[0].parts
     blocks = 4 * 2048 // 16
     assert found.target_engine().cache_memory == blocks * target.plan.block
-    assert found.draft_engine().cache_memory == blocks * draft.plan.block
+    assert found.draft_engine("model").cache_memory == blocks * draft.plan.block
     given = plan(of_both("cache_memory", 10**8)).settings
-    assert given.target_engine().cache_memory == given.draft_engine().cache_memory == 10**8
+    assert given.target_engine().cache_memory == given.draft_engine("model").cache_memory == 10**8
 
 
 @pytest.mark.parametrize(
@@ -78,7 +112,7 @@ def test_caches_that_were_left_open_are_by_need_and_part_of_the_settings():
         (20 * GB, of_both("replicas", 4)),
         (10 * GB, {"target.replicas": 2, "target.max_replicas": 3}),
         (40 * GB, {**of_both("gpus", 0.25), "target.replicas": 3}),
-        (40 * GB, {"target.gpus": 0.75, "drafts.default.gpus": 0.25}),
+        (40 * GB, {"target.gpus": 0.75, "drafts.model.gpus": 0.25}),
     ],
     ids=str,
 )
@@ -107,8 +141,8 @@ def test_a_default_cache_that_has_no_room_in_its_part_of_a_gpu_is_refused():
     ("fields", "named"),
     [
         ({**TARGET_ALONE, "target.cache_memory": 0.9}, "target.cache_memory"),
-        ({"drafts.default.cache_memory": 0.9}, "drafts.default.cache_memory"),
-        ({**ON_GPUS, "drafts.default.cache_memory": 0.9}, "drafts.default.cache_memory"),
+        ({"drafts.model.cache_memory": 0.9}, "drafts.model.cache_memory"),
+        ({**ON_GPUS, "drafts.model.cache_memory": 0.9}, "drafts.model.cache_memory"),
         ({"drafts.small.cache_memory": 0.9}, "drafts.small.cache_memory"),
         ({**TARGET_ALONE, "target.max_sequences": 65536}, "target.max_sequences"),
         ({**TARGET_ALONE, "target.replicas": 3, "target.cache_memory": 0.3}, "target.cache_memory"),
@@ -141,18 +175,18 @@ def test_a_model_too_large_for_any_setting_is_named():
 
 
 def test_devices_are_as_large_as_the_settings_or_the_caller_say(monkeypatch):
-    on_gpus = read_settings({**ON_GPUS, "target.accelerator": "H100", "drafts.default.accelerator": "L4"})
-    assert memories(on_gpus) == (80 * GB, 24 * GB)
-    assert memories(on_gpus, here=False) == (80 * GB, 24 * GB)
-    assert memories(on_gpus, 7, 5) == (7, 5)
-    assert memories(on_gpus, 7) == (7, 7)
+    on_gpus = read_settings({**ON_GPUS, "target.accelerator": "H100", "drafts.model.accelerator": "L4"})
+    assert memories(on_gpus) == {TARGET: 80 * GB, DRAFT: 24 * GB}
+    assert memories(on_gpus, here=False) == {TARGET: 80 * GB, DRAFT: 24 * GB}
+    assert memories(on_gpus, 7, 5) == {TARGET: 7, DRAFT: 5}
+    assert memories(on_gpus, 7) == {TARGET: 7, DRAFT: 7}
     on_cpus = read_settings({}).with_gpus(0)
     assert memories(on_cpus) is not None
     assert memories(on_cpus, here=False) is None
     monkeypatch.setattr("cluster.devices.gpus_here", lambda: [])
     assert memories(read_settings(ON_GPUS)) is None
     monkeypatch.setattr("cluster.devices.gpus_here", lambda: [8, 6])
-    assert memories(read_settings(ON_GPUS)) == (6, 6)
+    assert memories(read_settings(ON_GPUS)) == {TARGET: 6, DRAFT: 6}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +217,7 @@ def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, cap
 
 def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("target: {tensor_parallel: 2, max_replicas: 3}\ndrafts: {default: {dtype: bfloat16}}\n")
+    file.write_text("target: {tensor_parallel: 2, max_replicas: 3}\ndrafts: {model: {dtype: bfloat16}}\n")
     assert main(["plan", str(file), "target.dtype=bfloat16", "--memory", "80GB"]) == 0
     told = capsys.readouterr().out
     assert "over 2 devices" in told

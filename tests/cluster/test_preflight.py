@@ -13,7 +13,7 @@ from cluster.settings import Settings
 from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
 
-SMALL = {"target.max_sequences": 4, "drafts.default.max_sequences": 4}
+SMALL = {"target.max_sequences": 4, "drafts.model.max_sequences": 4}
 
 
 def settings(arguments: Mapping[str, object]) -> Settings:
@@ -28,9 +28,9 @@ def test_the_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None
     assert found.table is not None
     assert "A device with" in found.table
     assert asked.target.cache_memory is None
-    assert found.settings.draft is not None
-    target, draft = found.settings.target.cache_memory, found.settings.draft.cache_memory
-    assert found.settings == asked.changed(target={"cache_memory": target}, draft={"cache_memory": draft})
+    target, draft = found.settings.target.cache_memory, found.settings.drafts["model"].cache_memory
+    caches = {"model": {"cache_memory": draft}}
+    assert found.settings == asked.changed(target={"cache_memory": target}, drafts=caches)
     assert isinstance(target, int)
     assert isinstance(draft, int)
     assert found == find(asked, here=True)
@@ -71,16 +71,12 @@ def test_the_process_ends_with_the_context() -> None:
 def test_a_draft_that_drafts_in_one_pass_is_another_drafter(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     shutil.copytree(DEMO / "draft", draft)
-    asked = settings({"drafts.default.model": str(draft), **SMALL})
-    assert find(asked, here=True).settings.gateway.drafter == "model"
+    asked = settings({"drafts.model.model": str(draft), **SMALL})
+    assert find(asked, here=True).settings.gateway_settings().drafts == {"model": "model"}
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"pard_token": 7}))
-    assert find(asked, here=True).settings.gateway.drafter == "parallel"
-    assert find(asked, here=False).settings.gateway.drafter == "parallel"
-    both = asked.model_copy(update={"gateway": asked.gateway.model_copy(update={"drafter": "model+suffix"})})
-    assert find(both, here=True).settings.gateway.drafter == "parallel+suffix"
-    other = asked.model_copy(update={"gateway": asked.gateway.model_copy(update={"drafter": "ngram"})})
-    assert find(other, here=True).settings.gateway.drafter == "ngram"
+    assert find(asked, here=True).settings.gateway_settings().drafts == {"model": "parallel"}
+    assert find(asked, here=False).settings.gateway_settings().drafts == {"model": "parallel"}
     (draft / "config.json").write_text(json.dumps(config | {"pard_token": 10**6}))
     refusal = find(asked, here=True).refusal
     assert isinstance(refusal, UnsupportedModelError)

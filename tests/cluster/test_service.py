@@ -51,7 +51,7 @@ def test_draft_and_target_are_processes_of_their_own(client: httpx.Client, servi
     # While a method runs Ray adds its name to that of the process.
     names = {child.pid: child.name().partition(".")[0] for child in service.process.children(recursive=True)}
     assert names[workers["target"]] == "ray::ServeReplica:default:target"
-    assert names[workers["draft"]] == "ray::ServeReplica:default:draft-default"
+    assert names[workers["draft"]] == "ray::ServeReplica:default:draft-model"
     gateways = [pid for pid, name in names.items() if name == "ray::ServeReplica:default:gateway"]
     assert len({*gateways, *workers.values()}) == 3
     for worker in found:

@@ -7,7 +7,6 @@ import pytest
 
 from cluster.arguments import SettingsError, read_settings
 from cluster.settings import DEMO_NAME, Settings
-from cluster.start import tell_of_idle_drafts
 
 
 def settings(**arguments: Any) -> Settings:
@@ -30,14 +29,14 @@ def test_a_file_holds_groups(tmp_path: Path) -> None:
       tensor_parallel: 4
       resources: {big: 1}
     drafts:
-      default: {model: d, quantization: int8}
+      model: {model: d, quantization: int8}
     gateway: {max_requests: 3}
     pace: {max_depth: 3}
     """
     found = settings(config=in_a_file(tmp_path, text))
     assert (found.target.model, found.target.tensor_parallel) == ("t", 4)
     assert found.target.resources == {"big": 1.0}
-    assert (found.drafts["default"].model, found.drafts["default"].quantization) == ("d", "int8")
+    assert (found.drafts["model"].model, found.drafts["model"].quantization) == ("d", "int8")
     assert (found.gateway.max_requests, found.pace.max_depth) == (3, 3)
 
 
@@ -48,7 +47,7 @@ def test_arguments_are_text_by_path() -> None:
             "target.batch_invariant": "true",
             "target.gpus": "0.5",
             "target.resources": '{"big": 1, "node:10.0.0.1": 0.1}',
-            "drafts.default.model": "d",
+            "drafts.model.model": "d",
             "gateway.max_requests": "64",
             "pace": '{"max_depth": 4}',
             "tls.key": "file.pem",
@@ -56,7 +55,7 @@ def test_arguments_are_text_by_path() -> None:
     )
     assert (found.target.model, found.target.batch_invariant, found.target.gpus) == ("t", True, 0.5)
     assert found.target.resources == {"big": 1.0, "node:10.0.0.1": 0.1}
-    assert found.drafts["default"].model == "d"
+    assert found.drafts["model"].model == "d"
     assert (found.gateway.max_requests, found.pace.max_depth, found.tls.key) == (64, 4, "file.pem")
 
 
@@ -64,35 +63,35 @@ def test_arguments_are_text_by_path() -> None:
 def test_target_and_draft_have_short_forms(as_a_file: bool, tmp_path: Path) -> None:
     file = in_a_file(tmp_path, "target: t\ndraft: d\n")
     found = settings(config=file) if as_a_file else settings(target="t", draft="d")
-    assert (found.target.model, found.drafts["default"].model) == ("t", "d")
+    assert (found.target.model, found.drafts["model"].model) == ("t", "d")
 
 
 def test_a_short_form_goes_with_other_settings_of_its_group() -> None:
-    found = read_settings({"target": "t", "target.threads": "2", "drafts.default.threads": "3", "draft": "d"})
+    found = read_settings({"target": "t", "target.threads": "2", "drafts.model.threads": "3", "draft": "d"})
     assert (found.target.model, found.target.threads) == ("t", 2)
-    assert (found.drafts["default"].model, found.drafts["default"].threads) == ("d", 3)
+    assert (found.drafts["model"].model, found.drafts["model"].threads) == ("d", 3)
 
 
 def test_arguments_win_setting_by_setting(tmp_path: Path) -> None:
     text = "target: {model: t, threads: 6, resources: {big: 1}, quantization: int8}\ndraft: d\n"
     arguments = {"target.threads": "2", "target.resources": '{"large": 2}', "target.quantization": "null"}
-    found = read_settings({"config": in_a_file(tmp_path, text), "drafts.default.threads": "3", **arguments})
+    found = read_settings({"config": in_a_file(tmp_path, text), "drafts.model.threads": "3", **arguments})
     assert (found.target.model, found.target.threads, found.target.quantization) == ("t", 2, None)
     assert found.target.resources == {"large": 2.0}  # one setting, replaced as a whole
-    assert (found.drafts["default"].model, found.drafts["default"].threads) == ("d", 3)
+    assert (found.drafts["model"].model, found.drafts["model"].threads) == ("d", 3)
 
 
 def test_a_group_of_a_file_may_be_empty(tmp_path: Path) -> None:
-    assert settings(config=in_a_file(tmp_path, "target:\ndrafts:\n  default:\n")) == settings()
+    assert settings(config=in_a_file(tmp_path, "target:\ndrafts:\n  model:\n")) == settings()
 
 
 def test_a_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("target: t\ndraft: d\n")
-    (tmp_path / "counts.yaml").write_text("target: {replicas: 6}\ndrafts: {default: {replicas: 5}}\n")
+    (tmp_path / "counts.yaml").write_text("target: {replicas: 6}\ndrafts: {model: {replicas: 5}}\n")
     (tmp_path / "notes.txt").write_text("no settings")
     found = read_settings({"config": str(tmp_path), "target.replicas": "2"})
     assert (found.target.model, found.target.replicas) == ("t", 2)
-    assert (found.drafts["default"].model, found.drafts["default"].replicas) == ("d", 5)
+    assert (found.drafts["model"].model, found.drafts["model"].replicas) == ("d", 5)
 
 
 # What follows from them
@@ -100,29 +99,34 @@ def test_a_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
 
 def test_the_demo_pair_is_served_in_float32_when_no_model_is_named() -> None:
     found = settings()
-    assert found.target_engine().dtype == found.draft_engine().dtype == "float32"
+    assert found.target_engine().dtype == found.draft_engine("model").dtype == "float32"
     assert found.target_engine().model.endswith("outrider/demo/pair/target")
-    assert found.draft_engine().model.endswith("outrider/demo/pair/draft")
+    assert found.draft_engine("model").model.endswith("outrider/demo/pair/draft")
     assert found.gateway_settings().model == DEMO_NAME
 
 
 def test_of_the_demo_pair_anything_may_be_set() -> None:
-    found = read_settings({"target.dtype": "bfloat16", "drafts.default.threads": "2"})
-    assert (found.target_engine().dtype, found.draft_engine().dtype) == ("bfloat16", "float32")
-    assert (found.draft_engine().model, found.draft_engine().threads) == (settings().draft_engine().model, 2)
+    found = read_settings({"target.dtype": "bfloat16", "drafts.model.threads": "2"})
+    assert (found.target_engine().dtype, found.draft_engine("model").dtype) == ("bfloat16", "float32")
+    assert (found.draft_engine("model").model, found.draft_engine("model").threads) == (
+        settings().draft_engine("model").model,
+        2,
+    )
 
 
 def test_a_target_alone_is_drafted_for_by_ngrams() -> None:
     found = settings(target="folder")
-    assert (found.draft, found.gateway_settings().drafter) == (None, "ngram")
+    assert (found.drafts, found.gateway_settings().drafters) == ({}, ("ngram",))
     assert (found.gateway_settings().model, found.target_engine().dtype) == ("folder", "auto")
 
 
-def test_a_drafter_beside_the_target_serves_unless_another_is_named() -> None:
+def test_a_drafter_beside_the_target_drafts_unless_others_are_named() -> None:
     given = {"target": "t", "target.drafter": "eagle3", "target.head": "h"}
     gateway = read_settings(given).gateway_settings()
-    assert (gateway.drafter, gateway.beside_target) == ("eagle3", "eagle3")
-    assert read_settings({**given, "gateway.drafter": "ngram"}).gateway_settings().drafter == "ngram"
+    assert (gateway.drafters, gateway.beside_target) == (("eagle3",), "eagle3")
+    both = read_settings({**given, "draft": "d"}).gateway_settings()
+    assert both.drafters == ("eagle3", "model")
+    assert read_settings({**given, "gateway.drafters": '["ngram"]'}).gateway_settings().drafters == ("ngram",)
 
 
 def test_the_layers_that_draft_are_named_or_searched() -> None:
@@ -138,15 +142,15 @@ def test_the_layers_that_draft_are_named_or_searched() -> None:
 def test_a_target_has_the_name_that_it_is_given() -> None:
     found = read_settings({"target": "t", "draft": "d", "target.name": "n"})
     gateway = found.gateway_settings()
-    assert (gateway.model, gateway.tokenizer, gateway.drafter) == ("n", "t", "model")
+    assert (gateway.model, gateway.tokenizer, gateway.drafters) == ("n", "t", ("model",))
 
 
 @pytest.mark.parametrize(
     ("arguments", "quantization"),
     [
         ({}, "int4"),
-        ({"drafts.default.quantization": "int8"}, "int8"),
-        ({"drafts.default.quantization": "null"}, None),
+        ({"drafts.model.quantization": "int8"}, "int8"),
+        ({"drafts.model.quantization": "null"}, None),
         ({"target.quantization": "int8"}, "int4"),
     ],
     ids=str,
@@ -156,33 +160,41 @@ def test_the_target_drafts_for_itself_as_a_smaller_copy(
     target: dict[str, str], arguments: dict[str, str], quantization: str | None
 ) -> None:
     found = read_settings({**target, "draft": "target", "target.dtype": "bfloat16", **arguments})
-    target_engine, draft_engine = found.target_engine(), found.draft_engine()
+    target_engine, draft_engine = found.target_engine(), found.draft_engine("model")
     assert (draft_engine.model, draft_engine.dtype) == (target_engine.model, "bfloat16")
     assert draft_engine.quantization == quantization
     assert target_engine.quantization == arguments.get("target.quantization")
-    assert found.gateway.drafter == "model"
+    assert found.gateway.drafters == ("model",)
 
 
-def test_of_two_drafts_the_first_serves_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_several_drafts_have_names_and_draft_in_that_order(tmp_path: Path) -> None:
     text = "target: t\ndrafts:\n  small: {model: s, replicas: 2}\n  copy: {model: target}\n"
     found = settings(config=in_a_file(tmp_path, text))
-    assert (found.draft_name, found.draft_engine().model) == ("small", "s")
-    assert (found.drafts["copy"].model, found.drafts["copy"].quantization) == ("t", "int4")
-    tell_of_idle_drafts(found)
-    assert "drafts.small serves, as the first that is named; not started: drafts.copy" in caplog.text
+    assert (found.draft_engine("small").model, found.draft_engine("copy").model) == ("s", "t")
+    assert (found.drafts["small"].replicas, found.drafts["copy"].quantization) == (2, "int4")
+    gateway = found.gateway_settings()
+    assert gateway.drafters == ("small", "copy")
+    assert gateway.drafts == {"small": "model", "copy": "model"}
 
 
-def test_of_one_draft_or_none_the_log_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    tell_of_idle_drafts(settings())
-    tell_of_idle_drafts(settings(target="t"))
-    assert caplog.text == ""
+def test_which_of_several_draft_can_be_said(tmp_path: Path) -> None:
+    text = """
+    target: t
+    drafts: {small: {model: s}, code: {model: c}}
+    gateway: {drafters: [code+suffix, ngram]}
+    """
+    assert settings(config=in_a_file(tmp_path, text)).gateway.drafters == ("code+suffix", "ngram")
+
+
+def test_a_draft_that_drafts_in_one_pass_is_another_drafter() -> None:
+    found = settings(target="t", draft="d").with_parallel_drafts(["model"])
+    assert found.gateway_settings().drafts == {"model": "parallel"}
+    assert found.gateway.drafters == ("model",)
 
 
 def test_each_model_has_settings_of_its_own() -> None:
     found = read_settings({"target.batch_invariant": "true", "target.step_timeout_s": "5"})
-    target, draft = found.target_engine(), found.draft_engine()
+    target, draft = found.target_engine(), found.draft_engine("model")
     assert (target.batch_invariant, target.step_timeout_s) == (True, 5.0)
     assert (draft.batch_invariant, draft.step_timeout_s) == (False, 30.0)
     assert (target.draft_ahead, draft.draft_ahead) == (0, 12)
@@ -192,7 +204,7 @@ def test_the_ranks_of_a_target_share_what_it_may_use(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.cpu_count", lambda: 9)
     found = read_settings({"target.tensor_parallel": "2"})
     assert (found.target_engine().tensor_parallel, found.target_engine().threads) == (2, 4)
-    assert (found.draft_engine().tensor_parallel, found.draft_engine().threads) == (1, 1)
+    assert (found.draft_engine("model").tensor_parallel, found.draft_engine("model").threads) == (1, 1)
 
 
 def test_the_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
@@ -212,20 +224,21 @@ def test_the_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
         (2, {"target.replicas": 2}, (0.5, 0.5)),
         (8, {"target.replicas": 4}, (1.0, 1.0)),
         (4, {"target.gpus": 2.0}, (2.0, 1.0)),
-        (4, {"drafts.default.gpus": 0.0}, (1.0, 0.0)),
+        (4, {"drafts.model.gpus": 0.0}, (1.0, 0.0)),
         (0, {"target.tensor_parallel": 2}, (0.0, 0.0)),
         (3, {"target.tensor_parallel": 2}, (1.0, 1.0)),
-        (3, {"target.tensor_parallel": 2, "drafts.default.replicas": 2}, (1.0, 0.5)),
+        (3, {"target.tensor_parallel": 2, "drafts.model.replicas": 2}, (1.0, 0.5)),
         (4, {"target.tensor_parallel": 2, "target.gpus": 0.0}, (0.0, 1.0)),
+        (1, {"drafts.model.threads": 1, "drafts.code.threads": 1}, (1 / 3, 1 / 3, 1 / 3)),
+        (3, {"drafts.model.gpus": 0.5, "drafts.code.threads": 1}, (1.0, 0.5, 1.0)),
     ],
     ids=str,
 )
 def test_gpus_are_shared_where_nothing_else_is_said(
-    gpus: int, arguments: dict[str, float], shares: tuple[float, float]
+    gpus: int, arguments: dict[str, float], shares: tuple[float, ...]
 ) -> None:
     found = read_settings(arguments).with_gpus(gpus)
-    assert found.draft is not None
-    assert (found.target.gpus, found.draft.gpus) == shares
+    assert (found.target.gpus, *(draft.gpus for draft in found.drafts.values())) == shares
 
 
 # What is refused
@@ -237,9 +250,9 @@ def test_gpus_are_shared_where_nothing_else_is_said(
         ("target.tensor_parallel", "x", "target.tensor_parallel='x' should be a valid integer: devices that"),
         ("target.replicas", "0", "target.replicas='0' should be greater than or equal to 1: replicas"),
         (
-            "gateway.drafter",
-            "magic",
-            "gateway.drafter='magic': there is no drafter 'magic', there are: model",
+            "gateway.drafters",
+            '["magic"]',
+            "gateway.drafters=('magic',): there is no drafter 'magic'; there are: model, ngram",
         ),
         ("target.dtype", "int8", "target.dtype='int8' should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ("target.cache_memory", "all", "='all' should be a valid integer or be a valid number: memory for"),
@@ -248,8 +261,8 @@ def test_gpus_are_shared_where_nothing_else_is_said(
         ("target.resources", "{", "target.resources='{' is no JSON"),
         ("target", '{"model": 1}', "target.model=1 should be a valid string: local checkpoint folder"),
         ("drafts", "x", "drafts='x' should hold settings by name"),
-        ("drafts.default", "x", "drafts.default='x' should hold settings by name"),
-        ("drafts.default.quantization", "int3", "drafts.default.quantization='int3' should be 'int8' or"),
+        ("drafts.model", "x", "drafts.model='x' should hold settings by name"),
+        ("drafts.model.quantization", "int3", "drafts.model.quantization='int3' should be 'int8' or"),
         ("drafts.Not a name.model", "x", "drafts.Not a name='Not a name' should match pattern"),
         ("pace", '{"max_depth": 17}', "pace.max_depth=17 should be less than or equal to 16: drafted tokens"),
         ("pace.on_above", "0.1", "pace.on_above must be at least off_below"),
@@ -271,7 +284,7 @@ def test_a_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
         ("drafts.small.quantisation", "drafts.small.quantization is one"),
         ("drafs.default.model", "is no setting: drafts or draft is one"),
         ("tensor_parallel", "tensor_parallel='1' is no setting: target.tensor_parallel is one"),
-        ("quantization", "target.quantization or drafts.default.quantization is one"),
+        ("quantization", "target.quantization or drafts.model.quantization is one"),
         ("confg", "config is one"),
         ("tls.pem", "tls.pem='1' is no setting: tls has certificate, key, authority"),
         ("zzz", "zzz='1' is no setting: a deployment has target, drafts, gateway, pace"),
@@ -285,10 +298,10 @@ def test_an_unknown_setting_is_refused_with_those_that_are_near(name: str, told:
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(SettingsError) as refused:
-        read_settings({"target.gpu": "1", "gateway.max_requests": "many", "drafts.default.threads": "0"})
+        read_settings({"target.gpu": "1", "gateway.max_requests": "many", "drafts.model.threads": "0"})
     lines = str(refused.value).splitlines()
     assert sorted(line.partition("=")[0] for line in lines) == [
-        "drafts.default.threads",
+        "drafts.model.threads",
         "gateway.max_requests",
         "target.gpu",
     ]
@@ -300,8 +313,8 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
         ({"target.gpus": "0.5", "target.tensor_parallel": "2"}, r"target\.gpus=0\.5 with tensor_parallel=2"),
         ({"target.replicas": "2", "target.max_replicas": "1"}, r"target\.max_replicas=1 is below replicas=2"),
         (
-            {"drafts.default.replicas": "2", "drafts.default.max_replicas": "1"},
-            r"drafts\.default\.max_replicas=1 is below replicas=2",
+            {"drafts.model.replicas": "2", "drafts.model.max_replicas": "1"},
+            r"drafts\.model\.max_replicas=1 is below replicas=2",
         ),
         (
             {"target": "t", "target.early_exit": "12"},
@@ -314,15 +327,17 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
         ),
         ({"target": "t", "target.head": "h"}, r"target\.head='h' is a drafter's: name that as drafter"),
         (
-            {"target": "t", "target.drafter": "eagle3", "gateway.drafter": "medusa"},
-            r"gateway\.drafter='medusa' would stand beside the target, and there is 'eagle3'",
+            {"target": "t", "target.drafter": "eagle3", "gateway.drafters": '["medusa"]'},
+            r"gateway\.drafters=\('medusa',\): 'medusa' would stand beside the target, and there is 'eagle3'",
         ),
         (
-            {"target": "t", "gateway.drafter": "medusa"},
-            r"gateway\.drafter='medusa' would stand beside the target, and there is none",
+            {"target": "t", "gateway.drafters": '["medusa"]'},
+            r"gateway\.drafters=\('medusa',\): 'medusa' would stand beside the target, and there is none",
         ),
+        ({"drafts.suffix.model": "d"}, r"drafts\.suffix has the name of something else: give the draft"),
+        ({"drafts.auto.model": "d"}, r"drafts\.auto has the name of something else: give the draft"),
         ({"target": "t", "target.model": "u"}, r"target\.model is given twice"),
-        ({"target": "t", "drafts.default.quantization": "int8"}, r"drafts\.default\.model is missing: local"),
+        ({"target": "t", "drafts.model.quantization": "int8"}, r"drafts\.model\.model is missing: local"),
     ],
     ids=str,
 )

@@ -183,7 +183,7 @@ def test_ranks_are_placed_as_told(tmp_path: Path, placement: str, nodes: int) ->
         **SERVED,
         "target.tensor_parallel": 2,
         "target.placement": placement,
-        "drafts.default.resources": json.dumps({"cheap": 0.5}),
+        "drafts.model.resources": json.dumps({"cheap": 0.5}),
     }
     with raylets(num_cpus=2) as cluster:
         cluster.add_node(num_cpus=2, resources={"cheap": 1})

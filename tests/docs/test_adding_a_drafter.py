@@ -46,4 +46,4 @@ async def test_the_example_drafts_and_changes_no_text(example: None) -> None:
 
 def test_nobody_knows_it_before() -> None:
     with pytest.raises(ValueError, match="there is no drafter 'counting'"):
-        Speculation(drafter="counting")
+        GatewaySettings(model="m", tokenizer="t").roster.find("counting")

@@ -163,6 +163,7 @@ def _logprobs(token: int) -> generation_pb2.TokenLogprobs:
 class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
     """Guesses ``answer``, but for the positions in ``wrong``."""
 
+    name: str = "model"
     wrong: Collection[int] = ()
     known: Collection[int] | None = None  # positions that it can draft; None: all
     prepares: bool = False  # sends a second reply, in which the Draft goes on
@@ -232,6 +233,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
                 VOCAB_SIZE,
                 MAX_LENGTH,
                 slow_because=worker.slow_because,
+                draft=worker.name if isinstance(worker, ScriptedDraft) else "",
             )
         )
     fleet = Fleet(lambda: found, TRUST)

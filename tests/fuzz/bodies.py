@@ -105,6 +105,8 @@ def levels_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Leve
         options = [levels_of(option, definitions) for option in schema["anyOf"]]
         kinds = ("ordinary", "extreme", "malformed")
         return Levels(*(st.one_of([option.of(kind) for option in options]) for kind in kinds))
+    if "examples" in schema:
+        return values.one_of(schema["examples"], ANYTHING)
     if "const" in schema or "enum" in schema:
         return values.one_of(schema.get("enum") or [schema["const"]], ANYTHING)
     low = schema.get("minimum", schema.get("exclusiveMinimum", -math.inf))

@@ -43,7 +43,9 @@ class Misled:
             lambda server: server.add_generic_rpc_handlers((handlers,)), "127.0.0.1", TRUST
         )
         target = service.of("target")[0].published
-        worker = Worker("draft", "hostile", address, 0, "here", target.vocab_size, target.max_length)
+        worker = Worker(
+            "draft", "hostile", address, 0, "here", target.vocab_size, target.max_length, draft="model"
+        )
         service.others.append(worker)
         try:
             return await self.asked.run(service)

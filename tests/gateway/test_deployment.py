@@ -10,6 +10,7 @@ from gateway.generation.text import load_tokenizer
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.demo.prompts import DEMO
+from outrider.drafters.registry import drafter
 from outrider.pace.settings import PaceSettings
 from protos.trust import Trust
 
@@ -49,7 +50,7 @@ def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
     gateway._leaving = AsyncExitStack()
     paces = gateway.generation.paces
     pace = paces.of_target("some target")
-    sequence = paces.sequence(Speculation(drafter="model", depth=4), None, "interactive")
+    sequence = paces.sequence(drafter("model"), Speculation(depth=4), None, "interactive")
     pace.join(sequence)
     gateway.reconfigure({"policy": "thresholds", "off_below": 0.0, "on_above": 0.0})
     pace.refresh()

@@ -104,7 +104,7 @@ def mounts(manifests: list[Manifest]) -> list[str]:
     settings = settings_of(manifests)
     (application,) = serve_config_of(manifests)["applications"]
     files = [application["args"]["config"], settings.access.api_keys_file]
-    files += [*checkpoints_of(settings).values(), *settings.tls.model_dump().values()]
+    files += [*checkpoints_of(settings), *settings.tls.model_dump().values()]
     for where, template in ray_templates(manifests).items():
         paths = [mount["mountPath"] for mount in template["spec"]["containers"][0]["volumeMounts"]]
         for file in filter(None, files):

@@ -21,8 +21,8 @@ def resources(manifests: list[Manifest]) -> list[str]:
     settings = settings_of(manifests)
     groups = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     by_name = {group["groupName"]: group for group in groups}
-    gateway, target, draft = settings.gateway, settings.target, settings.draft
-    assert draft is not None
+    gateway, target = settings.gateway, settings.target
+    (draft,) = settings.drafts.values()
     wanted = {
         "gateway": (gateway, 1, None, 0.0),
         "target": (target, target.tensor_parallel, target.max_replicas, target.gpus),
@@ -88,7 +88,7 @@ def weights(manifests: list[Manifest]) -> list[str]:
     for container in head["spec"].get("initContainers", []):
         into, *sources = container["args"]
         fetched |= {f"{into.removeprefix('--into=')}/{source}" for source in sources}
-    named = {*checkpoints_of(settings_of(manifests)).values()}
+    named = {*checkpoints_of(settings_of(manifests))}
     return [f"{path} is got and not served" for path in fetched - named] + [
         f"{path} is served and not got" for path in named - fetched
     ]

@@ -25,7 +25,7 @@ def lay_out(manifests: list[Manifest], root: Path, seen_at: Path | None = None) 
     settings.mkdir(parents=True)
     for name, text in find(manifests, "ConfigMap", "outrider-settings")["data"].items():
         (settings / name).write_text(_below(at, text))
-    for role, named in checkpoints_of(settings_of(manifests)).items():
+    for named, role in checkpoints_of(settings_of(manifests)).items():
         checkpoint = root / named.removeprefix("/")
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.symlink_to(DEMO / role)

@@ -47,11 +47,10 @@ def settings_of(manifests: list[Manifest]) -> Settings:
 
 
 def checkpoints_of(settings: Settings) -> dict[str, str]:
-    """What is served by role, but for the demo pair, which the image has."""
-    models = {"target": settings.target.model}
-    if settings.draft is not None:
-        models["draft"] = settings.draft.model
-    return {role: model for role, model in models.items() if not Path(model).is_relative_to(DEMO)}
+    """Roles by the models that are served, but for the demo pair, which the image has."""
+    roles = {settings.target.model: "target"}
+    roles |= {draft.model: "draft" for draft in settings.drafts.values()}
+    return {model: role for model, role in roles.items() if not Path(model).is_relative_to(DEMO)}
 
 
 def serve_config_of(manifests: list[Manifest]) -> dict[str, Any]:

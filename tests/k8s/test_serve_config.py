@@ -71,7 +71,7 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_application_is_built_from_it(manifests: list[Manifest], deploy: Any) -> None:
     config, application = deploy(manifests)
     by_name = {deployment.name: deployment for deployment in application.deployments}
-    assert by_name.keys() == {"gateway", "target", "draft-default"}
+    assert by_name.keys() == {"gateway", "target", "draft-model"}
     assert {options.name for options in config.applications[0].deployments} <= by_name.keys()
     options = by_name["gateway"].ray_actor_options
     assert (options["num_cpus"], options["resources"]) == (0, {"gateway": 1})

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from outrider.drafters import registry
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace, PacedSequence
 from outrider.pace.cost_model import Step, StepSize
@@ -18,7 +19,7 @@ class Service:
         self, streams: int = 1, settings: PaceSettings | None = None, drafter: str = "model"
     ) -> None:
         self.pace = Pace(settings or PaceSettings())
-        self.drafter = drafter
+        self.drafter = registry.drafter(drafter)
         self.task = TaskAcceptance()
         self.drawn = random.Random(0)
         self.rate = 0.8  # acceptance
@@ -66,7 +67,7 @@ class Service:
                 self.pace.observe_drafting(
                     self.drafter, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
-                passes = 1 if self.drafter == "parallel" else depth
+                passes = 1 if self.drafter.is_parallel else depth
                 seconds = 1e-3 + (passes + 0.5) * self.draft_step
                 could_hide = min(seconds, 15e-3)
                 foreseen = self.drawn.random() < self.foreseen if self.foreseen else None

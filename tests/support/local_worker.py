@@ -115,7 +115,16 @@ async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Lo
         front(client, role) as address,
     ):
         engine = behind.engine
-        published = Worker(role, settings.model, address, 0, "here", engine.vocab_size, engine.max_length)
+        published = Worker(
+            role,
+            settings.model,
+            address,
+            0,
+            "here",
+            engine.vocab_size,
+            engine.max_length,
+            draft="model" if role == "draft" else "",
+        )
         yield LocalWorker(published, client, behind)
 
 
@@ -130,7 +139,15 @@ async def process_worker(role: Role, settings: EngineSettings) -> AsyncIterator[
         await client.connect(process.connection)
         async with front(client, role) as address:
             yield Worker(
-                role, settings.model, address, 0, "here", ready.vocab_size, ready.max_length, (process.pid,)
+                role,
+                settings.model,
+                address,
+                0,
+                "here",
+                ready.vocab_size,
+                ready.max_length,
+                (process.pid,),
+                draft="model" if role == "draft" else "",
             )
         await client.stop()
     finally:

@@ -20,6 +20,7 @@ from gateway.workers.streams import Role, Worker
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.drafters.registry import Place, drafters
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import prompt_of, text_of
@@ -86,10 +87,22 @@ def rounds_of(
     sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
     trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
-    gateway = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e3 * LIMIT_S)
+    gateway = GatewaySettings(
+        model="m",
+        tokenizer="t",
+        beside_target=speculation.drafter if _is_beside_target(speculation) else None,
+        propose_deadline_ms=1e3 * LIMIT_S,
+    )
     return RoundsFactory(fleet, paces, gateway).of(
         sequence,
         speculation.resolved("model", PaceSettings()),
         asyncio.get_running_loop().time() + LIMIT_S,
         trace=trace,
+    )
+
+
+def _is_beside_target(speculation: Speculation) -> bool:
+    name = speculation.drafter
+    return name is not None and any(
+        row.name == name and row.place is Place.TARGET_WORKER for row in drafters()
     )

@@ -6,5 +6,5 @@ CACHE = 2**28
 SERVED: dict[str, Any] = {  # unless a test says otherwise
     "target.threads": 1,
     "target.cache_memory": CACHE,
-    "drafts.default.cache_memory": CACHE,
+    "drafts.model.cache_memory": CACHE,
 }

@@ -19,7 +19,7 @@ SETTINGS = {
     "target.replicas": 2,
     "gateway.resources": {"target_side": 1},
     "target.resources": {"target_side": 1},
-    "drafts.default.resources": {"draft_side": 1},
+    "drafts.model.resources": {"draft_side": 1},
     "gateway.max_requests": MAX_REQUESTS,
     "gateway.max_waiting": MAX_WAITING,
 }

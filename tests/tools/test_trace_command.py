@@ -126,7 +126,7 @@ def test_the_parts_of_a_request_and_what_they_mean(printed):
 @pytest.mark.parametrize(
     ("parts", "setting"),
     [
-        ({"draft": 5.0, "target": 5.0}, "drafts.default.draft_ahead"),
+        ({"draft": 5.0, "target": 5.0}, "drafts.model.draft_ahead"),
         ({"draft": 5.0, "target": 5.0, "prepared_for": 1}, "threads or accelerator"),
         ({"wire": 5.0, "target": 5.0}, "resources of"),
         ({"wait": 5.0, "target": 5.0}, "drafts"),

@@ -9,8 +9,9 @@ function element(tag, text = "") {
 function group(title, settings) {
   const section = element("section");
   const list = element("dl");
+  const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
   for (const [name, value] of Object.entries(settings))
-    list.append(element("dt", name), element("dd", value === null ? "none" : String(value)));
+    list.append(element("dt", name), element("dd", value === null ? "none" : written(value)));
   section.append(element("h3", title), list);
   return section;
 }

@@ -87,7 +87,7 @@ async def test_a_drafter_that_does_not_stand_beside_the_target_is_refused(tokeni
         response = await client.post("/v1/completions", json=asked)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "speculation.drafter")
-    assert error["message"].endswith(f"'medusa' would stand beside the target, and there is {told}")
+    assert f"'medusa' would stand beside the target, and there is {told}; there are: " in error["message"]
 
 
 async def test_the_drafter_beside_the_target_is_served(tokenizer):

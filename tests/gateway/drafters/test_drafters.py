@@ -7,6 +7,7 @@ import pytest
 
 from gateway.drafters.draft_worker import DraftWorker
 from gateway.drafters.factory import Drafters
+from gateway.drafters.roster import Roster
 from gateway.errors import WorkerLostError
 from gateway.sequence import Sequence
 from outrider.decoding.draft import Draft, SparseProbs
@@ -17,15 +18,16 @@ from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
+ROSTER = Roster({"model": "model"}, None)
 
 
 def drafter_of(fleet):
     sequence = Sequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0, round=1)
-    return sequence, DraftWorker(fleet, sequence)
+    return sequence, DraftWorker(fleet, "model", sequence)
 
 
 def ngram_of(fleet, sequence):
-    return Drafters(fleet).of("ngram", sequence)
+    return Drafters(fleet, ROSTER).of("ngram", sequence)
 
 
 def commit(sequence, count):
@@ -130,7 +132,7 @@ async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch,
     monkeypatch.setattr(ScriptedDraft, "_draft", lambda *_: draft)
     async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
         sampling = Sampling(max_tokens=len(ANSWER), verification="rejection")
-        drafter = DraftWorker(fleet, Sequence(PROMPT, sampling, noise_key=0, round=1))
+        drafter = DraftWorker(fleet, "model", Sequence(PROMPT, sampling, noise_key=0, round=1))
         with pytest.raises(WorkerLostError, match="draft_probs"):
             await drafter.propose(2)
 
@@ -168,7 +170,7 @@ async def test_a_drafter_is_made_by_its_name():
     async with fleet_of() as fleet:
         sequence = Sequence(PROMPT, Sampling(), noise_key=0)
         names = ("model", "ngram", "suffix", "model+suffix")
-        places = [Drafters(fleet).of(name, sequence).place for name in names]
+        places = [Drafters(fleet, ROSTER).of(name, sequence).place for name in names]
         assert places == [Place.DRAFT_WORKER, Place.GATEWAY, Place.GATEWAY, Place.DRAFT_WORKER]
-        with pytest.raises(ValueError, match=r"'tea leaves', there are: model, parallel, ngram, suffix, "):
-            Drafters(fleet).of("tea leaves", sequence)
+        with pytest.raises(ValueError, match=r"'tea leaves'; there are: model, ngram, suffix, "):
+            Drafters(fleet, ROSTER).of("tea leaves", sequence)

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.drafters.factory import Drafters
 from gateway.drafters.mixed import Promises
+from gateway.drafters.roster import Roster
 from gateway.errors import WorkerLostError
 from gateway.sequence import Sequence
 from outrider.decoding.draft import Draft, SparseProbs
@@ -23,7 +24,7 @@ def sequence_of(prompt=PROMPT, scope=MINE, **sampling):
 
 
 def mixed_of(fleet, sequence, past=None):
-    return Drafters(fleet, past).of("model+suffix", sequence)
+    return Drafters(fleet, Roster({"model": "model"}, None), past).of("model+suffix", sequence)
 
 
 def commit(sequence, *tokens):

@@ -12,6 +12,7 @@ from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
+from outrider.drafters.registry import drafter
 from outrider.pace.controller import Pace
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
@@ -81,7 +82,7 @@ OF_PACE = {
 def test_the_pace_learns_from_guesses_alone(case: str) -> None:
     proposal, accepted, nodes, expected = OF_PACE[case]
     speculation = Speculation().resolved("model", PaceSettings())
-    paced = Paces(PaceSettings()).sequence(speculation, None, "interactive")
+    paced = Paces(PaceSettings()).sequence(drafter("model"), speculation, None, "interactive")
     observer = PaceObserver(paced, Sequence((1,), Sampling(), 1))
     observer.pace = pace = Observed()
     observer.on(fell(proposal, accepted, forced_nodes=nodes, forced=3))

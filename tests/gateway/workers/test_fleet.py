@@ -17,7 +17,8 @@ from tests.fakes.scripted import TRUST, ScriptedTarget, fleet_of
 
 
 def worker(address, role="target"):
-    return Worker(role, "model", address, pid=1, node="n", vocab_size=256, max_length=2048)
+    draft = "model" if role == "draft" else ""
+    return Worker(role, "m", address, pid=1, node="n", vocab_size=256, max_length=2048, draft=draft)
 
 
 def sequence(*prompt):
@@ -38,7 +39,7 @@ def streams(fleet):
 
 
 async def test_streams_spread_over_the_replicas_and_come_back(fleet):
-    opened = [fleet.open_target(sequence(n)) for n in range(4)] + [fleet.open_draft(sequence())]
+    opened = [fleet.open_target(sequence(n)) for n in range(4)] + [fleet.open_draft("model", sequence())]
     assert streams(fleet) == {"1": 2, "2": 2, "3": 1}
     for stream in opened:
         stream.close()
@@ -47,7 +48,7 @@ async def test_streams_spread_over_the_replicas_and_come_back(fleet):
 
 async def test_every_stream_opens_under_an_epoch_of_its_own(fleet):
     opening = sequence()
-    with closing(fleet.open_target(opening)) as target, closing(fleet.open_draft(opening)) as draft:
+    with closing(fleet.open_target(opening)) as target, closing(fleet.open_draft("model", opening)) as draft:
         assert (target._epoch, draft._epoch, opening.epoch) == (1, 2, 2)
 
 
@@ -168,7 +169,10 @@ async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
     target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
     fleet = Fleet(lambda: [target, draft], TRUST)
     asked = Sequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
-    with closing(fleet.open_draft(asked)) as to_draft, closing(fleet.open_target(asked)) as to_target:
+    with (
+        closing(fleet.open_draft("model", asked)) as to_draft,
+        closing(fleet.open_target(asked)) as to_target,
+    ):
         assert list(to_draft._opening().sampling.bad_token_ids) == [5, 256, 257, 258]
         assert list(to_target._opening().sampling.bad_token_ids) == [5]
     await fleet.close()

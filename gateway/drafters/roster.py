@@ -1,0 +1,55 @@
+"""The drafters of one deployment, by the names that its settings and its requests give them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from outrider.drafters.registry import DrafterInfo, Place, drafters
+
+BY_TASK = "auto"  # in place of a name: for each task the drafter that is the fastest
+
+
+class Roster:
+    """A draft goes by its own name, every other drafter by that of its row in the registry.
+
+    Beside an index goes what it mixes with: ``code+suffix``, where a draft is named ``code``.
+    """
+
+    def __init__(self, drafts: Mapping[str, str], beside_target: str | None) -> None:
+        """
+        Args:
+            drafts: rows of the registry by the names of the drafts.
+            beside_target: row of what stands there; None: nothing does.
+        """
+        self._drafts = drafts
+        self._beside_target = beside_target
+
+    def __iter__(self) -> Iterator[DrafterInfo]:
+        """Every drafter that there is. Those in a draft worker have the name of their draft."""
+        for row in drafters():
+            if row.place is Place.DRAFT_WORKER:
+                yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == _model(row))
+            elif row.place is Place.GATEWAY or self._beside_target in (row.name, *(row.mixes or ())):
+                yield row
+
+    def find(self, name: str) -> DrafterInfo:
+        """Raises ValueError naming those that there are."""
+        there = {row.name: row for row in self}
+        if name in there:
+            return there[name]
+        reason = f"there is no drafter {name!r}"
+        if any(row.name == name and row.place is Place.TARGET_WORKER for row in drafters()):
+            beside = "none" if self._beside_target is None else repr(self._beside_target)
+            reason = f"{name!r} would stand beside the target, and there is {beside}"
+        raise ValueError(f"{reason}; there are: {', '.join(there)}")
+
+
+def _model(row: DrafterInfo) -> str:
+    """The row of the model that makes its Drafts."""
+    return row.mixes[0] if row.mixes else row.name
+
+
+def _renamed(row: DrafterInfo, name: str) -> DrafterInfo:
+    if row.mixes is None:
+        return replace(row, name=name)
+    _, index = row.mixes
+    return replace(row, name=f"{name}+{index}", mixes=(name, index))

@@ -1,0 +1,36 @@
+"""The names that drafters go by in one deployment."""
+
+import pytest
+
+from gateway.drafters.roster import Roster
+from outrider.drafters.registry import Place
+
+
+def test_drafts_go_by_their_own_names_and_all_others_by_that_of_their_row() -> None:
+    there = {row.name: row.place for row in Roster({"small": "model", "code": "parallel"}, "eagle3")}
+    assert there == {
+        "small": Place.DRAFT_WORKER,
+        "code": Place.DRAFT_WORKER,
+        "small+suffix": Place.DRAFT_WORKER,
+        "code+suffix": Place.DRAFT_WORKER,
+        "ngram": Place.GATEWAY,
+        "suffix": Place.GATEWAY,
+        "eagle3": Place.TARGET_WORKER,
+    }
+
+
+def test_a_draft_costs_what_its_row_says() -> None:
+    roster = Roster({"small": "model", "code": "parallel"}, None)
+    assert [roster.find(name).is_parallel for name in ("small", "code", "code+suffix")] == [False, True, True]
+    assert roster.find("code+suffix").mixes == ("code", "suffix")
+
+
+@pytest.mark.parametrize("name", ["model", "parallel", "parallel+suffix", "tea leaves"])
+def test_no_draft_is_found_by_the_name_of_its_row(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"no drafter '{name.replace('+', '.')}'; there are: small, ngram"):
+        Roster({"small": "model"}, None).find(name)
+
+
+def test_a_head_that_does_not_stand_beside_the_target_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"'medusa' would stand beside the target, and there is 'eagle3'; "):
+        Roster({}, "eagle3").find("medusa")
