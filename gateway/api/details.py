@@ -1,9 +1,7 @@
 """A round as both APIs tell of it, where they are asked to."""
 
-from typing import Any
-
-from google.protobuf.json_format import MessageToDict
-
+from gateway.api.message_json import as_json
+from gateway.api.openai.answer_types import EventDetails
 from gateway.generation.request import Chunk
 from gateway.generation.token_bytes import TokenBytes
 from gateway.rounds.events import VerdictFell
@@ -27,17 +25,17 @@ def round_message(round_: VerdictFell) -> generation_pb2.Round:
     )
 
 
-def details_body(chunk: Chunk, tokens: TokenBytes) -> dict[str, Any]:
+def details_body(chunk: Chunk, tokens: TokenBytes) -> EventDetails:
     """The chunk's tokens with their origins, and its round with the drafted tokens spelled out."""
     pairs = zip(chunk.tokens, chunk.pieces, strict=True)
-    body: dict[str, Any] = {
+    body: EventDetails = {
         "choice": chunk.choice,
         "tokens": [{"text": piece.text, "origin": token.origin.value} for token, piece in pairs],
     }
     if chunk.round is not None:
         message = round_message(chunk.round)
-        fields = MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-        body["round"] = {**fields, "drafted": [tokens.text(token_id) for token_id in message.drafted]}
+        body["round"] = {
+            **as_json(message),
+            "drafted": [tokens.text(token_id) for token_id in message.drafted],
+        }
     return body

@@ -3,33 +3,35 @@
 import asyncio
 import time
 from contextlib import aclosing
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.telemetry import TelemetryConfig
-from google.protobuf.json_format import MessageToDict
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.access import Authentication
 from gateway.api.docs import add_docs
+from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
 from gateway.api.http_errors import answer_errors
-from gateway.api.openai.bodies import Parsed, described, parsed, told_seed
+from gateway.api.message_json import as_json
+from gateway.api.openai.bodies import Parsed, parsed, told_seed
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
-from gateway.api.openai.fields import IGNORED_HEADER
+from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.openai.response_events import ResponseAnswer, response_events
 from gateway.api.openai.responses import ResponseRequest, renamed, told_back
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import Answer, events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
+from gateway.api.service_types import Health, Model, Models, ToldWorker
 from gateway.api.text_api import add_texts
 from gateway.errors import InvalidRequestError, UnauthenticatedError, UnknownModelError
 from gateway.generation.generation import Generation
@@ -37,9 +39,8 @@ from gateway.generation.request import Prepared
 from gateway.generation.token_bytes import TokenBytes
 from gateway.observe.loads import loads
 
+HEALTH = TypeAdapter(Health)
 LONGEST_HEADER = 2048  # characters
-SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
-COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 TRACED = (COMPLETIONS, CHATS, RESPONSES)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
@@ -54,6 +55,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     app = FastAPI(
         title="Outrider",
         version=version("outrider"),
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         telemetry=TELEMETRY,
@@ -85,7 +87,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         told = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
-    @app.post(COMPLETIONS, openapi_extra=described(CompletionRequest, COMPLETIONS))
+    @app.post(COMPLETIONS)
     async def completions(request: HttpRequest, caller: Caller) -> Response:
         """Goes on with a text, or several; as server-sent events with `stream`."""
         asked = await parsed(CompletionRequest, request, settings.unknown_fields)
@@ -96,7 +98,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         answer = CompletionAnswer(settings.model, prepared, tokens, seed, echoes)
         return await respond(asked, prepared, answer)
 
-    @app.post(CHATS, openapi_extra=described(ChatRequest, CHATS))
+    @app.post(CHATS)
     async def chat(request: HttpRequest, caller: Caller) -> Response:
         """Answers a conversation; as server-sent events with `stream`."""
         asked = await parsed(ChatRequest, request, settings.unknown_fields)
@@ -107,7 +109,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         answer = ChatAnswer(settings.model, prepared, tokens, seed, conversation)
         return await respond(asked, prepared, answer)
 
-    @app.post(RESPONSES, openapi_extra=described(ResponseRequest, RESPONSES))
+    @app.post(RESPONSES)
     async def responses(request: HttpRequest, caller: Caller) -> Response:
         """Answers a conversation in OpenAI's newer words. Nothing is kept after the answer."""
         asked = await parsed(ResponseRequest, request, settings.unknown_fields)
@@ -131,12 +133,12 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         return JSONResponse(answer.response, headers=headers_of(asked, seed))
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
-    async def models() -> dict[str, Any]:
+    async def models() -> Models:
         """What is served."""
         return {"object": "list", "data": [await model(settings.model)]}
 
     @app.get("/v1/models/{name:path}", dependencies=[Depends(is_known)])
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> Model:
         """One model that is served."""
         if name != settings.model:
             raise UnknownModelError("model", f"{name!r} is not served, {settings.model!r} is")
@@ -146,26 +148,24 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     async def health(request: HttpRequest) -> JSONResponse:
         """200 when a request can be answered now; to those who may ask also workers and the pace in force."""
         ready = bool(generation.fleet.workers("target"))
-        body: dict[str, Any] = {"status": "ok" if ready else "no target worker is ready"}
+        body: Health = {"status": "ok" if ready else "no target worker is ready"}
         try:
             is_known(request)
         except UnauthenticatedError:
             return JSONResponse(body, status_code=200 if ready else 503)
         body["workers"] = [
-            {**asdict(link.worker), "no_drafts_because": link.no_drafts_because}
+            ToldWorker(**vars(link.worker), no_drafts_because=link.no_drafts_because)
             for link in generation.fleet.links()
         ]
-        body["pace"] = generation.paces.settings.model_dump()
+        body["pace"] = generation.paces.settings
         body["drafters"] = {row.name: row.meaning for row in settings.roster}
         body["gateway"] = settings.model_dump(exclude={"api_key_digests"})
-        return JSONResponse(body, status_code=200 if ready else 503)
+        return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=200 if ready else 503)
 
     @app.get("/loads", dependencies=[Depends(is_known)])
     async def busy() -> dict[str, Any]:
         """GetLoads of the gRPC API as JSON."""
-        return MessageToDict(
-            loads(generation), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
+        return as_json(loads(generation))
 
     add_texts(app, generation, template, is_known)
     add_page(app)

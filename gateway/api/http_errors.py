@@ -1,7 +1,6 @@
 """What goes wrong with a request over HTTP: a status, and a body in OpenAI's shape."""
 
 import math
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -9,6 +8,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 
+from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.schemas import error_body, invalid
 from gateway.api.request_ids import id_header
 from gateway.errors import (
@@ -26,7 +26,7 @@ from gateway.errors import (
 
 RETRY_LOST_S = 1  # after which a worker may have been replaced
 
-STATUS: dict[type[GatewayError], tuple[int, str]] = {
+STATUS: dict[type[GatewayError], tuple[int, ErrorType]] = {
     InvalidRequestError: (400, "invalid_request_error"),
     UnknownModelError: (404, "invalid_request_error"),
     UnauthenticatedError: (401, "authentication_error"),
@@ -36,14 +36,14 @@ STATUS: dict[type[GatewayError], tuple[int, str]] = {
     WorkerLostError: (503, "server_error"),
     SequenceLostError: (503, "server_error"),
 }
+CODES: dict[int, ErrorCode] = {401: "invalid_api_key", 404: "model_not_found"}
 
 
-def told(error: GatewayError) -> tuple[int, dict[str, Any]]:
+def told(error: GatewayError) -> tuple[int, Error]:
     """Status and body."""
     status, type_ = STATUS[type(error)]
     field = error.field if isinstance(error, InvalidRequestError) else None
-    code = {401: "invalid_api_key", 404: "model_not_found"}.get(status)
-    return status, error_body(str(error), type_=type_, param=field, code=code)
+    return status, error_body(str(error), type_=type_, param=field, code=CODES.get(status))
 
 
 def answer_errors(app: FastAPI) -> None:

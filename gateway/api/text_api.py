@@ -7,11 +7,12 @@ from fastapi import Depends, FastAPI, Response
 from pydantic import ConfigDict, Field, model_validator
 from starlette.requests import Request as HttpRequest
 
-from gateway.api.openai.bodies import described, parsed
+from gateway.api.openai.bodies import parsed
 from gateway.api.openai.chat import rendered
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.schemas import NullIsLeftOut, Text, TokenIds
+from gateway.api.service_types import Detokenized, Tokenized, Version
 from gateway.errors import UnknownModelError
 from gateway.generation.generation import Generation
 
@@ -54,8 +55,8 @@ def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_k
         if model not in (None, settings.model):
             raise UnknownModelError("model", f"{model!r} is not served, {settings.model!r} is")
 
-    @app.post(TOKENIZE, dependencies=[Depends(is_known)], openapi_extra=described(TokenizeRequest, TOKENIZE))
-    async def tokenize(request: HttpRequest) -> dict[str, Any]:
+    @app.post(TOKENIZE, dependencies=[Depends(is_known)])
+    async def tokenize(request: HttpRequest) -> Tokenized:
         """The token ids of a text, or of a chat."""
         body = (await parsed(TokenizeRequest, request, settings.unknown_fields)).body
         is_served(body.model)
@@ -66,15 +67,17 @@ def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_k
         if body.add_special_tokens is not None:
             adds_special = body.add_special_tokens
         encoding = await generation.tokenization.encode(text, add_special_tokens=adds_special)
-        told = {"count": len(encoding.ids), "max_model_len": generation.max_length(), "tokens": encoding.ids}
+        told: Tokenized = {
+            "count": len(encoding.ids),
+            "max_model_len": generation.max_length(),
+            "tokens": encoding.ids,
+        }
         if body.return_token_strs:
             told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in encoding.ids]
         return told
 
-    @app.post(
-        DETOKENIZE, dependencies=[Depends(is_known)], openapi_extra=described(DetokenizeRequest, DETOKENIZE)
-    )
-    async def detokenize(request: HttpRequest) -> dict[str, str]:
+    @app.post(DETOKENIZE, dependencies=[Depends(is_known)])
+    async def detokenize(request: HttpRequest) -> Detokenized:
         """The text of token ids, special ones included."""
         body = (await parsed(DetokenizeRequest, request, settings.unknown_fields)).body
         is_served(body.model)
@@ -82,7 +85,7 @@ def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_k
         return {"prompt": await generation.tokenization.decode(body.tokens, skip_special_tokens=False)}
 
     @app.get("/version")
-    async def of_outrider() -> dict[str, str]:
+    async def of_outrider() -> Version:
         """Of the program that answers."""
         return {"version": version("outrider")}
 

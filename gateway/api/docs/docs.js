@@ -1,4 +1,4 @@
-// Shows what /openapi.json says: each path, and the fields of its body.
+// Shows what /openapi.json says: each path with what it takes and gives, and the parts that these are made of.
 const description = await (await fetch("openapi.json")).json();
 
 function element(name, text, ...children) {
@@ -8,19 +8,16 @@ function element(name, text, ...children) {
   return made;
 }
 
-// A part of a schema that another place holds: "#/paths/~1v1~1completions/post/..."
-function resolved(schema) {
-  if (!schema.$ref) return schema;
-  const steps = schema.$ref.slice(2).split("/").map((step) => step.replaceAll("~1", "/").replaceAll("~0", "~"));
-  return steps.reduce((part, step) => part[step], description);
-}
+const nameOf = (schema) => schema.$ref.split("/").at(-1);
+const resolved = (schema) => (schema.$ref ? description.components.schemas[nameOf(schema)] : schema);
 
-function kind(given) {
-  const schema = resolved(given);
+function kind(schema) {
+  if (schema.$ref) return nameOf(schema);
   if (schema.const !== undefined) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(", ");
-  if (schema.anyOf) return schema.anyOf.map(kind).join(" or ");
-  if (schema.type === "array") return `list of ${kind(schema.items)}`;
+  const several = schema.anyOf ?? schema.oneOf;
+  if (several) return several.map(kind).join(" or ");
+  if (schema.type === "array") return `list of ${schema.items ? kind(schema.items) : "anything"}`;
   return schema.type ?? "anything";
 }
 
@@ -29,22 +26,29 @@ function limits(schema) {
   return Object.keys(names).filter((name) => name in schema).map((name) => `${names[name]} ${schema[name]}`).join(", ");
 }
 
-function fields(schema) {
-  const required = new Set(schema.required ?? []);
-  const rows = Object.entries(schema.properties ?? {}).map(([name, part]) =>
-    element("tr", "",
-      element("td", "", element("code", name)),
-      element("td", [kind(part), limits(part)].filter(Boolean).join(", ")),
-      element("td", required.has(name) ? "needed" : JSON.stringify(part.default ?? null)),
-      element("td", part.description ?? "")));
-  const head = ["field", "accepted", "default", "meaning"].map((title) => element("th", title));
-  return element("table", "", element("tr", "", ...head), ...rows);
+function table(titles, rows) {
+  const cells = (row, name) => row.map((cell) => (cell instanceof Node ? element(name, "", cell) : element(name, cell)));
+  const head = element("tr", "", ...cells(titles, "th"));
+  return element("table", "", head, ...rows.map((row) => element("tr", "", ...cells(row, "td"))));
 }
 
-function codes(operation) {
-  const rows = Object.entries(operation.responses ?? {}).map(([code, told]) =>
-    element("tr", "", element("td", code), element("td", told.description)));
-  return element("table", "", ...rows);
+function fields(schema) {
+  const required = new Set(schema.required ?? []);
+  const rows = Object.entries(schema.properties ?? {}).map(([name, part]) => [
+    element("code", name),
+    [kind(part), limits(part)].filter(Boolean).join(", "),
+    required.has(name) ? "always there" : JSON.stringify(part.default) ?? "may be left out",
+    part.description ?? "",
+  ]);
+  return table(["field", "is", "default", "meaning"], rows);
+}
+
+function answers(operation) {
+  const rows = Object.entries(operation.responses).map(([status, told]) => {
+    const bodies = Object.entries(told.content ?? {}).map(([type, body]) => `${type}: ${kind(body.schema)}`);
+    return [status, told.description, bodies.join("; "), Object.keys(told.headers ?? {}).join(", ")];
+  });
+  return table(["status", "meaning", "body", "headers"], rows);
 }
 
 for (const [path, methods] of Object.entries(description.paths)) {
@@ -52,8 +56,14 @@ for (const [path, methods] of Object.entries(description.paths)) {
     const title = element("summary", "", element("code", `${method.toUpperCase()} ${path}`));
     const shown = element("details", "", title, element("p", operation.description ?? operation.summary ?? ""));
     const body = operation.requestBody?.content["application/json"].schema;
-    if (body) shown.append(fields(body));
-    shown.append(codes(operation));
+    if (body) shown.append(fields(resolved(body)));
+    shown.append(answers(operation));
     document.getElementById("paths").append(shown);
   }
+}
+
+for (const [name, schema] of Object.entries(description.components.schemas)) {
+  const shown = schema.properties ? fields(schema) : element("p", kind(schema));
+  document.getElementById("parts").append(
+    element("details", "", element("summary", "", element("code", name)), element("p", schema.description ?? ""), shown));
 }

@@ -6,9 +6,16 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.api.openai.answer_types import (
+    CalledFunction,
+    ChatDelta,
+    ChatMessage,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from gateway.api.openai.response_template import CALLS, THINKING, with_raw_calls
 
-Delta = dict[str, Any]  # as a stream of OpenAI's has it
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
@@ -41,7 +48,7 @@ class AnswerParser:
         self._parsed = 0  # calls that transformers has read
         self.calls = 0  # that were told
 
-    def feed(self, text: str, *, ends: bool) -> list[Delta]:
+    def feed(self, text: str, *, ends: bool) -> list[ChatDelta]:
         """What is certain now. ``ends`` says that nothing follows."""
         self._text += text
         events = self._parser.feed(text)
@@ -49,15 +56,16 @@ class AnswerParser:
             events += self._parser.finalize()[1]
         return [delta for event in events for delta in self._deltas(event)]
 
-    def _deltas(self, event: dict[str, Any]) -> list[Delta]:
+    def _deltas(self, event: dict[str, Any]) -> list[ChatDelta]:
         kind, field = event["type"], event["field"]
         if field == CALLS and self._tools:
             return self._of_call(kind, event.get("text", ""))
         if kind != "region_chunk":
             return []
-        return [{"reasoning_content" if field in THINKING else "content": event["text"]}]
+        text = event["text"]
+        return [ChatDelta(reasoning_content=text) if field in THINKING else ChatDelta(content=text)]
 
-    def _of_call(self, kind: str, text: str) -> list[Delta]:
+    def _of_call(self, kind: str, text: str) -> list[ChatDelta]:
         if self._call is None:
             self._call = _Call()
         call = self._call
@@ -74,13 +82,13 @@ class AnswerParser:
             return []
         return self._read(call.text)
 
-    def _told(self, name: str, arguments: str, call: "_Call") -> list[Delta]:
+    def _told(self, name: str, arguments: str, call: "_Call") -> list[ChatDelta]:
         if self.calls == self._most_calls:
             return []
         call.index = self.calls
         self.calls += 1
-        function = {"name": _whole(name), "arguments": arguments}
-        told = {
+        function = FunctionDelta(name=_whole(name), arguments=arguments)
+        told: ToolCallDelta = {
             "index": call.index,
             "id": f"call_{uuid.uuid4().hex}",
             "type": "function",
@@ -88,12 +96,12 @@ class AnswerParser:
         }
         return [{"tool_calls": [told]}]
 
-    def _more(self, arguments: str, call: "_Call") -> list[Delta]:
+    def _more(self, arguments: str, call: "_Call") -> list[ChatDelta]:
         if call.index is None:
             return []
         return [{"tool_calls": [{"index": call.index, "function": {"arguments": arguments}}]}]
 
-    def _read(self, text: str) -> list[Delta]:
+    def _read(self, text: str) -> list[ChatDelta]:
         """A call that is written otherwise, as transformers reads it; what it cannot read stays text."""
         from transformers.utils.chat_parsing import parse_response
 
@@ -164,18 +172,20 @@ def _whole(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def joined(deltas: Sequence[Delta]) -> dict[str, Any]:
+def joined(deltas: Sequence[ChatDelta]) -> ChatMessage:
     """The message that they make together."""
-    message: dict[str, Any] = {"content": None}
-    calls: dict[int, dict[str, Any]] = {}
+    message: ChatMessage = {"role": "assistant", "refusal": None, "content": None}
+    calls: dict[int, ToolCall] = {}
     for delta in deltas:
-        for name in delta.keys() - {"tool_calls"}:
-            message[name] = (message.get(name) or "") + delta[name]
+        if "content" in delta:
+            message["content"] = (message["content"] or "") + delta["content"]
+        if "reasoning_content" in delta:
+            message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
         for told in delta.get("tool_calls", ()):
+            function = told["function"]
             if "id" in told:
-                calls[told["index"]] = {
-                    name: value for name, value in told.items() if name not in ("index", "function")
-                } | {"function": dict(told["function"])}
+                named = CalledFunction(name=function["name"], arguments=function["arguments"])
+                calls[told["index"]] = ToolCall(id=told["id"], type="function", function=named)
             else:
-                calls[told["index"]]["function"]["arguments"] += told["function"]["arguments"]
+                calls[told["index"]]["function"]["arguments"] += function["arguments"]
     return {**message, "tool_calls": [*calls.values()]} if calls else message

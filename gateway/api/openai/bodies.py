@@ -2,8 +2,8 @@
 
 import asyncio
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -11,22 +11,11 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.api.openai.fields import UnknownFields, ignored, served, without_unknown
 from gateway.api.openai.schemas import GenerationRequest, invalid
-from gateway.api.request_ids import HEADER
 from gateway.errors import InvalidRequestError
 from gateway.generation.request import Prepared
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
-REFUSALS = {
-    400: "The request is wrong; `param` names the field.",
-    401: "The API key is missing or wrong.",
-    404: "The request names a model that is not served.",
-    413: "The body is too long.",
-    429: "The queue is full; the header Retry-After says when to come again.",
-    500: "No target can go on with the request.",
-    503: "There is no worker, or its stream broke.",
-    504: "The answer was not finished in time.",
-}
 LONG_BODY = 2**16  # bytes, about a millisecond's work: from here on a thread takes it
 
 
@@ -75,22 +64,3 @@ def _parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed
 def told_seed(body: GenerationRequest, prepared: Prepared) -> int:
     """The caller's own where there is one: a negative one stands for another that is used in its place."""
     return prepared.seed if body.seed is None else body.seed
-
-
-@cache
-def described(kind: type[BaseModel], path: str) -> dict[str, Any]:
-    """For that path of the OpenAPI document."""
-    place = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema"
-    schema = kind.model_json_schema(ref_template=f"{place}/$defs/{{model}}")
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "parameters": [{"name": HEADER, "in": "header", "schema": {"type": "string", "maxLength": 128}}],
-        "security": [{"key": []}],
-        "responses": {str(status): _refusal(meaning) for status, meaning in REFUSALS.items()},
-    }
-
-
-def _refusal(meaning: str) -> dict[str, Any]:
-    fields = {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")}
-    error = {"type": "object", "properties": {"error": {"type": "object", "properties": fields}}}
-    return {"description": meaning, "content": {"application/json": {"schema": error}}}

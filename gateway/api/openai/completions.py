@@ -10,6 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
+from gateway.api.openai.answer_types import (
+    Completion,
+    CompletionChoice,
+    CompletionEvent,
+    CompletionLogprobs,
+    EndReason,
+)
 from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite, usage_bodies
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
@@ -102,11 +109,12 @@ class CompletionAnswer:
             seed: as the caller is told of it.
             echoes: what comes before the choices, per prompt.
         """
-        self._frame = {
+        self._frame: CompletionEvent = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
+            "choices": [],
         }
         self._seed = seed
         self._told_seed = False
@@ -115,11 +123,11 @@ class CompletionAnswer:
         self._unscored = {choice for choice, echo in enumerate(self._echoes) if echo.token_ids}
         self._unsaid = {choice: echo.text for choice, echo in enumerate(self._echoes)}
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[CompletionEvent]:
         """Nothing comes before the first chunk."""
         return []
 
-    def chunk(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def chunk(self, chunk: Chunk) -> list[CompletionEvent]:
         """Events of a stream; none where there is nothing to say yet.
 
         The first tells the seed, with which a stream that broke can be asked for again.
@@ -128,17 +136,22 @@ class CompletionAnswer:
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
         if not text and logprobs is None and chunk.finish_reason is None:
             return []
-        body = {**self._frame, "choices": [_choice(chunk.choice, text, logprobs, chunk.finish_reason)]}
+        choice = _choice(chunk.choice, text, logprobs, chunk.finish_reason)
+        body: CompletionEvent = {**self._frame, "choices": [choice]}
         if not self._told_seed:
             self._told_seed = True
             body["outrider"] = {"seed": self._seed}
         return [body]
 
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self._frame, "choices": [], **usage_bodies(usage, self._seed)}
+    def wordless(self) -> CompletionEvent:
+        """An event of a stream that has no choice."""
+        return {**self._frame}
 
-    def whole(self, chunks: Iterable[Chunk], count: int) -> dict[str, Any]:
+    def usage(self, usage: Usage) -> CompletionEvent:
+        """The extra last event of a stream that asked for it: no choice, only usage."""
+        return {**self.wordless(), **usage_bodies(usage, self._seed)}
+
+    def whole(self, chunks: Iterable[Chunk], count: int) -> Completion:
         """The body of an answer that is not streamed; ``count`` choices."""
         chunks = list(chunks)
         choices = []
@@ -148,9 +161,16 @@ class CompletionAnswer:
             choices.append(_choice(index, text, self._logprobs(index, own), own[-1].finish_reason))
         usage = chunks[-1].usage
         assert usage is not None
-        return {**self._frame, "choices": choices, **usage_bodies(usage, self._seed)}
+        return {
+            "id": self._frame["id"],
+            "object": "text_completion",
+            "created": self._frame["created"],
+            "model": self._frame["model"],
+            "choices": choices,
+            **usage_bodies(usage, self._seed),
+        }
 
-    def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:
         """Of the prompt's tokens, where they are told, and of the answer's; None where there are none."""
         echo, entries = self._echoes[choice], _Entries(self._tokens)
         for chunk in chunks:
@@ -193,7 +213,7 @@ class _Entries:
         self._top.append({**likeliest, name: logprob})
         self._offsets.append(start)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> CompletionLogprobs:
         return {
             "tokens": self.names,
             "token_logprobs": self._chosen,
@@ -203,6 +223,6 @@ class _Entries:
 
 
 def _choice(
-    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
-) -> dict[str, Any]:
+    index: int, text: str, logprobs: CompletionLogprobs | None, finish_reason: EndReason
+) -> CompletionChoice:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -16,6 +16,7 @@ NOT_READ = "accepted, changes nothing"
 Ignored = Annotated[Any, Field(description=NOT_READ)]
 MANY_UNKNOWN = 100  # fields of one request: to tell them apart would take long
 IGNORED_HEADER = "outrider-ignored"  # names what was passed over
+SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
 
 # By name the values that ask for nothing.
 UNSERVED: dict[str, tuple[Any, ...]] = {

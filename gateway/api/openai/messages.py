@@ -22,7 +22,11 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-Content = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
+Content = Annotated[
+    list[TextPart],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
+]
 Nothing = Annotated[list[None], Field(max_length=0)]
 
 

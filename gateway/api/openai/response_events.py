@@ -9,7 +9,9 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway.api.http_errors import told
-from gateway.api.openai.answer_parser import AnswerParser, Delta
+from gateway.api.openai.answer_parser import AnswerParser
+from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
+from gateway.api.openai.response_types import ResponseUsage
 from gateway.api.openai.schemas import metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import Chunk, Usage
@@ -80,7 +82,7 @@ class ResponseAnswer:
         self.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
         return self._event("response.failed", response=self.response)
 
-    def _deltas(self, chunk: Chunk) -> list[Delta]:
+    def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
         if self._parser is None:
             return [{"content": chunk.text}]
         return self._parser.feed(chunk.text, ends=chunk.finish_reason is not None)
@@ -92,7 +94,7 @@ class ResponseAnswer:
         self._part()["text"] += text
         yield self._event(f"response.{_text_of(kind)}.delta", **self._place(), delta=text, **_logprobs(kind))
 
-    def _called(self, call: dict[str, Any]) -> Iterator[Event]:
+    def _called(self, call: ToolCallDelta) -> Iterator[Event]:
         if "id" in call:
             yield from self._begun(_function_call(call))
             self._call = call["index"]
@@ -140,7 +142,7 @@ class ResponseAnswer:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **said}
 
-    def _usage(self, usage: Usage) -> dict[str, Any]:
+    def _usage(self, usage: Usage) -> ResponseUsage:
         said = usage_body(usage, self._seed)
         return {
             "input_tokens": said["prompt_tokens"],
@@ -196,7 +198,7 @@ def _reasoning() -> dict[str, Any]:
     return _item("reasoning", "rs") | {"summary": [], "content": [{"type": "reasoning_text", "text": ""}]}
 
 
-def _function_call(call: dict[str, Any]) -> dict[str, Any]:
+def _function_call(call: ToolCallDelta) -> dict[str, Any]:
     named = {"call_id": call["id"], "name": call["function"]["name"], "arguments": ""}
     return _item("function_call", "fc") | named
 

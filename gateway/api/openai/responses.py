@@ -39,7 +39,11 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-Parts = Annotated[list[InputText], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
+Parts = Annotated[
+    list[InputText],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[InputText]),
+]
 
 
 class InputMessage(Strict):
@@ -128,7 +132,9 @@ class ResponseRequest(GenerationRequest):
     """What is kept between requests is refused: the caller sends the whole conversation."""
 
     input: Annotated[
-        list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_as_items)
+        list[Item],
+        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
     ]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)

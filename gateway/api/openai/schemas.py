@@ -13,6 +13,8 @@ from pydantic import (
     field_validator,
 )
 
+from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType, FinalUsage, Metrics, TokenCounts
+from gateway.api.openai.answer_types import Usage as UsageBody
 from gateway.api.openai.field_types import Label as Label
 from gateway.api.openai.field_types import NullIsLeftOut as NullIsLeftOut
 from gateway.api.openai.field_types import Text as Text
@@ -45,7 +47,11 @@ def _as_list(value: Any) -> Any:
 
 TokenIds = Annotated[list[int], PlainValidator(checked_ids, json_schema_input_type=list[int])]
 Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Stops = Annotated[list[Stop], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)]
+Stops = Annotated[
+    list[Stop],
+    BeforeValidator(_as_list, json_schema_input_type=Stop | list[Stop]),
+    Field(max_length=MAX_STOPS),
+]
 
 
 class StreamOptions(BaseModel):
@@ -124,12 +130,12 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
         )
 
 
-def token_counts(prompt: int, completion: int) -> dict[str, Any]:
+def token_counts(prompt: int, completion: int) -> TokenCounts:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
-    stats = usage.stats
+def usage_body(usage: Usage, seed: int) -> UsageBody:
+    stats, asked = usage.stats, usage.speculation
     return {
         **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "completion_tokens_details": {
@@ -137,7 +143,10 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
             "rejected_prediction_tokens": stats.drafted - stats.accepted,
         },
         "speculation": {
-            **usage.speculation.model_dump(),
+            "mode": asked.mode,
+            "depth": asked.depth,
+            "drafter": asked.drafter,
+            "verification": asked.verification,
             "rounds": stats.rounds,
             "drafted": stats.drafted,
             "verified": stats.verified,
@@ -162,13 +171,13 @@ def usage_body(usage: Usage, seed: int) -> dict[str, Any]:
     }
 
 
-def usage_bodies(usage: Usage, seed: int) -> dict[str, Any]:
+def usage_bodies(usage: Usage, seed: int) -> FinalUsage:
     """What is told at the end: of a single answer also how its Drafts did."""
-    told = {"usage": usage_body(usage, seed)}
+    told = FinalUsage(usage=usage_body(usage, seed))
     return {**told, "metrics": metrics_body(usage)} if usage.answers == 1 else told
 
 
-def metrics_body(usage: Usage) -> dict[str, Any]:
+def metrics_body(usage: Usage) -> Metrics:
     """Acceptance under the names that AIPerf reads: of the whole answer, never of several together."""
     stats = usage.stats
     return {
@@ -186,8 +195,8 @@ def metrics_body(usage: Usage) -> dict[str, Any]:
 
 
 def error_body(
-    message: str, *, type_: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
+    message: str, *, type_: ErrorType, param: str | None = None, code: ErrorCode | None = None
+) -> Error:
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 

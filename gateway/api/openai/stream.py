@@ -3,16 +3,26 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.api.details import details_body
 from gateway.api.http_errors import told
+from gateway.api.openai.answer_types import (
+    ChatCompletion,
+    ChatEvent,
+    Completion,
+    CompletionEvent,
+    Error,
+    EventDetails,
+)
 from gateway.api.openai.schemas import StreamOptions, error_body, token_counts
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import Chunk, Usage
 from gateway.generation.token_bytes import TokenBytes
+
+Event = CompletionEvent | ChatEvent
 
 logger = logging.getLogger("ray.serve")
 
@@ -22,10 +32,11 @@ LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a
 class Answer(Protocol):
     """The bodies of one endpoint."""
 
-    def opening(self) -> list[dict[str, Any]]: ...
-    def chunk(self, chunk: Chunk) -> list[dict[str, Any]]: ...
-    def usage(self, usage: Usage) -> dict[str, Any]: ...
-    def whole(self, chunks: list[Chunk], count: int) -> dict[str, Any]: ...
+    def opening(self) -> Sequence[Event]: ...
+    def chunk(self, chunk: Chunk) -> Sequence[Event]: ...
+    def wordless(self) -> Event: ...
+    def usage(self, usage: Usage) -> Event: ...
+    def whole(self, chunks: list[Chunk], count: int) -> Completion | ChatCompletion: ...
 
 
 async def events(
@@ -39,24 +50,26 @@ async def events(
     """Closed by [DONE]. What goes wrong on the way becomes an event of its own."""
     chunk, written = first, 0
 
-    def counted(body: dict[str, Any]) -> dict[str, Any]:
+    def counted(body: Event) -> Event:
         """With the tokens so far, where every event is to have them."""
-        if not (options.include_usage and options.continuous_usage_stats):
-            return body
-        return {**body, "usage": token_counts(prompt_tokens, written)}
+        if options.include_usage and options.continuous_usage_stats:
+            body["usage"] = token_counts(prompt_tokens, written)
+        return body
 
     async with aclosing(chunks):
         try:
             for opening in answer.opening():
                 yield event(counted(opening))
             while True:
-                bodies = (
+                bodies: Sequence[Event] = (
                     await asyncio.to_thread(answer.chunk, chunk) if is_long([chunk]) else answer.chunk(chunk)
                 )
                 written += len(chunk.tokens)
                 if options.include_rounds:
-                    bodies = bodies or [{"choices": []}]
-                    bodies[0]["outrider"] = bodies[0].get("outrider", {}) | details_body(chunk, tokens)
+                    bodies = bodies or [answer.wordless()]
+                    bodies[0]["outrider"] = bodies[0].get("outrider", EventDetails()) | details_body(
+                        chunk, tokens
+                    )
                 for body in bodies:
                     yield event(counted(body))
                 if chunk.usage is not None:
@@ -79,5 +92,5 @@ def is_long(chunks: list[Chunk]) -> bool:
     return len(told) + sum(len(logprobs.token_ids) for logprobs in told if logprobs) > LONG_ANSWER
 
 
-def event(body: dict[str, Any]) -> str:
+def event(body: Event | Error) -> str:
     return f"data: {json.dumps(body)}\n\n"

@@ -1,0 +1,108 @@
+"""The OpenAPI document: what routes say of themselves, and with it what each takes and gives."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+
+from gateway.api.endpoints import ENDPOINTS, Endpoint
+from gateway.api.openai.answer_types import Error
+from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
+from gateway.api.request_ids import HEADER
+
+Schema = dict[str, Any]
+Part = tuple[str, Literal["request", "answer", "events", "error"]]  # of the endpoint of a path
+
+REFUSALS: Final = {
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    404: "The request names a model that is not served.",
+    413: "The body is too long.",
+    429: "The queue is full.",
+    500: "No target can go on with the request.",
+    503: "There is no worker, or its stream broke.",
+    504: "The answer was not finished in time.",
+}
+ERROR: Final[Part] = ("", "error")  # the same for all
+RETRIED = (429, 503)  # statuses that say when to come again
+STREAMED = "With `stream`: the data of each event."
+CLOSED = " The event after the last has `[DONE]` instead."
+KEY = {"key": {"type": "http", "scheme": "bearer", "description": "needed where the service has API keys"}}
+ID = {"schema": {"type": "string", "maxLength": 128}, "description": "the caller's own, or one that is drawn"}
+SEED = {"schema": {"type": "string"}, "description": "with which the same request gives the same text"}
+IGNORED = {"schema": {"type": "string"}, "description": "names of fields that were passed over"}
+RETRY = {"schema": {"type": "integer"}, "description": "seconds after which to come again"}
+
+
+def described(app: FastAPI) -> dict[str, Any]:
+    """Every path of ENDPOINTS, with the schemas of all bodies among the components."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas, components = _schemas()
+    for path, endpoint in ENDPOINTS.items():
+        (operation,) = document["paths"][path].values()
+        operation |= _Operation(path, endpoint, schemas).described()
+    document["components"] = {"schemas": components, "securitySchemes": KEY}
+    return document
+
+
+@cache
+def _schemas() -> tuple[Mapping[Part, Schema], Schema]:
+    """By part of an endpoint its schema, which refers to the components; and these."""
+    parts: dict[Part, tuple[Any, JsonSchemaMode]] = {ERROR: (Error, "serialization")}
+    for path, endpoint in ENDPOINTS.items():
+        parts[path, "request"] = endpoint.request, "validation"
+        parts[path, "answer"] = endpoint.answer, "serialization"
+        parts[path, "events"] = endpoint.events, "serialization"
+    adapters = [(part, mode, TypeAdapter[Any](kind)) for part, (kind, mode) in parts.items() if kind]
+    told, document = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
+    return {part: schema for (part, _), schema in told.items()}, document["$defs"]
+
+
+class _Operation:
+    """What one path says of itself besides its name."""
+
+    def __init__(self, path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) -> None:
+        self._path = path
+        self._endpoint = endpoint
+        self._schemas = schemas
+
+    def described(self) -> Schema:
+        told: Schema = {"responses": self._responses()}
+        if 401 in self._endpoint.refusals:
+            told["security"] = [{"key": []}]
+        if self._endpoint.request is not None:
+            told["requestBody"] = {"required": True, "content": self._json((self._path, "request"))}
+            told["parameters"] = [{"name": HEADER, "in": "header", **ID}]
+        return told
+
+    def _responses(self) -> Schema:
+        endpoint = self._endpoint
+        headers = {HEADER: ID}
+        given = headers | ({SEED_HEADER: SEED, IGNORED_HEADER: IGNORED} if endpoint.events else {})
+        answer: Schema = {"headers": given}
+        if endpoint.answer is not None:
+            answer["content"] = self._json((self._path, "answer")) | self._streamed()
+        responses = {"200": {"description": "The answer.", **answer}}
+        if endpoint.unready:
+            responses["503"] = {"description": "No target worker is ready.", **answer}
+        for status in endpoint.refusals:
+            responses[str(status)] = {
+                "description": REFUSALS[status],
+                "headers": headers | ({"Retry-After": RETRY} if status in RETRIED else {}),
+                "content": self._json(ERROR),
+            }
+        return responses
+
+    def _json(self, part: Part) -> Schema:
+        return {"application/json": {"schema": self._schemas[part]}}
+
+    def _streamed(self) -> Schema:
+        schema = self._schemas.get((self._path, "events"))
+        if schema is None:
+            return {}
+        description = STREAMED + ("" if "discriminator" in schema else CLOSED)
+        return {"text/event-stream": {"schema": {**schema, "description": description}}}

@@ -1,0 +1,44 @@
+"""What each path of the HTTP API takes and gives."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from gateway.api.openai.answer_types import ChatCompletion, ChatEvent, Completion, CompletionEvent, Error
+from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.completions import CompletionRequest
+from gateway.api.openai.response_types import Response, ResponseEvent
+from gateway.api.openai.responses import ResponseRequest
+from gateway.api.service_types import Detokenized, Health, Loads, Model, Models, Tokenized, Version
+from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
+
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+
+KEYED = (401,)
+READ = (400, 401, 404, 413)  # a body is
+GENERATED = (*READ, 429, 500, 503, 504)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    answer: Any  # type of its body; None: it has none
+    request: type[BaseModel] | None = None
+    events: Any = None  # type of each server-sent event, where the answer may be streamed
+    refusals: tuple[int, ...] = ()  # statuses with the body of an error
+    unready: bool = False  # whether it answers 503 with the same body while no target is ready
+
+
+ENDPOINTS: Final = {
+    COMPLETIONS: Endpoint(Completion, CompletionRequest, CompletionEvent | Error, GENERATED),
+    CHATS: Endpoint(ChatCompletion, ChatRequest, ChatEvent | Error, GENERATED),
+    RESPONSES: Endpoint(Response, ResponseRequest, ResponseEvent, GENERATED),
+    "/v1/models": Endpoint(Models, refusals=KEYED),
+    "/v1/models/{name}": Endpoint(Model, refusals=(*KEYED, 404)),
+    "/health": Endpoint(Health, unready=True),
+    "/loads": Endpoint(Loads, refusals=KEYED),
+    TOKENIZE: Endpoint(Tokenized, TokenizeRequest, refusals=READ),
+    DETOKENIZE: Endpoint(Detokenized, DetokenizeRequest, refusals=READ),
+    "/version": Endpoint(Version),
+    "/ping": Endpoint(None, unready=True),
+}

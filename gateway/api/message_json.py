@@ -1,0 +1,47 @@
+"""Messages of gRPC as HTTP answers with them, and how that JSON is described."""
+
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+# JSON's number cannot hold 64 bits, so those would be strings; no message here has such a field.
+TYPES: Final = {
+    FieldDescriptor.CPPTYPE_INT32: "integer",
+    FieldDescriptor.CPPTYPE_UINT32: "integer",
+    FieldDescriptor.CPPTYPE_DOUBLE: "number",
+    FieldDescriptor.CPPTYPE_FLOAT: "number",
+    FieldDescriptor.CPPTYPE_BOOL: "boolean",
+    FieldDescriptor.CPPTYPE_STRING: "string",
+}
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """Under the fields' own names, with every field but the optional ones that are not set."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def json_schema_of(kind: Descriptor, **instead: dict[str, Any]) -> dict[str, Any]:
+    """Of what ``as_json`` makes of such a message.
+
+    instead: schemas of fields that are told otherwise, or of the items of a repeated one.
+    """
+    return {
+        "title": kind.name,
+        "type": "object",
+        "properties": {
+            field.name: _of_field(field, instead.get(field.name) or _of_value(field)) for field in kind.fields
+        },
+        "required": [field.name for field in kind.fields if not field.has_presence],
+    }
+
+
+def _of_field(field: FieldDescriptor, value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": value} if field.is_repeated else value
+
+
+def _of_value(field: FieldDescriptor) -> dict[str, Any]:
+    if field.message_type is not None:
+        return json_schema_of(field.message_type)
+    return {"type": TYPES[field.cpp_type]}

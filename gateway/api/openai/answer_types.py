@@ -1,0 +1,232 @@
+"""What completions and chats answer: built beside this file, described at /openapi.json."""
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from gateway.api.message_json import json_schema_of
+from outrider.decoding.settings import Verification
+from protos import generation_pb2
+
+EndReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", None]})]
+FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "tool_calls", None]})]
+ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+ErrorCode = Literal["invalid_api_key", "model_not_found"]
+
+
+class TokenCounts(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class PredictionTokens(TypedDict):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class SpeculationUsage(TypedDict):
+    mode: Literal["auto", "fixed", "off"]
+    depth: int | None
+    drafter: str | None
+    verification: Verification
+    rounds: Annotated[int, Field(description="verdicts on a Draft that was not empty")]
+    drafted: Annotated[int, Field(description="tokens that were proposed")]
+    verified: Annotated[int, Field(description="of them, those whose position was reached")]
+    accepted: Annotated[int, Field(description="of them, those that stand")]
+    forced: Annotated[int, Field(description="tokens that a grammar left no choice in")]
+    mean_accepted_length: Annotated[float, Field(description="accepted tokens per round")]
+    accepted_lengths: Annotated[list[int], Field(description="rounds that accepted 0, 1, 2, ... tokens")]
+    drafted_by: Annotated[dict[str, dict[str, int]], Field(description="the same four, by drafter")]
+    target_passes: Annotated[int, Field(description="forward passes of the target that gave tokens")]
+    fallbacks: Annotated[int, Field(description="to plain decoding: the sum of the next three")]
+    late_drafts: Annotated[int, Field(description="times that a Draft missed its deadline")]
+    lost_drafts: Annotated[int, Field(description="times that the draft worker was lost")]
+    empty_drafts: Annotated[int, Field(description="times that it had nothing to say, again and again")]
+    lost_targets: Annotated[int, Field(description="times that the request went on at another target")]
+    prepared_for: Annotated[int, Field(description="verdicts for which the draft worker had prepared")]
+    ahead_hit_ranks: Annotated[list[int], Field(description="of them, by the rank of their last token")]
+    continued: Annotated[int, Field(description="rounds whose Draft was there before the last one's end")]
+    saved_ms: Annotated[float, Field(description="of draft steps that were over when they were asked for")]
+    wasted: Annotated[int, Field(description="tokens that were drafted for other verdicts")]
+    seed: Annotated[int, Field(description="that gives this text again")]
+
+
+class Usage(TokenCounts):
+    completion_tokens_details: PredictionTokens
+    speculation: SpeculationUsage
+
+
+class SpeculativeDecoding(TypedDict):
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: Annotated[dict[str, int], Field(description="rounds by accepted tokens")]
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+class Metrics(TypedDict):
+    speculative_decoding: SpeculativeDecoding
+
+
+class FinalUsage(TypedDict):
+    """What comes at the end."""
+
+    usage: Usage
+    metrics: NotRequired[Annotated[Metrics, Field(description="of an answer with one choice")]]
+
+
+class ErrorDetails(TypedDict):
+    message: str
+    type: ErrorType
+    param: Annotated[str | None, Field(description="the field that is wrong")]
+    code: ErrorCode | None
+
+
+class Error(TypedDict):
+    error: ErrorDetails
+
+
+class ShownToken(TypedDict):
+    text: str
+    origin: Literal["accepted", "forced", "target", "plain"]
+
+
+Round = Annotated[
+    dict[str, Any],
+    WithJsonSchema(json_schema_of(generation_pb2.Round.DESCRIPTOR, drafted={"type": "string"})),
+]
+
+
+class EventDetails(TypedDict, total=False):
+    """Beside OpenAI's: the seed in the first event, the others with include_rounds."""
+
+    seed: int
+    choice: int
+    tokens: list[ShownToken]
+    round: Round
+
+
+class CompletionLogprobs(TypedDict):
+    """Lists of one entry per token; of a prompt's first token nothing is known."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: Annotated[list[int], Field(description="characters from the beginning of the text")]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: EndReason
+
+
+class Completion(FinalUsage):
+    id: str
+    object: Literal["text_completion"]
+    created: Annotated[int, Field(description="seconds since 1970")]
+    model: str
+    choices: list[CompletionChoice]
+
+
+class CompletionEvent(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: Annotated[int, Field(description="seconds since 1970")]
+    model: str
+    choices: list[CompletionChoice]
+    outrider: NotRequired[EventDetails]
+    usage: NotRequired[Usage | TokenCounts]
+    metrics: NotRequired[Metrics]
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: Annotated[str, Field(description="the text of a JSON object")]
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    refusal: None
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(FinalUsage):
+    id: str
+    object: Literal["chat.completion"]
+    created: Annotated[int, Field(description="seconds since 1970")]
+    model: str
+    choices: list[ChatChoice]
+
+
+class FunctionDelta(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first of a call names it, the others go on with its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
+class ChatDelta(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+
+
+class ChatEventChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatEvent(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: Annotated[int, Field(description="seconds since 1970")]
+    model: str
+    choices: list[ChatEventChoice]
+    outrider: NotRequired[EventDetails]
+    usage: NotRequired[Usage | TokenCounts]
+    metrics: NotRequired[Metrics]

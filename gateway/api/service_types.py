@@ -1,0 +1,56 @@
+"""What a service answers about itself: built in ``http_api``, described at /openapi.json."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from gateway.api.message_json import json_schema_of
+from gateway.workers.streams import Worker
+from outrider.pace.settings import PaceSettings
+from protos import generation_pb2
+
+Loads = Annotated[dict[str, Any], WithJsonSchema(json_schema_of(generation_pb2.Loads.DESCRIPTOR))]
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: Annotated[int, Field(description="seconds since 1970, when the gateway started")]
+    owned_by: Literal["outrider"]
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@dataclass(frozen=True)
+class ToldWorker(Worker):
+    no_drafts_because: str = ""  # why a drafter beside the target makes none
+
+
+class Health(TypedDict):
+    """To callers who may not ask, the status alone."""
+
+    status: Literal["ok", "no target worker is ready"]
+    workers: NotRequired[list[ToldWorker]]
+    pace: NotRequired[PaceSettings]
+    drafters: NotRequired[Annotated[dict[str, str], Field(description="by name, what each does")]]
+    gateway: NotRequired[Annotated[dict[str, Any], Field(description="settings in force")]]
+
+
+class Tokenized(TypedDict):
+    count: int
+    max_model_len: Annotated[int, Field(description="tokens of context, prompt and answer together")]
+    tokens: list[int]
+    token_strs: NotRequired[Annotated[list[str | None], Field(description="as the vocabulary spells them")]]
+
+
+class Detokenized(TypedDict):
+    prompt: str
+
+
+class Version(TypedDict):
+    version: str
