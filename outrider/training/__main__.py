@@ -14,11 +14,13 @@ from pydantic import ValidationError
 
 from outrider.training.card import write_card
 from outrider.training.eagle3 import Eagle3Trainee
+from outrider.training.early_exit import EarlyExitTrainee
 from outrider.training.loop import Training
 from outrider.training.medusa import MedusaTrainee
 from outrider.training.parallel import ParallelTrainee
 from outrider.training.settings import (
     Eagle3Settings,
+    EarlyExitSettings,
     MedusaSettings,
     ParallelSettings,
     TargetSettings,
@@ -33,6 +35,7 @@ from outrider.training.trainee import Trainee
 TRAINEES: dict[str, tuple[str, type[TrainingSettings], Callable[[Any, Target], Trainee]]] = {
     "eagle3": ("an EAGLE-3 head", Eagle3Settings, Eagle3Trainee),
     "medusa": ("Medusa heads", MedusaSettings, MedusaTrainee),
+    "early_exit": ("exits of the target itself", EarlyExitSettings, EarlyExitTrainee),
     "parallel": ("a draft model that guesses several tokens in one pass", ParallelSettings, ParallelTrainee),
 }
 TEXT = "text"

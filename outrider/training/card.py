@@ -36,7 +36,7 @@ def write_card(trainee: Trainee, command: str, settings: TrainingSettings, token
         size=trainee.size,
         tokens=tokens,
         command=command,
-        positions=" | ".join(f"position {index}" for index, _ in enumerate(acceptance, start=1)),
+        positions=" | ".join(trainee.labels(len(acceptance))),
         line="---|" * len(acceptance),
         acceptance=" | ".join(f"{value:.2f}" for value in acceptance),
         settings="\n".join(f"- {name}: {value}" for name, value in told.items()),

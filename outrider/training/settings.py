@@ -64,6 +64,15 @@ class MedusaSettings(TrainingSettings):
     """Of Medusa heads: one for each position of a Draft."""
 
 
+class EarlyExitSettings(TrainingSettings):
+    """Of exits of the target itself: a matrix and a norm for each."""
+
+    exits: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        default=None,
+        description="numbers of layers, after each of which it may leave; None: all but the last",
+    )
+
+
 class ParallelSettings(TrainingSettings):
     """Of a draft model that is to guess several tokens in one pass."""
 

@@ -37,6 +37,10 @@ class Trainee(ABC):
         """Positions that are trained now, of ``depth`` in the end. done: share of the steps."""
         return depth
 
+    def labels(self, count: int) -> list[str]:
+        """Of so many guesses, in their order."""
+        return [f"position {index}" for index in range(1, count + 1)]
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Its checkpoint, as the engine and others read it."""

@@ -88,10 +88,10 @@ def write_medusa(folder: Path, form: str = "authors", **config: Any) -> Path:
     return folder
 
 
-def refusal_of(drafter: str, folder: Path) -> str:
+def refusal_of(drafter: str, folder: Path, **given: Any) -> str:
     """What is said of a head that does not suit the demo target; it names the folder."""
     settings = EngineSettings(
-        model=str(DEMO / "target"), cache_memory=2**22, drafter=drafter, head=str(folder)
+        model=str(DEMO / "target"), cache_memory=2**22, drafter=drafter, head=str(folder), **given
     )
     with pytest.raises(UnsupportedModelError) as caught:
         Engine.from_settings(settings)

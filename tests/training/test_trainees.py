@@ -12,12 +12,14 @@ from transformers import AutoModelForCausalLM
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.eagle3 import Eagle3
+from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.medusa import Medusa
 from outrider.engine.step_input import Feed
 from outrider.training.eagle3 import Eagle3Trainee
+from outrider.training.early_exit import EarlyExitTrainee
 from outrider.training.medusa import MedusaTrainee
 from outrider.training.parallel import ParallelTrainee
-from outrider.training.settings import Eagle3Settings, MedusaSettings, ParallelSettings
+from outrider.training.settings import Eagle3Settings, EarlyExitSettings, MedusaSettings, ParallelSettings
 from outrider.training.target import Reading, Target
 from outrider.training.trainee import Guess, Trainee
 from tests.support.beside import engine_with
@@ -31,6 +33,7 @@ GIVEN: dict[str, Any] = {
     "depth": DEPTH,
 }
 LAYERS = (1, 4, 6)
+EXITS = (2, 4)
 
 
 @cache
@@ -62,6 +65,10 @@ def eagle3() -> Trainee:
 
 def medusa() -> Trainee:
     return shaken(MedusaTrainee(MedusaSettings(**GIVEN), target()))
+
+
+def early_exit() -> Trainee:
+    return shaken(EarlyExitTrainee(EarlyExitSettings(**GIVEN, exits=EXITS), target()))
 
 
 def parallel() -> Trainee:
@@ -114,6 +121,24 @@ def test_medusa_heads_guess_as_they_draft_in_the_engine(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
+def test_an_exit_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
+    trainee = early_exit()
+    read, guesses = guesses_of(trainee)
+    trainee.save(tmp_path)
+    for number, guess in zip(EXITS, guesses, strict=True):
+        engine = engine_with("early_exit", tmp_path, early_exit=number, self_check=False)
+        assert engine._beside is not None
+        drafter = engine._beside._drafter
+        assert isinstance(drafter, EarlyExit)
+        tokens = read.tokens[0].tolist()
+        sequence = engine.open(len(tokens), 0, Sampling())
+        assert engine._cache.reserve(sequence, len(tokens))
+        feed = Feed(tokens, len(tokens), 0, sequence.table[: len(sequence.blocks)], None)
+        logits, _ = drafter._pass(tuple(range(number)), [feed])
+        torch.testing.assert_close(logits, guess.logits[0], atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
 def test_a_parallel_draft_guesses_as_an_ordinary_model_after_its_masks(tmp_path: Path) -> None:
     trainee = parallel()
     read, guesses = guesses_of(trainee)
@@ -151,6 +176,22 @@ def test_an_eagle3_head_learns_depth_after_depth() -> None:
     trainee = eagle3()
     assert [trainee.depth(done, 4) for done in (0.0, 0.29, 0.3, 0.49, 0.5, 0.99)] == [1, 1, 2, 2, 4, 4]
     assert trainee.depth(0.4, 1) == 1
+
+
+def test_exits_begin_as_the_targets_own_norm_does_and_guess_the_next_token() -> None:
+    trainee = EarlyExitTrainee(EarlyExitSettings(**GIVEN), target())
+    assert trainee.hidden_layers == (1, 2, 3, 4, 5)
+    assert trainee.labels(5)[0] == "after 1 layers"
+    state = torch.randn(3, 256)
+    for exit_ in trainee.network.values():
+        torch.testing.assert_close(exit_(state), target().model.model.norm(state))
+    _, guesses = guesses_of(trainee)
+    assert [guess.places[0].item() for guess in guesses] == [0] * 5
+
+
+def test_an_exit_after_the_last_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"exits=\[3, 6\] must be below 6"):
+        EarlyExitTrainee(EarlyExitSettings(**GIVEN, exits=(3, 6)), target())
 
 
 def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from outrider.engine.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target, feed_of
 from outrider.engine.drafters.chains import Chains, with_room
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
+from outrider.engine.drafters.trained_exits import TrainedExits
 from outrider.engine.drafters.trial import trial
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
@@ -43,13 +44,13 @@ class EarlyExit(BesideTarget):
         super().__init__(settings)
         self._settings = settings
         self._target_shape = TargetShape.of(settings)
-        if settings.head is not None:
-            raise self._refusal(f"head={settings.head!r} is not read: it has the target's own")
         if settings.tensor_parallel > 1:
             raise self._refusal(
                 f"tensor_parallel={settings.tensor_parallel} is not served with it yet: give 1"
             )
-        self._candidates = self._named() or candidates(self._target_shape.num_layers)
+        self._exits = None if settings.head is None else TrainedExits(settings)
+        self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
+        self._candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
         self._layers: tuple[int, ...] | None = None  # that draft; None: it is not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Any] = {}  # of the target, by their layers
@@ -58,7 +59,7 @@ class EarlyExit(BesideTarget):
 
     def load(self, target: Target) -> None:
         self._target = target
-        self._parts = {layers: part_of(target.model, layers) for layers in self._candidates}
+        self._parts = {layers: self._part(target.model, layers) for layers in self._candidates}
         if len(self._candidates) == 1:
             (self._layers,) = self._candidates
         else:
@@ -130,6 +131,12 @@ class EarlyExit(BesideTarget):
         )
         return output.logits[0], target.cache.are_finite(batch.slots)
 
+    def _part(self, model: Any, layers: tuple[int, ...]) -> Any:
+        return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)
+
+    def _trained(self) -> list[tuple[int, ...]]:
+        return [tuple(range(number)) for number in self._exits.numbers] if self._exits else []
+
     def _named(self) -> list[tuple[int, ...]]:
         """The layers that the settings name; none: they are to be searched."""
         settings, count = self._settings, self._target_shape.num_layers
@@ -139,9 +146,17 @@ class EarlyExit(BesideTarget):
                 raise self._refusal(
                     f"early_exit={leaves_after} must be 1 to {count - 1}: it has {count} layers"
                 )
+            if self._exits is not None and leaves_after not in self._exits.numbers:
+                raise self._exits.checkpoint.refusal(
+                    f"it has no exit for early_exit={leaves_after}: there are {self._exits.numbers}"
+                )
             return [tuple(range(leaves_after))]
         if not skipped:
             return []
+        if self._exits is not None:
+            raise self._exits.checkpoint.refusal(
+                f"skipped_layers={[*skipped]} have no exits: give early_exit"
+            )
         if max(skipped) >= count or len({*skipped}) >= count:
             raise self._refusal(f"skipped_layers={[*skipped]} must be some of 0 to {count - 1}, and not all")
         return [tuple(layer for layer in range(count) if layer not in skipped)]

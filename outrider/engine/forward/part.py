@@ -35,7 +35,7 @@ def part_of(model: Any, layers: Items[int], norm: nn.Module | None = None) -> An
     every = parent._modules[path[-1]]
     parent._modules[path[-1]] = nn.ModuleList([every[layer] for layer in layers])
     if norm is not None:
-        parent._modules[_name_of_norm(model, parent)] = norm
+        parent._modules[_name_of_norm(model)] = norm
     _check_layers(part, layers)
     return part
 
@@ -58,12 +58,22 @@ def _path_of_layers(model: Any) -> list[str]:
     raise UnsupportedModelError(f"{type(model).__name__} has no list of its {count} layers")
 
 
-def _name_of_norm(model: Any, parent: nn.Module) -> str:
-    """Of the norm after the last layer."""
+def last_norm_of(model: Any) -> nn.Module:
+    """The one after the last layer. Raises UnsupportedModelError where it is not known."""
+    norm: nn.Module = _parent_of_layers(model).get_submodule(_name_of_norm(model))
+    return norm
+
+
+def _parent_of_layers(model: Any) -> nn.Module:
+    parent: nn.Module = model.get_submodule(".".join(_path_of_layers(model)[:-1]))
+    return parent
+
+
+def _name_of_norm(model: Any) -> str:
     shape = (model.config.get_text_config().hidden_size,)
     names = [
         name
-        for name, child in parent.named_children()
+        for name, child in _parent_of_layers(model).named_children()
         if isinstance(weight := getattr(child, "weight", None), torch.Tensor) and weight.shape == shape
     ]
     if len(names) != 1:

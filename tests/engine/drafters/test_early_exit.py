@@ -2,12 +2,13 @@
 
 import logging
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.decoding.draft import Draft
@@ -27,6 +28,7 @@ from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_w
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import target_model
+from tests.support.heads import refusal_of
 
 LEAVES_AFTER = 4  # of six layers
 
@@ -201,6 +203,50 @@ def test_what_the_target_does_not_have_is_refused_by_name() -> None:
     assert "tensor_parallel=2 is not served with it yet: give 1" in refusal(tensor_parallel=2)
     with pytest.raises(ValueError, match=r"skipped_layers=\[1\] with early_exit=3: give one of them"):
         EngineSettings(model="m", early_exit=3, skipped_layers=(1,))
+
+
+def write_exits(folder: Path, sizes: dict[int, int], **more: torch.Tensor) -> Path:
+    """Exits by layers that do what the demo target's norm does, of a state of so many numbers."""
+    tensors = dict(more)
+    for number, size in sizes.items():
+        tensors[f"exits.{number}.linear.weight"] = torch.eye(size)
+        tensors[f"exits.{number}.norm.weight"] = target_model().model.norm.weight.data[:size].clone()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_an_exit_takes_the_place_of_the_targets_norm(tmp_path: Path, target: Engine) -> None:
+    folder = write_exits(tmp_path, {LEAVES_AFTER: 256})
+    right = drafted_texts(target, 0.7, depth=4, company=6)
+    alone = engine_with("early_exit", folder)  # there is nothing to be searched
+    assert drafted_texts(alone, 0.7, depth=4, company=6) == right
+    tensors = load_file(folder / "model.safetensors")
+    turned = {**tensors, f"exits.{LEAVES_AFTER}.linear.weight": torch.eye(256).roll(1, 0)}
+    save_file(turned, folder / "model.safetensors")
+    other = drafted_texts(engine_with("early_exit", folder, early_exit=LEAVES_AFTER), 0.7, 4, 6)
+    assert [text.tokens for text in other] == [text.tokens for text in right]
+    assert sum(text.accepted for text in other) < 0.5 * sum(text.accepted for text in right)
+
+
+def test_what_auto_searches_are_the_exits_that_there_are(tmp_path: Path) -> None:
+    beside = engine_with("early_exit", write_exits(tmp_path, {2: 256, 4: 256}))._beside
+    assert beside is not None
+    assert isinstance(beside._drafter, EarlyExit)
+    assert beside._drafter._candidates == [(0, 1), (0, 1, 2, 3)]
+
+
+def test_exits_of_another_target_are_refused_by_what_differs(tmp_path: Path) -> None:
+    refused = partial(refusal_of, "early_exit")
+    write_exits(tmp_path, {3: 128})
+    assert "exits.3.linear.weight is [128, 128] and must be [256, 256]" in refused(tmp_path)
+    write_exits(tmp_path, {6: 256})
+    assert "leaves after 6 layers of a target, and this one has 6" in refused(tmp_path)
+    write_exits(tmp_path, {}, midlayer=torch.zeros(2))
+    assert "not those of exits, as exits.3.linear.weight: there are ['midlayer']" in refused(tmp_path)
+    write_exits(tmp_path, {2: 256, 4: 256})
+    assert "no exit for early_exit=3: there are [2, 4]" in refused(tmp_path, early_exit=3)
+    assert "skipped_layers=[1] have no exits" in refused(tmp_path, skipped_layers=(1,))
 
 
 @pytest.fixture
