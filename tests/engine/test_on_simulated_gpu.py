@@ -68,7 +68,7 @@ class Way:
 SDPA = "scaled_dot_product_attention"
 WAYS = {
     "gathered": Way({}, SDPA, "gathered", "Triton is missing", has_triton=False),
-    "batch-invariant": Way({"batch_invariant": True}, SDPA, "gathered", "batch_invariant is on"),
+    "batch-invariant": Way({"batch_invariant": True}, "graph.replay", "graph"),
     "kernels": Way({"graphs": False}, "_attend_tile", "kernels", "graphs are off"),
     "graphs": Way({}, "graph.replay", "graph"),
 }

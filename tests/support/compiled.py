@@ -47,9 +47,11 @@ ALIGNED = {"row_stride", "vocab_size", *(name for name, kind in TYPES.items() if
 # A tile of decoding and verifying in the shape of Llama 3 8B.
 TILE_TYPES = {
     **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
-    **dict.fromkeys(("block_table", "tiles", "seen", "ancestors", "positions"), "*i64"),
+    **dict.fromkeys(("block_table", "tiles", "seen", "ancestors", "paths", "positions"), "*i64"),
     **dict.fromkeys(("parts", "weights"), "*fp32"),
-    **dict.fromkeys(("query_head_stride", "query_row_stride", "table_stride", "words", "splits"), "i32"),
+    **dict.fromkeys(
+        ("query_head_stride", "query_row_stride", "table_stride", "words", "path_length", "splits"), "i32"
+    ),
     "scale": "fp32",
 }
 TILE_CONSTANTS: dict[str, Any] = {
@@ -78,8 +80,8 @@ def of_choice(kernel: Any, capability: int) -> dict[str, int]:
     return compiled(kernel, capability, TYPES, CONSTANTS, ALIGNED, options)
 
 
-def of_attention(capability: int) -> dict[str, int]:
-    constants = {**TILE_CONSTANTS, "N": SLOTS[capability]}
+def of_attention(capability: int, *, as_chains: bool) -> dict[str, int]:
+    constants = {**TILE_CONSTANTS, "N": SLOTS[capability], "CHAINS": as_chains}
     options = {"num_warps": paged_attention.FEW.warps, "num_stages": paged_attention.STAGES}
     kernel = paged_attention._attend_tile
     return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
@@ -120,6 +122,11 @@ if __name__ == "__main__":
         for kernel in (choice._scan, choice._collect, choice._choose)
         for capability in SLOTS
     }
-    print(
-        json.dumps(said | {f"_attend_tile sm_{capability}": of_attention(capability) for capability in SLOTS})
-    )
+    said |= {
+        f"_attend_tile {'chains' if as_chains else 'trees'} sm_{capability}": of_attention(
+            capability, as_chains=as_chains
+        )
+        for as_chains in (False, True)
+        for capability in SLOTS
+    }
+    print(json.dumps(said))

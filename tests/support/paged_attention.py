@@ -10,9 +10,11 @@ from outrider.engine.forward.paged_input import Layout, PagedInput, fill
 from outrider.engine.step_input import Feed
 
 
-def paged_input(feeds: list[Feed], block_size: int, spare_slot: int = 0) -> PagedInput[torch.Tensor]:
-    """Of a batch, on the CPU, with no more room than it takes."""
-    layout = Layout.of(feeds, block_size)
+def paged_input(
+    feeds: list[Feed], block_size: int, spare_slot: int = 0, layout: Layout | None = None
+) -> PagedInput[torch.Tensor]:
+    """Of a batch, on the CPU, with no more room than it takes, or with that of a layout."""
+    layout = layout or Layout.of(feeds, block_size)
     return layout.split(fill(layout, feeds, block_size, spare_slot))
 
 
@@ -49,8 +51,10 @@ class PlainAttention:
 
     def slots(self, paged: PagedInput[torch.Tensor], tile: list[int]) -> torch.Tensor:
         """int64 [end] of the tile's sequence, in order."""
-        lane, _, _, end, _ = tile
+        lane, first, _, end, root = tile
         places = torch.arange(end)
+        if paged.paths.shape[1] and root < end:
+            places[root:] = root + paged.paths[first, : end - root]
         return paged.block_table[lane, places // self.block_size] * self.block_size + places % self.block_size
 
 
@@ -62,7 +66,7 @@ def visible_slots(paged: PagedInput[torch.Tensor], tile: list[int], window: int 
     visible = slots < paged.seen[own, None]
     if window is not None:
         visible &= slots > paged.position_ids[0, own, None] - window
-    if root < end:
+    if root < end and not paged.paths.shape[1]:
         bits = np.unpackbits(paged.ancestors[own].numpy().view(np.uint8), axis=1, bitorder="little")
         visible[:, root:] |= torch.from_numpy(bits[:, : end - root].astype(bool))
     return visible

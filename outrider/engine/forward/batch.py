@@ -9,6 +9,7 @@ import torch
 
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import PagedInput
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import Feed, Rows
@@ -58,6 +59,10 @@ class Batch:
     def is_padded(self) -> bool:
         """Whether some rows belong to no span."""
         return False
+
+    def without_padding(self, output: ForwardOutput) -> ForwardOutput:
+        """What its pass computed for rows that are not padding."""
+        return output
 
     @cached_property
     def groups(self) -> list[AttentionGroup]:

@@ -5,15 +5,18 @@ sequences, drafted tokens, how a prompt was cut. So a step runs as passes of one
 
 - every forward pass has ROWS tokens, padded: all that a model does to tokens one by one (products, norms,
   activations) always has the same shape, and where in it a token lies changes nothing;
-- attention is called per sequence, for QUERIES tokens, padded, over a context whose length follows from their
-  positions alone; a drafted token that branches off sees its path as if it were a chain.
+- the kernels of attention split a context at fixed places, and what a tile holds besides changes nothing;
+- without them attention is called per sequence, for QUERIES tokens, padded, over a context whose length
+  follows from their positions alone;
+- a drafted token that branches off sees its path as if it were a chain.
 
 A result is the same among processes with the same libraries, kind of processor and number of threads. The
 ranks of a tensor-parallel model run the same passes; a sum over two of them has but one order.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,8 +27,11 @@ from torch.nn.functional import pad
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
-from outrider.engine.forward.batch import Batch
-from outrider.engine.step_input import Rows
+from outrider.engine.forward.batch import Batch, pack
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.paged_input import Layout, fill
+from outrider.engine.step_input import Feed, Rows
+from outrider.engine.step_timings import Path
 
 ROWS = 16
 QUERIES = 4
@@ -33,10 +39,27 @@ MIXES_ROWS = {"Linear8bitLt": "8 bit products of bitsandbytes depend on the larg
 
 
 @dataclass(frozen=True)
+class Passes:
+    """A step as passes that run one after the other."""
+
+    parts: list[Batch]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    @property
+    def path(self) -> Path:
+        """How the last one is computed."""
+        return self.parts[-1].path
+
+
+@dataclass(frozen=True)
 class Pass(Batch):
     """ROWS tokens, of which the last may be padding that belongs to no sequence."""
 
-    tiles: list[AttentionGroup]
+    tiles: list[AttentionGroup]  # for attention without the paged kernel
+    num_real: int  # tokens
     wanted: torch.Tensor  # int64: of its rows of logits, those that were asked for
 
     @cached_property
@@ -44,55 +67,107 @@ class Pass(Batch):
         return self.tiles
 
     @property
+    def num_tokens(self) -> int:
+        return self.num_real
+
+    @property
     def is_padded(self) -> bool:
         return True
+
+    def without_padding(self, output: ForwardOutput) -> ForwardOutput:
+        hidden = None if output.hidden is None else output.hidden[: self.num_real]
+        logits = output.logits[self.wanted] if len(self.wanted) else output.logits
+        return ForwardOutput(logits, hidden, output.are_finite[: self.num_real])
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a token of a span stands."""
 
-    row: int  # of the batch
+    row: int  # of the pass
     position: int
     path: tuple[int, ...] | None  # slots of its drafted ancestors and itself, where these are no chain
 
 
-def passes(batch: Batch, spare_slot: int) -> Iterator[Pass]:
-    """The batch's tokens in order, to be run one after the other. Padding is written to ``spare_slot``."""
-    device = batch.token_ids.device
+def cut(feeds: Items[Feed]) -> list[list[Feed]]:
+    """The step's tokens in order, ROWS of them in each part but the last."""
+    parts: list[list[Feed]] = []
+    room = 0
+    for feed in feeds:
+        first = 0
+        while first < len(feed.tokens):
+            if not room:
+                parts.append([])
+                room = ROWS
+            stop = min(first + room, len(feed.tokens))
+            parts[-1].append(_part(feed, first, stop))
+            room -= stop - first
+            first = stop
+    return parts
+
+
+def _part(feed: Feed, first: int, stop: int) -> Feed:
+    """Its tokens from ``first`` to ``stop``, and of its Draft the nodes up to there."""
+    count, nodes = len(feed.tokens), 0 if feed.tree is None else len(feed.tree) - (len(feed.tokens) - stop)
+    return Feed(
+        feed.tokens[first:stop],
+        max(stop - max(first, count - feed.num_logits), 0),
+        feed.start + first,
+        feed.blocks,
+        None if feed.tree is None or nodes <= 0 else feed.tree.leading(nodes),
+    )
+
+
+def paged_pass(
+    feeds: Items[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
+) -> Pass:
+    """For a kernel that reads the cache where it lies. Padding is written to ``spare_slot``."""
+    fitting = Layout.of(feeds, block_size)
+    room = Layout.padded(ROWS, fitting.blocks, as_chains=True)
+    longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
+    layout = replace(room, lanes=len(feeds), path_length=max(room.path_length, longest))
+    given = layout.split(fill(layout, feeds, block_size, spare_slot).to(device, non_blocking=True))
+    return Pass(
+        given.token_ids,
+        given.position_ids,
+        given.slots,
+        torch.arange(ROWS if fitting.logits else 0, device=device),
+        [],
+        block_size,
+        dtype,
+        given,
+        [],
+        fitting.rows,
+        given.logit_rows[: fitting.logits],
+    )
+
+
+def gathered_pass(
+    feeds: Items[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
+) -> Pass:
+    """For attention that gathers blocks. Padding is written to ``spare_slot``."""
+    batch = pack(feeds, block_size, dtype, device)
+    padding = ROWS - batch.num_tokens
     slots = batch.slots
     if isinstance(slots, slice):
         slots = torch.arange(slots.start, slots.stop, device=device)
-    places = [(span, list(_places(span))) for span in batch.spans]
-    for start in range(0, batch.num_tokens, ROWS):
-        rows = slice(start, min(start + ROWS, batch.num_tokens))
-        padding = start + ROWS - rows.stop
-        is_wanted = (batch.logit_rows >= start) & (batch.logit_rows < rows.stop)
-        wanted = batch.logit_rows[is_wanted] - start
-        cut = [
-            (span, [place for place in own if rows.start <= place.row < rows.stop]) for span, own in places
-        ]
-        spans = [
-            QuerySpan(span.blocks, own[0].row - start, len(own), own[0].position, None)
-            for span, own in cut
-            if own
-        ]
-        yield Pass(
-            pad(batch.token_ids[:, rows], (0, padding)),
-            pad(batch.position_ids[:, rows], (0, padding)),
-            pad(slots[rows], (0, padding), value=spare_slot),
-            torch.arange(ROWS if len(wanted) else 0, device=device),
-            spans,
-            batch.block_size,
-            batch.dtype,
-            None,
-            [
-                _group(span, tile, start, batch.block_size, batch.dtype, device)
-                for span, own in cut
-                for tile in _tiles(own)
-            ],
-            wanted,
-        )
+    return Pass(
+        pad(batch.token_ids, (0, padding)),
+        pad(batch.position_ids, (0, padding)),
+        pad(slots, (0, padding), value=spare_slot),
+        torch.arange(ROWS if len(batch.logit_rows) else 0, device=device),
+        batch.spans,
+        block_size,
+        dtype,
+        None,
+        [
+            _group(span, tile, block_size, dtype, device)
+            for span in batch.spans
+            for tile in _tiles([*_places(span)])
+        ],
+        batch.num_tokens,
+        batch.logit_rows,
+    )
 
 
 def _places(span: QuerySpan) -> Iterator[Place]:
@@ -120,10 +195,10 @@ def _tiles(places: list[Place]) -> Iterator[list[Place]]:
 
 
 def _group(
-    span: QuerySpan, tile: list[Place], start: int, block_size: int, dtype: torch.dtype, device: torch.device
+    span: QuerySpan, tile: list[Place], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionGroup:
     """The tile as a group of its own, of which all but the values follow from the tokens' positions."""
-    rows = [place.row - start for place in tile]
+    rows = [place.row for place in tile]
     first = QuerySpan(span.blocks, rows[0], len(rows), tile[0].position, None)
     length = (first.length - 1) // QUERIES * QUERIES + QUERIES
     return AttentionGroup(

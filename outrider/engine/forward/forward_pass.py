@@ -11,11 +11,18 @@ from outrider.engine.drafters.beside_target import BesideTarget
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged, Probe
 from outrider.engine.forward.batch import Batch, pack, paged_batch
-from outrider.engine.forward.batch_invariant import check_rows_are_apart, passes
-from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs
+from outrider.engine.forward.batch_invariant import (
+    ROWS,
+    Passes,
+    check_rows_are_apart,
+    cut,
+    gathered_pass,
+    paged_pass,
+)
+from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, captured_sizes
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import optimize_for_cpu
-from outrider.engine.forward.output import ForwardOutput, states_of
+from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import Layout, fill
 from outrider.engine.loading.self_check.check import check_model
 from outrider.engine.loading.self_check.script import blocks_needed
@@ -108,6 +115,9 @@ class ForwardPass:
             return ("no step has a CUDA graph: graphs are off in the settings",)
         if self._group is not None:
             return ("no step has a CUDA graph: tensor_parallel is above 1",)
+        sizes = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))
+        if settings.batch_invariant:
+            sizes = (ROWS,)
         self._graphs = Graphs(
             self._compute,
             CudaCapture(),
@@ -115,7 +125,8 @@ class ForwardPass:
             self.model.dtype,
             self.model.device,
             blocks=cache.blocks_for(min(context_length(self.model), cache.capacity)),
-            most_rows=settings.max_sequences * (1 + MAX_DEPTH),
+            sizes=sizes,
+            as_chains=settings.batch_invariant,
         )
         return self._graphs.slow_because
 
@@ -138,15 +149,24 @@ class ForwardPass:
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()  # what it took is free for the cache
 
-    def prepare(self, step: StepInput) -> Batch:
+    def prepare(self, step: StepInput) -> Batch | Passes:
         """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError."""
         try:
             self.cache.make(step.moves, step.cleared)
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
-        if self._graphs is not None and (batch := self._graphs.batch(step.feeds)) is not None:
-            return batch
-        return self.lay_out(step.feeds)
+        if self.settings.batch_invariant:
+            return Passes([self._graph_of(part) or self._pass_of(part) for part in cut(step.feeds)])
+        return self._graph_of(step.feeds) or self.lay_out(step.feeds)
+
+    def _graph_of(self, feeds: Items[Feed]) -> GraphBatch | None:
+        return None if self._graphs is None else self._graphs.batch(feeds)
+
+    def _pass_of(self, feeds: Items[Feed]) -> Batch:
+        """One of batch-invariant numerics."""
+        make = gathered_pass if self.kernel is None else paged_pass
+        spare_slot = self._spare_slot
+        return make(feeds, self.settings.block_size, self.model.dtype, self.model.device, spare_slot)
 
     def lay_out(self, feeds: Items[Feed]) -> Batch:
         """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
@@ -158,31 +178,27 @@ class ForwardPass:
         given = layout.split(filled.to(device, non_blocking=True))
         return paged_batch(given, given.logit_rows, block_size, dtype)
 
-    def run(self, batch: Batch) -> ForwardOutput:
-        """Feeds the batch."""
-        output = batch.compute() if isinstance(batch, GraphBatch) else self._compute(batch)
+    def run(self, step: Batch | Passes) -> ForwardOutput:
+        """Feeds the batch, or what its passes feed."""
+        if isinstance(step, Passes) and len(step.parts) > 1:
+            output = joined(map(self._output_of, step.parts))
+        else:
+            output = self._output_of(step.parts[0] if isinstance(step, Passes) else step)
         if self._group is not None:
             self._group.agree(output.are_finite)
         return output
 
-    def _compute(self, batch: Batch) -> ForwardOutput:
-        run = self._run_in_passes if self.settings.batch_invariant else self._run
-        return ForwardOutput(*run(batch), self.cache.are_finite(batch.slots))
+    def _output_of(self, batch: Batch) -> ForwardOutput:
+        if isinstance(batch, GraphBatch):
+            return batch.compute()
+        return batch.without_padding(self._compute(batch))
 
     @property
     def _spare_slot(self) -> int:
         """Nobody's, for padding to write to."""
         return self.cache.spare_block * self.settings.block_size
 
-    def _run_in_passes(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        parts = [(part.wanted, self._run(part)) for part in passes(batch, self._spare_slot)]
-        logits = _joined([logits[wanted] for wanted, (logits, _) in parts])
-        if not self._hidden_layers:
-            return logits, None
-        states = torch.cat([hidden for _, (_, hidden) in parts if hidden is not None])
-        return logits, states[: batch.num_tokens]
-
-    def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _compute(self, batch: Batch) -> ForwardOutput:
         output = self.model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
@@ -191,9 +207,5 @@ class ForwardPass:
             output_hidden_states=self._hidden_layers or False,  # of the others it keeps none
             outrider=Paged(batch, self.cache, self.kernel),
         )
-        return output.logits[0], states_of(output.hidden_states, self._hidden_layers)
-
-
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Along the first dimension, of which some parts may have nothing."""
-    return torch.cat([part for part in parts if len(part)] or parts[:1])
+        states = states_of(output.hidden_states, self._hidden_layers)
+        return ForwardOutput(output.logits[0], states, self.cache.are_finite(batch.slots))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.decoding.draft import MAX_NODES
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, paged_batch
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import FEW_QUERIES, WORD_BITS, Layout, fill
+from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, Layout, fill
 from outrider.engine.step_input import Feed
 from outrider.engine.step_timings import Path
 
@@ -54,7 +53,7 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class GraphBatch(Batch):
-    """A step that a graph computes; what it feeds lies in the graph's memory already."""
+    """A step that a graph computes, from what it copies into the graph's memory."""
 
     compute: Callable[[], ForwardOutput]
 
@@ -79,20 +78,23 @@ class Graphs:
         dtype: torch.dtype,
         device: torch.device,
         blocks: int,
-        most_rows: int,
+        sizes: Items[int],
+        *,
+        as_chains: bool,
     ) -> None:
         """
         Args:
             forward: a pass, without a wait for the device.
             blocks: of the longest sequence.
-            most_rows: of a step that is to have a graph.
+            sizes: numbers of rows, ascending.
+            as_chains: as Layout.padded has it.
         """
         self._forward = forward
         self._capture = capture
         self._spare_slot = cache.spare_block * cache.block_size
         self._block_size, self._dtype = cache.block_size, dtype
         self._blocks = min(blocks, MOST_BLOCKS)
-        sizes = captured_sizes(most_rows)
+        self._as_chains = as_chains
         # What a graph reads lives as long as the graph.
         self._buffer = torch.empty(self._layout(sizes[-1]).size, dtype=torch.int64, device=device)
         self._every = torch.arange(sizes[-1], device=device)
@@ -112,18 +114,17 @@ class Graphs:
         """The step, in a graph's memory; None where there is no graph for it."""
         rows = sum(len(feed.tokens) for feed in feeds)
         size = bisect_left(self._sizes, rows)
-        if size == len(self._sizes) or any(
-            len(feed.tokens) > FEW_QUERIES or len(feed.blocks) > self._blocks for feed in feeds
-        ):
+        if size == len(self._sizes) or not all(map(self._has_room, feeds)):
             return None
         replay = self._graphs[self._sizes[size]]
         layout = replace(self._layout(self._sizes[size]), lanes=len(feeds))
-        self._load(layout, feeds)
+        filled = fill(layout, feeds, self._block_size, self._spare_slot)
         given = layout.split(self._buffer[: layout.size])
         logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
         kept = slice(rows) if len(logit_rows) == rows else logit_rows
 
         def compute() -> ForwardOutput:
+            self._buffer[: layout.size].copy_(filled, non_blocking=True)
             replay()
             assert self._output is not None
             hidden = None if self._output.hidden is None else self._output.hidden[:rows]
@@ -142,15 +143,17 @@ class Graphs:
         )
 
     def _layout(self, rows: int) -> Layout:
-        return Layout(rows, rows, rows, self._blocks, MAX_NODES // WORD_BITS, rows, 0)
+        return Layout.padded(rows, self._blocks, as_chains=self._as_chains)
 
-    def _load(self, layout: Layout, feeds: Items[Feed]) -> None:
-        filled = fill(layout, feeds, self._block_size, self._spare_slot)
-        self._buffer[: layout.size].copy_(filled, non_blocking=True)
+    def _has_room(self, feed: Feed) -> bool:
+        if len(feed.tokens) > FEW_QUERIES or len(feed.blocks) > self._blocks:
+            return False
+        return not self._as_chains or feed.tree is None or max(feed.tree.depths) < LONGEST_PATH
 
     def _captured(self, rows: int) -> Replay:
         layout = self._layout(rows)
-        self._load(layout, [])
+        filled = fill(layout, [], self._block_size, self._spare_slot)
+        self._buffer[: layout.size].copy_(filled, non_blocking=True)
         given = layout.split(self._buffer[: layout.size])
         batch = paged_batch(given, self._every[:rows], self._block_size, self._dtype)
 

@@ -50,8 +50,6 @@ def find_kernel(
     """The kernel, or None where blocks have to be gathered; and why, on a GPU, where that is slow."""
     if device.type != "cuda":
         return None, ()
-    if settings.batch_invariant:
-        return None, (GATHERS.format("batch_invariant is on, and no kernel is batch-invariant"),)
     widest = max(max(dims) for _, *dims in shapes.values())
     if widest > WIDEST_HEAD:
         return None, (

@@ -1,5 +1,6 @@
 """What a pass computes."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -25,6 +26,18 @@ class ForwardOutput:
         self.are_finite[: len(other.are_finite)].copy_(other.are_finite)
         if self.hidden is not None and other.hidden is not None:
             self.hidden[: len(other.hidden)].copy_(other.hidden)
+
+
+def joined(outputs: Iterable[ForwardOutput]) -> ForwardOutput:
+    """Of passes that run one after the other, each into the memory of the one before."""
+    logits, hidden, are_finite = [], [], []
+    for output in outputs:
+        logits.append(output.logits.clone())
+        are_finite.append(output.are_finite.clone())
+        if output.hidden is not None:
+            hidden.append(output.hidden.clone())
+    some = [part for part in logits if len(part)] or logits[:1]  # of those without even the width may differ
+    return ForwardOutput(torch.cat(some), torch.cat(hidden) if hidden else None, torch.cat(are_finite))
 
 
 def states_of(hidden_states: Items[torch.Tensor], layers: Items[int]) -> torch.Tensor | None:

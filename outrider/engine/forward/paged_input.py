@@ -10,13 +10,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from outrider.decoding.draft import Draft
+from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.engine.step_input import Feed, Numbers
 
 FEW_QUERIES = 16  # of one sequence: so many are a Draft to be verified, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
 TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots up to its last row's, root
 WORD_BITS = 64
+LONGEST_PATH = 64  # of drafted nodes, for which a padded layout has room
 NO_ROOT = 2**30  # beyond every slot
 
 Array = TypeVar("Array")
@@ -33,6 +34,9 @@ class Layout:
     words: int  # of a tree's masks
     few_tiles: int
     many_tiles: int
+    path_length: int = (
+        0  # of drafted nodes, where a row's are read as if they were a chain; 0: masks hide others
+    )
 
     @classmethod
     def of(cls, feeds: Items[Feed], block_size: int) -> "Layout":
@@ -50,6 +54,15 @@ class Layout:
             many_tiles=int((-(-counts[~is_few] // MANY_TILE)).sum()),
         )
 
+    @classmethod
+    def padded(cls, rows: int, blocks: int, *, as_chains: bool) -> "Layout":
+        """With room for any sequences that feed so many rows together, few each.
+
+        as_chains: each row is computed as if what is drafted before it were a chain.
+        """
+        words, path_length = (0, LONGEST_PATH) if as_chains else (MAX_NODES // WORD_BITS, 0)
+        return cls(rows, rows, rows, blocks, words, rows, 0, path_length)
+
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         rows = (self.rows,)
@@ -60,6 +73,7 @@ class Layout:
             "seen": rows,
             "ends": rows,
             "ancestors": (self.rows, self.words),
+            "paths": (self.rows, self.path_length),
             "logit_rows": (self.logits,),
             "few_tiles": (self.few_tiles, TILE_FIELDS),
             "many_tiles": (self.many_tiles, TILE_FIELDS),
@@ -91,6 +105,7 @@ class PagedInput(Generic[Array]):
     seen: Array  # [rows] slots before that are all visible
     ends: Array  # [rows] slots up to the row's own; 0: padding, -1: the row is of ``many_tiles``
     ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are visible besides
+    paths: Array  # [rows, path_length] nodes up to the row's own, of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
     few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
@@ -124,21 +139,61 @@ def fill(layout: Layout, feeds: Items[Feed], block_size: int, spare_slot: int) -
     wanted = np.array([feed.num_logits for feed in feeds], np.int64)
     skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
+    spans = _spans_of_chains(numbers, feeds, firsts) if layout.path_length else _spans(numbers, feeds, firsts)
+    is_few = (spans.counts <= FEW_QUERIES) | bool(layout.path_length)
+    _write_tiles(numbers.few_tiles, FEW_TILE, spans, np.flatnonzero(is_few))
+    _write_tiles(numbers.many_tiles, MANY_TILE, spans, np.flatnonzero(~is_few))
+    numbers.ends[:num_rows][~np.repeat(is_few, spans.counts)] = -1
+    return buffer
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Rows that follow one another and may share tiles; arrays [num_spans]."""
+
+    lanes: Numbers
+    firsts: Numbers  # first rows
+    counts: Numbers  # rows
+    starts: Numbers  # slots before their first one's
+    roots: Numbers  # slots from which on not everything is visible, or is at another place; NO_ROOT: none
+
+
+def _spans(numbers: PagedInput[Numbers], feeds: Items[Feed], firsts: Numbers) -> _Spans:
+    """One for each sequence; drafted nodes see only their own ancestors among the drafted."""
     roots = np.full(len(feeds), NO_ROOT)
     for lane, feed in enumerate(feeds):
         if feed.tree is not None:
-            end = firsts[lane] + counts[lane]
-            roots[lane] = feed.start + counts[lane] - len(feed.tree)
-            nodes = min(len(feed.tree), int(counts[lane]))
+            end = int(firsts[lane]) + len(feed.tokens)
+            roots[lane] = _root(feed)
+            nodes = min(len(feed.tree), len(feed.tokens))
             _branch(numbers, feed.tree, slice(end - nodes, end), int(roots[lane]))
-    is_few = counts <= FEW_QUERIES
-    for tiles, rows, chosen in (
-        (numbers.few_tiles, FEW_TILE, is_few),
-        (numbers.many_tiles, MANY_TILE, ~is_few),
-    ):
-        _write_tiles(tiles, rows, np.flatnonzero(chosen), firsts, counts, starts, roots)
-    numbers.ends[:num_rows][~is_few[lanes]] = -1
-    return buffer
+    counts = np.array([len(feed.tokens) for feed in feeds], np.int64)
+    starts = np.array([feed.start for feed in feeds], np.int64)
+    return _Spans(np.arange(len(feeds)), firsts, counts, starts, roots)
+
+
+def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Items[Feed], firsts: Numbers) -> _Spans:
+    """One for each sequence's chain, and one for each drafted node that is off it."""
+    spans: list[tuple[int, int, int, int, int]] = []
+    for lane, feed in enumerate(feeds):
+        first, count, root = int(firsts[lane]), len(feed.tokens), _root(feed)
+        on_chain = count if feed.tree is None else min(count, root + feed.tree.chain_length - feed.start)
+        if on_chain > 0:
+            spans.append((lane, first, on_chain, feed.start, NO_ROOT))
+        for offset in range(max(on_chain, 0), count):
+            assert feed.tree is not None
+            row, path = first + offset, feed.tree.path(feed.start + offset - root)
+            end = root + len(path)
+            numbers.paths[row, : len(path)] = path
+            numbers.position_ids[0, row] = end - 1
+            numbers.seen[row] = numbers.ends[row] = end
+            spans.append((lane, row, 1, end - 1, root))
+    return _Spans(*np.array(spans, np.int64).reshape(-1, 5).T)
+
+
+def _root(feed: Feed) -> int:
+    """Slot of its Draft's first node."""
+    return feed.start + len(feed.tokens) - (len(feed.tree) if feed.tree else 0)
 
 
 def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -> None:
@@ -150,21 +205,13 @@ def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -
     numbers.ancestors[rows].view(np.uint8)[:, : bits.shape[1]] = bits
 
 
-def _write_tiles(
-    tiles: Numbers,
-    rows: int,
-    lanes: Numbers,
-    firsts: Numbers,
-    counts: Numbers,
-    starts: Numbers,
-    roots: Numbers,
-) -> None:
-    """Cuts the queries of these lanes into tiles of at most so many rows."""
-    num_tiles = -(-counts[lanes] // rows)
-    of_tile = np.repeat(lanes, num_tiles)
+def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> None:
+    """Cuts these spans into tiles of at most so many rows."""
+    num_tiles = -(-spans.counts[chosen] // rows)
+    of_tile = np.repeat(chosen, num_tiles)
     index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
     before = index * rows
-    held = np.minimum(counts[of_tile] - before, rows)
-    ends = starts[of_tile] + before + held
-    columns = (of_tile, firsts[of_tile] + before, held, ends, roots[of_tile])
+    held = np.minimum(spans.counts[of_tile] - before, rows)
+    ends = spans.starts[of_tile] + before + held
+    columns = (spans.lanes[of_tile], spans.firsts[of_tile] + before, held, ends, spans.roots[of_tile])
     tiles[: len(of_tile)] = np.stack(columns, axis=1)

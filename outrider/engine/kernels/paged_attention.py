@@ -4,7 +4,8 @@ The queries of one sequence that follow one another in the batch form a tile; it
 key/value head are computed together, so that the cache is read once for all of them. Few queries over a long
 context would leave most of a GPU idle: their context is split, and the parts are joined by their weights
 (Dao et al., "Flash-Decoding for long-context inference", 2023). A context is always split at the same places,
-and masked slots change no bit of a result: a row's output does not depend on its tile or its batch.
+and masked slots change no bit of a result: a row's output does not depend on its tile or its batch. Nor on
+where its drafted ancestors lie among others, where these are read in the order of a chain.
 """
 
 import math
@@ -36,7 +37,7 @@ SHARE = 0.6  # of a multiprocessor's memory, for the keys and values that are re
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["table_stride", "words", "splits"])
+@triton.jit(do_not_specialize=["table_stride", "words", "path_length", "splits"])
 def _attend_tile(
     query,  # [heads, rows, key_dim], by strides
     keys,  # [slots, kv_heads, key_dim]
@@ -45,6 +46,7 @@ def _attend_tile(
     tiles,  # int64 [num_tiles, TILE_FIELDS]
     seen,  # int64 [rows] slots before that are all visible
     ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
+    paths,  # int64 [rows, path_length] with CHAINS: nodes up to the row's own, of a tile that has a root
     positions,  # int64 [rows]
     sinks,  # [heads]
     output,  # [rows, heads, value_dim]
@@ -54,6 +56,7 @@ def _attend_tile(
     query_row_stride,
     table_stride,
     words,
+    path_length,
     splits,
     scale,
     softcap,
@@ -73,6 +76,7 @@ def _attend_tile(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    CHAINS: tl.constexpr,  # whether a row is computed as if what is drafted before it were a chain
     PRECISION: tl.constexpr,
 ):
     tile = tiles + tl.program_id(0) * FIELDS
@@ -104,6 +108,8 @@ def _attend_tile(
         oldest = tl.min(tl.where(real, position, 1 << 30), 0) - window + 1
         begin = tl.maximum(begin, tl.maximum(oldest, 0) // N * N)
         least = begin  # every block is looked at slot by slot
+    if CHAINS:
+        least = tl.minimum(least, root)  # from there on slots are looked up
     plain_end = tl.maximum(begin, tl.minimum(least, end) // N * N)
     largest = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
@@ -130,8 +136,13 @@ def _attend_tile(
     for place in range(plain_end, end, N):
         slots = place + tl.arange(0, N)
         inside = slots < end
-        block = tl.load(block_table + lane * table_stride + slots // BLOCK, mask=inside, other=0)
-        slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
+        held = slots
+        if CHAINS:
+            drafted = inside & (slots >= root)
+            path = paths + first * path_length + tl.where(drafted, slots - root, 0)
+            held = tl.where(drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots)
+        block = tl.load(block_table + lane * table_stride + held // BLOCK, mask=inside, other=0)
+        slot = (block * BLOCK + held % BLOCK) * KV_HEADS + head
         k = tl.load(
             keys + slot[None, :] * KEY_DIM + of_key[:, None],
             mask=inside[None, :] & has_key[:, None],
@@ -141,7 +152,7 @@ def _attend_tile(
         if SOFTCAP:
             scores = _capped(scores * scale, softcap)
         visible = slots[None, :] < sees[:, None]
-        if place + N > root:
+        if not CHAINS and place + N > root:
             node = tl.maximum(slots - root, 0)
             word = tl.load(
                 ancestors + row[:, None] * words + node[None, :] // 64,
@@ -150,7 +161,8 @@ def _attend_tile(
             )
             visible = visible | (((word >> (node % 64)[None, :]) & 1) != 0)
         if WINDOW:
-            visible = visible & ((slots[None, :] > position[:, None] - window) | (slots >= root)[None, :])
+            near = slots[None, :] > position[:, None] - window
+            visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
         scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
         new = tl.maximum(largest, tl.max(scores, 1))
         finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
@@ -282,6 +294,7 @@ class PagedAttention:
                 tiles,
                 paged.seen,
                 paged.ancestors,
+                paged.paths,
                 paged.position_ids,
                 sinks,
                 output,
@@ -291,6 +304,7 @@ class PagedAttention:
                 query.stride(1),
                 paged.block_table.shape[1],
                 paged.ancestors.shape[1],
+                paged.paths.shape[1],
                 splits,
                 key_dim**-0.5 if scaling is None else scaling,
                 softcap,
@@ -310,6 +324,7 @@ class PagedAttention:
                 WINDOW=window is not None,
                 SOFTCAP=softcap is not None,
                 SINKS=sinks is not None,
+                CHAINS=paged.paths.shape[1] > 0,
                 PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
                 num_warps=tiling.warps,
                 num_stages=STAGES,

@@ -8,6 +8,7 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.forward.batch_invariant import ROWS
 from outrider.engine.forward.graphs import captured_sizes
 from outrider.engine.forward.kernel import part_slots
 from outrider.engine.loading.skeleton import ModelSkeleton
@@ -119,13 +120,15 @@ def plan_memory(
     activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0
-    if on_cuda and not settings.batch_invariant:
+    if on_cuda:
         parts = -(-model.context_length // part_slots(model.context_length))
         heads = -(-model.query_heads // settings.tensor_parallel)
         row = parts * heads * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
-        activations += (settings.prefill_chunk + num_logits) * row
+        at_once = ROWS if settings.batch_invariant else settings.prefill_chunk + num_logits
+        activations += at_once * row
         if settings.graphs and settings.tensor_parallel == 1:
-            rows = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))[-1]
+            most_rows = settings.max_sequences * (1 + MAX_DEPTH)
+            rows = ROWS if settings.batch_invariant else captured_sizes(most_rows)[-1]
             logits = rows * model.vocab_size * model.dtype.itemsize
             graphs = model.activation_bytes(rows, rows) + logits + model.state_bytes(rows) + rows * row
     else:

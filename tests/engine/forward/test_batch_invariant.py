@@ -32,6 +32,7 @@ from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
 from tests.support.model import model_of
 from tests.support.ranks import Ranks
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 COUNT = 12
 Context = tuple[tuple[int, ...], ...]
@@ -212,6 +213,29 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
     ]
     every_way(engines[0], engines[1:], MADE_UP, extent)
     assert recorder.compared > (100 if extent is FEW else 200)
+    assert not recorder.differing
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kind", "count", "extent"),
+    [
+        ("llama", 2, Extent(1, (3,))),
+        *(pytest.param(kind, 8, FEW, marks=pytest.mark.slow) for kind in ("llama", "mistral", "gemma2")),
+    ],
+)
+def test_on_a_gpu_too(kind: str, count: int, extent: Extent, recorder: Recorder, tmp_path: Path) -> None:
+    """By the paged kernels, and by one graph."""
+    folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2)
+    fields = {"model": str(folder), "dtype": "float16", "cache_memory": 2**21, "self_check": False}
+    with simulated_cuda() as cuda:
+        target = Engine.from_settings(
+            EngineSettings.model_validate({**fields, "device": "cuda", "batch_invariant": True})
+        )
+        every_way(target, [], MADE_UP[:count], extent)
+    assert any("graph.replay" in cause for cause in cuda.counts.launches)
+    assert not any("scaled_dot_product" in cause for cause in cuda.counts.launches)
+    assert recorder.compared > (20 if count == 2 else 50)
     assert not recorder.differing
 
 

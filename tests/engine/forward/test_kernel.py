@@ -18,6 +18,7 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.forward.batch import paged_batch
+from outrider.engine.forward.batch_invariant import ROWS
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.kernel import find_kernel, part_slots
 from outrider.engine.settings import EngineSettings
@@ -118,6 +119,17 @@ def test_kernels_and_graphs_say_the_same(checkpoint, expected, capture):
     assert capture.replayed > 30
 
 
+def test_batch_invariant_passes_are_replays_of_one_graph(tmp_path, capture):
+    folder = write_checkpoint(tmp_path, "gemma2")
+    expected = texts_of(engine_of(folder, graphs=False))
+    assert not capture.captured
+    engine = engine_of(folder, batch_invariant=True)
+    assert capture.captured == 1
+    assert texts_of(engine) == expected
+    assert capture.replayed > sum(PROMPT_LENGTHS) // ROWS + 24
+    assert engine.slow_because == ()
+
+
 def test_graphs_can_be_switched_off(checkpoint, expected, capture):
     engine = engine_of(checkpoint, graphs=False)
     assert texts_of(engine) == expected
@@ -187,21 +199,20 @@ NARROW, WIDE = {0: (2, 16, 16)}, {0: (1, 576, 512)}
 
 
 def test_there_is_no_kernel_without_cuda_and_nobody_misses_it():
-    settings = EngineSettings(model="any", batch_invariant=True)
+    settings = EngineSettings(model="any")
     assert find_kernel(settings, WIDE, 512, torch.device("cpu")) == (None, ())
 
 
 @pytest.mark.parametrize(
-    ("asked", "shapes", "why"),
+    ("shapes", "why"),
     [
-        ({}, WIDE, "heads have 576 dimensions"),
-        ({}, NARROW, "pip install triton"),
-        ({"batch_invariant": True}, NARROW, "batch_invariant is on"),
+        (WIDE, "heads have 576 dimensions"),
+        (NARROW, "pip install triton"),
     ],
 )
-def test_why_blocks_are_gathered_is_said(monkeypatch, asked, shapes, why):
+def test_why_blocks_are_gathered_is_said(monkeypatch, shapes, why):
     monkeypatch.setitem(sys.modules, "outrider.engine.kernels.paged_attention", None)  # as without Triton
-    settings = EngineSettings(model="any", **asked)
+    settings = EngineSettings(model="any")
     kernel, (reason,) = find_kernel(settings, shapes, 512, torch.device("cuda"))
     assert kernel is None
     assert reason.startswith("attention gathers its blocks, and no step has a CUDA graph: ")

@@ -11,12 +11,13 @@ from outrider.engine.forward.attention_groups import QuerySpan, form_groups
 from outrider.engine.forward.batch import pack
 from outrider.engine.forward.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, WORD_BITS, Layout, fill
 from outrider.engine.step_input import Feed
-from tests.support.paged_attention import paged_input, visible_slots
+from tests.support.paged_attention import PlainAttention, paged_input, visible_slots
 
 BLOCK = 8
 CPU = torch.device("cpu")
 TREE = Draft((1, 2, 3, 4, 5), (ROOT, 0, 0, 1, 2))
 WIDE = Draft(tuple(range(100)), (ROOT,) * 100)
+AS_CHAINS = Layout.padded(16, 50, as_chains=True)
 
 
 def feeds_of(*specs: tuple[int, int, Draft | None]) -> list[Feed]:
@@ -75,9 +76,37 @@ def test_an_end_says_which_kernel_a_row_is_of():
     assert given.ends.tolist() == [5, 6] + [-1] * 20
 
 
+def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
+    feeds = feeds_of((20, 7, TREE), (9, 2, None), (30, 3, Draft((1, 2, 3, 4), (ROOT, 0, 0, 2))))
+    given = paged_input(feeds, BLOCK, layout=replace(AS_CHAINS, lanes=3))
+    tiles = [tile for tile in given.few_tiles.tolist() if tile[2]]
+    assert [tile[:3] for tile in tiles] == [
+        [0, 0, 4],  # two committed tokens and two nodes of the chain
+        [0, 4, 1],
+        [0, 5, 1],
+        [0, 6, 1],
+        [1, 7, 2],
+        [2, 9, 1],  # of its nodes one is pending
+        [2, 10, 1],
+        [2, 11, 1],
+    ]
+    assert given.position_ids[0, :12].tolist() == [20, 21, 22, 23, 23, 24, 24, 9, 10, 30, 30, 31]
+    for name in ("seen", "ends"):
+        assert getattr(given, name)[:12].tolist() == (given.position_ids[0, :12] + 1).tolist()
+    attend = PlainAttention(BLOCK)
+    for row, tile in zip((4, 5, 6, 10, 11), [*tiles[1:4], *tiles[6:]], strict=True):
+        feed = feeds[tile[0]]
+        root = feed.start + len(feed.tokens) - len(feed.tree)
+        node = feed.start + row - (0 if tile[0] == 0 else 9) - root
+        places = np.array([*range(root), *(root + before for before in feed.tree.path(node))])
+        expected = feed.blocks[places // BLOCK] * BLOCK + places % BLOCK
+        assert attend.slots(given, tile).tolist() == expected.tolist()
+
+
 def test_what_is_left_of_a_larger_layout_is_padding_that_nobody_reads():
     feeds = feeds_of((20, 6, TREE), (9, 1, None))
-    room = Layout(16, 16, 16, 50, MAX_NODES // WORD_BITS, 16, 0)
+    room = Layout.padded(16, 50, as_chains=False)
+    assert room.words * WORD_BITS == MAX_NODES
     layout = replace(room, lanes=len(feeds))
     padded = layout.split(fill(layout, feeds, BLOCK, spare_slot=999))
     exact = paged_input(feeds, BLOCK)

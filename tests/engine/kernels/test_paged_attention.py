@@ -1,10 +1,13 @@
 """The kernels of attention, in Triton's interpreter, say what plain arithmetic says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.forward.paged_input import Layout
 from outrider.engine.step_input import Feed
 from tests.support.paged_attention import PlainAttention, paged_input
 
@@ -97,6 +100,32 @@ def test_a_row_does_not_depend_on_its_company():
         single = Feed([0], 1, 300 + place, feeds[0].blocks, None)
         row = query[place : place + 1].transpose(0, 1)
         assert torch.equal(attend(paged_input([single], 16), row, keys, values)[0], together[place])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(window):
+    """Bit for bit: wherever its ancestors lie among other nodes, and whatever shares its tile."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
+    query = torch.randn(6, 4, 16, generator=generator)
+    attend = PagedAttention(16, MOST_SLOTS, SHARED_MEMORY)
+    room = Layout.padded(16, 12, as_chains=True)
+
+    def attended(feed, rows):
+        layout = replace(room, lanes=1)
+        padded = query.new_zeros(16, 4, 16)
+        padded[: len(rows)] = query[rows]
+        given = paged_input([feed], 16, layout=layout)
+        return attend(given, padded.transpose(0, 1), keys, values, window=window)[: len(rows)]
+
+    (feed,) = feeds_of([(155, 6, Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 1, 1, 3)))], 16)
+    drafted = attended(feed, [0, 1, 2, 3, 4, 5])
+    kept = [0, 2, 4, 5]  # the committed token, and the nodes 1, 3, 4
+    slots = feed.blocks[np.arange(161) // 16] * 16 + np.arange(161) % 16
+    for tensor in (keys, values):
+        tensor[slots[155:159]] = tensor[slots[155 + np.array(kept)]]  # which lie where a chain's would
+    committed = Feed([0] * 4, 1, 155, feed.blocks, None)
+    assert torch.equal(attended(committed, kept), drafted[kept])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
