@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "protos": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.engine": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.client": {"protos"},
+    "outrider.checking": {"outrider.decoding"},
     "outrider.training": {"outrider.decoding", "outrider.engine"},
     "outrider.demo": {"outrider.decoding", "outrider.engine", "outrider.training"},
     "actors": {
@@ -29,7 +30,8 @@ MAY_IMPORT = {
     },
     "gateway": {"outrider.decoding", "outrider.drafters", "outrider.pace", "outrider.telemetry", "protos"},
 }
-MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.demo", "outrider.training", "outrider.client"}
+NOT_SERVED = {"outrider.demo", "outrider.training", "outrider.client", "outrider.checking"}
+MAY_IMPORT["cluster"] = {*MAY_IMPORT} - NOT_SERVED
 MAY_IMPORT["outrider.tools"] = {*MAY_IMPORT} - {"outrider.demo"}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}
 FILES = sorted(
@@ -134,6 +136,7 @@ HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
         ("cluster.preflight", HEAVY | {"ray", "fastapi"}),
         ("outrider.engine.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
         ("outrider.client.client", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
+        ("outrider.checking.check", HEAVY | {"ray", "fastapi", "grpc"}),
     ],
 )
 def test_a_process_loads_only_what_it_uses(module: str, watched: set[str]) -> None:

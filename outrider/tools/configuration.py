@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from cluster.settings import Settings
 from gateway.settings import Speculation
+from outrider.checking.settings import CheckSettings
 from outrider.decoding.settings import RequestedSampling
 from outrider.tools.pages import rewritten
 
@@ -29,6 +30,7 @@ TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("configuration.md", "settings"): Settings,
     ("requests.md", "sampling"): RequestedSampling,
     ("requests.md", "speculation"): Speculation,
+    ("checking.md", "check"): CheckSettings,
 }
 # By the last word of a field's name, or the first of what is counted per something.
 # A field says otherwise by json_schema_extra={"unit": "..."}.

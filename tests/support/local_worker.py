@@ -30,13 +30,13 @@ class LocalEngine:
         self.failure: BaseException | None = None
         self.connection, theirs = socket.socketpair()
         built: Future[Engine] = Future()
-        self._thread = threading.Thread(target=self._run, args=(build, built, theirs), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(build, built, theirs), daemon=True)
+        self.thread.start()
         self.engine = built.result()
 
     def join(self) -> None:
         """Once it was told to stop."""
-        self._thread.join()
+        self.thread.join()
 
     def _run(self, build: Callable[[], Engine], built: "Future[Engine]", theirs: socket.socket) -> None:
         with closing(theirs):

@@ -1,0 +1,13 @@
+"""What keeps two deployments from being compared.
+
+CheckError
+└── RefusedError
+"""
+
+
+class CheckError(Exception):
+    """The check could not be made: neither that the deployments differ is known, nor that they do not."""
+
+
+class RefusedError(CheckError):
+    """A deployment answers a request with an error."""

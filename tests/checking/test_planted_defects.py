@@ -1,0 +1,54 @@
+"""A check finds what is planted in one of two services, and nothing where nothing is."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.planted import DEFECTS, Defect, Services, services
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FEW: dict[str, Any] = {"requests": 4, "answer_tokens": 32}
+# What is wrong, how much is asked to find it, and words of the reason.
+QUICK: dict[str, tuple[dict[str, Any], str]] = {
+    "residual": ({"samples": 96, "sampled_prompts": 1, "sampled_tokens": 4}, "another distribution"),
+}
+LONG: dict[str, tuple[dict[str, Any], str]] = {
+    "top_p": ({**FEW, "kinds": ("truncated",)}, "seeded answers part"),
+    "bonus": ({"requests": 96, "kinds": ("json",)}, "seeded answers part"),
+    "block": ({"requests": 96, "answer_tokens": 32}, "seeded answers part"),
+    "unverified": ({"requests": 96, "kinds": ("greedy", "sampled")}, "seeded answers part"),
+}
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
+async def test_what_is_planted_is_found(both: Services, name: str) -> None:
+    asked, reason = {**QUICK, **LONG}[name]
+    report = await both.checked(DEFECTS[name], **asked)
+    assert report.differs
+    assert any(reason in one for one in report.reasons)
+
+
+async def test_nothing_is_found_where_nothing_is(both: Services) -> None:
+    report = await both.checked(Defect("none"), samples=16, sampled_prompts=1, sampled_tokens=4, **FEW)
+    assert report.reasons == ()
+    assert report.seeded is not None
+    assert report.seeded.identical == report.seeded.requests == 4
+    assert report.seeded.tokens > 50
+    assert report.distributions is not None
+    assert report.distributions.test.distance is not None
+
+
+@pytest.mark.slow
+async def test_nothing_is_found_where_nothing_is_at_length(both: Services) -> None:
+    for settings in ({"requests": 96, "samples": 0}, {"requests": 0, "samples": 128, "sampled_prompts": 4}):
+        assert (await both.checked(Defect("none"), verification="rejection", **settings)).reasons == ()
+
+
+@pytest.mark.slow
+async def test_another_type_is_found_and_taken_for_rounding_where_that_is_allowed() -> None:
+    async with services(DEFECTS["bfloat16"].b_target) as both:
+        report = await both.checked(DEFECTS["bfloat16"], requests=16)
+        assert any("log-probabilities" in reason for reason in report.reasons)
+        assert report.perplexity is not None
+        assert 1e-3 < report.perplexity.largest_difference < 0.5

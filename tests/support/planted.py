@@ -1,0 +1,139 @@
+"""Defects that somebody might ship, planted in one of two services that share a process."""
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import outrider.decoding.verify
+import outrider.engine.sampler
+from outrider.checking.check import check
+from outrider.checking.deployment import Deployment
+from outrider.checking.report import Report
+from outrider.checking.settings import CheckSettings
+from outrider.decoding.draft import Draft, Verdict
+from outrider.decoding.row import Row
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices
+from outrider.engine.sequence import Sequence
+from outrider.engine.tasks.verify import VerifyTask
+from tests.support.local_worker import LocalWorker
+from tests.support.patience import LIMIT_S
+from tests.support.service import Service, service_of
+
+ONE_IN = 200  # rounds, of which the Draft is emitted unverified
+
+Planted = AbstractContextManager[None]
+
+
+@contextmanager
+def _only_in(worker: LocalWorker, owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
+    """There ``wrong`` takes the place of a function, which it is given before its arguments."""
+    right = getattr(owner, name)
+
+    def either(*arguments: Any, **named: Any) -> Any:
+        if threading.current_thread() is worker.behind.thread:
+            return wrong(right, *arguments, **named)
+        return right(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, either)
+        yield
+
+
+def _residual_sign(target: LocalWorker) -> Planted:
+    def wrong(right: Any, draft: Draft, target_probs: Tensor, length: int, weight: float) -> Tensor:
+        if length == len(draft):
+            return right(draft, target_probs, length, weight)
+        given = draft.draft_probs[length]
+        leftover = -weight * target_probs[length].double()
+        leftover[list(given.token_ids)] += torch.tensor(given.probs, dtype=torch.float64)
+        return leftover.clamp(min=0.0)
+
+    return _only_in(target, outrider.decoding.verify, "_leftover", wrong)
+
+
+def _no_mask_at_bonus_token(target: LocalWorker) -> Planted:
+    def wrong(right: Any, task: VerifyTask) -> list[Row]:
+        *rows, last = right(task)
+        return [*rows, replace(last, mask=None) if rows else last]
+
+    return _only_in(target, VerifyTask, "rows", wrong)
+
+
+def _top_p_at_draft_only(target: LocalWorker) -> Planted:
+    def wrong(right: Any, logits: Tensor, rows: list[Row], *settings: Any) -> Tensor:
+        whole = [replace(row, sampling=row.sampling.model_copy(update={"top_p": 1.0})) for row in rows]
+        return right(logits, whole, *settings)
+
+    return _only_in(target, outrider.engine.sampler, "process", wrong)
+
+
+def _shared_block(target: LocalWorker) -> Planted:
+    def wrong(right: Any, cache: PagedCache, sequence: Sequence, index: int) -> bytes:
+        return right(cache, sequence, index)[:1]  # too little to tell blocks apart
+
+    return _only_in(target, PagedCache, "_digest", wrong)
+
+
+def _unverified(target: LocalWorker) -> Planted:
+    def wrong(right: Any, task: VerifyTask, draft: Draft, choices: Choices) -> Verdict:
+        if not draft or hash((task.sequence.noise_key, task._round)) % ONE_IN:
+            return right(task, draft, choices)
+        path = max((draft.path(node) for node in range(len(draft))), key=len)
+        return Verdict(tuple(path), (*(draft.tokens[node] for node in path), choices.chosen[1 + path[-1]]))
+
+    return _only_in(target, VerifyTask, "_judge", wrong)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What is wrong with B, and what is asked to find it."""
+
+    name: str
+    plant: Callable[[LocalWorker], Planted] = lambda target: nullcontext()  # in its target
+    b_target: Mapping[str, Any] = field(default_factory=dict)  # settings of its target
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the check
+
+
+SEEDED = {"samples": 0}  # no test of distributions
+RATIO_RULE = {"requests": 0, "verification": "rejection"}  # nothing else
+
+DEFECTS = {
+    "residual": Defect("residual distribution with the sign wrong", _residual_sign, settings=RATIO_RULE),
+    "bonus": Defect("grammar's mask missing at the bonus token", _no_mask_at_bonus_token, settings=SEEDED),
+    "top_p": Defect("top-p applied to the draft only", _top_p_at_draft_only, settings=SEEDED),
+    "block": Defect("cache block shared by mistake", _shared_block, settings=SEEDED),
+    "bfloat16": Defect("bfloat16 against float32", b_target={"dtype": "bfloat16"}, settings=SEEDED),
+    "unverified": Defect(f"Draft emitted unverified in one of {ONE_IN} rounds", _unverified, settings=SEEDED),
+}
+
+
+@dataclass(frozen=True)
+class Services:
+    """Two of the same demo pair."""
+
+    a: Service
+    b: Service
+
+    async def checked(self, defect: Defect, **settings: Any) -> Report:
+        """With the defect in B. Both draft in every round, so that no pace hides it."""
+        (target,) = self.b.of("target")
+        asked = CheckSettings.model_validate({**defect.settings, **settings})
+        sides = Deployment("A", self.a.http, "fixed"), Deployment("B", self.b.http, "fixed")
+        with defect.plant(target):
+            return await check(*sides, asked, lambda what, done, of: None)
+
+
+@asynccontextmanager
+async def services(b_target: Mapping[str, Any] = MappingProxyType({})) -> AsyncIterator[Services]:
+    """b_target: settings of B's target that differ."""
+    patient = {"propose_deadline_ms": 1e3 * LIMIT_S}  # no busy machine has rounds go without their Draft
+    async with service_of(gateway=patient) as a, service_of(target=b_target, gateway=patient) as b:
+        yield Services(a, b)
