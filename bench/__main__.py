@@ -25,6 +25,7 @@ BENCHMARKS = {
     "simulate": "the gateway and its pace at GPU cost ratios",
     "parallel": "parallel drafts at GPU cost ratios",
     "suffix": "drafters without a model: tokens per pass by kind of text",
+    "heads": "trained drafters: acceptance by position, tokens per pass by kind of text",
     "metrics": "what recording metrics costs",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",

@@ -15,6 +15,7 @@ from outrider.engine.settings import DraftModelSettings, EngineSettings, ModelSe
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
+DEMO_PARALLEL = "outrider-demo-parallel"  # as a draft's model: the demo draft trained for parallel drafting
 TARGET_ITSELF = "target"  # as a draft's model
 DEFAULT_DRAFT = "model"  # name of the draft that ``draft=MODEL`` gives
 
@@ -164,7 +165,8 @@ class RaySettings(Group):
 
 
 class Settings(Group):
-    """Of one deployment. What follows from others is filled in; without a target it is the demo pair's."""
+    """Of one deployment. What follows from others is filled in; without a target it is the demo pair's, where
+    a head that ``target.drafter`` names takes the draft's place."""
 
     target: TargetSettings
     drafts: dict[DraftName, DraftSettings] = Field(
@@ -191,8 +193,11 @@ class Settings(Group):
             return given
         is_demo = "model" not in target
         if is_demo:
-            target = {"model": _demo("target"), "name": DEMO_NAME, "dtype": "float32", **target}
-        drafts = given.get("drafts") or ({DEFAULT_DRAFT: {}} if is_demo else {})
+            head = _demo_head(target.get("drafter"))
+            demo = {"model": _demo("pair", "target"), "name": DEMO_NAME, "dtype": "float32"}
+            target = {**demo, **({} if head is None else {"head": head}), **target}
+        has_demo_draft = is_demo and target.get("drafter") is None
+        drafts = given.get("drafts") or ({DEFAULT_DRAFT: {}} if has_demo_draft else {})
         if isinstance(drafts, dict):
             drafts = {name: _draft_filled_in(draft, target, is_demo) for name, draft in drafts.items()}
         gateway = given.get("gateway", {})
@@ -298,12 +303,20 @@ def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
     if given.get("model") == TARGET_ITSELF:
         of_target = {name: value for name, value in target.items() if name in ("model", "dtype")}
         return {"quantization": "int4", **of_target, **given, "model": target["model"]}
-    return {"model": _demo("draft"), "dtype": "float32", **given} if is_demo else given
+    if given.get("model") == DEMO_PARALLEL:
+        return {"dtype": "float32", **given, "model": _demo("drafters", "parallel")}
+    return {"model": _demo("pair", "draft"), "dtype": "float32", **given} if is_demo else given
 
 
 def _share(replicas: int, gpus: float) -> float:
     return 1.0 / math.ceil(replicas / gpus) if replicas and gpus >= 1 else 0.0
 
 
-def _demo(role: str) -> str:
-    return str(files("outrider.demo").joinpath("pair", role))
+def _demo(*path: str) -> str:
+    return str(files("outrider.demo").joinpath(*path))
+
+
+def _demo_head(drafter: Any) -> str | None:
+    """Of the demo target, where it has one for a drafter of that name."""
+    folder = _demo("drafters", str(drafter))
+    return folder if os.path.isdir(folder) else None

@@ -16,6 +16,7 @@ KINDS = (
     "schema_answers",
 )
 DEMO = Path(__file__).parent / "pair"
+DRAFTERS = Path(__file__).parent / "drafters"  # others for its target, by their names
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from outrider.engine.errors import EngineError
 from outrider.training.card import write_card
 from outrider.training.eagle3 import Eagle3Trainee
 from outrider.training.early_exit import EarlyExitTrainee
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         print("outrider:", "; ".join(told), file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (EngineError, ValueError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 1
     return 0

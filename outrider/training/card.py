@@ -9,7 +9,7 @@ from outrider.training.trainee import Trainee
 CARD = """\
 # {title}
 
-For the target `{target}`: {size:,} trained weights, stored in bfloat16. Of no use for another target.
+For the target in `{target}`: {size:,} trained weights, stored in bfloat16. Of no use for another target.
 
 **Data.** {tokens:,} tokens: prompts, and what the target answers to them. One text in 32 is held out.
 
@@ -32,7 +32,7 @@ def write_card(trainee: Trainee, command: str, settings: TrainingSettings, token
     told = settings.model_dump(mode="json", exclude={"target", "draft", "text", *DOES_NOT_MATTER})
     card = CARD.format(
         title=trainee.title,
-        target=settings.target.name,
+        target=settings.target,
         size=trainee.size,
         tokens=tokens,
         command=command,

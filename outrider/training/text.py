@@ -39,13 +39,18 @@ def read_prompts(file: Path, seed: int) -> list[str]:
 
 
 def write_text(settings: TextSettings) -> None:
-    """Answers the prompts. Lines that the file has already are those of the first prompts, and stay."""
+    """Answers the prompts. Lines that the file has already are those of the first prompts, and stay.
+
+    Raises:
+        ValueError: the prompts are not in their form.
+        EngineError: the target cannot be run.
+    """
     prompts = read_prompts(settings.prompts, settings.seed)[: settings.count]
     tokenizer = Tokenizer.from_file(str(settings.target / "tokenizer.json"))
     requests = [
         _request(tokenizer.encode(prompt).ids, number, settings) for number, prompt in enumerate(prompts)
     ]
-    done = len(settings.output.read_bytes().splitlines()) if settings.output.exists() else 0
+    done = _lines_of(settings.output)
     engine = Engine.from_settings(
         EngineSettings(model=str(settings.target), dtype=settings.dtype, max_sequences=settings.at_once)
     )
@@ -60,6 +65,17 @@ def write_text(settings: TextSettings) -> None:
             file.flush()
             speed = written / (time.monotonic() - started)
             print(f"text {first + len(asked)}/{len(requests)}  {speed:.0f} tokens/s", flush=True)
+
+
+def _lines_of(file: Path) -> int:
+    """How many there are; one that was cut off is removed."""
+    if not file.exists():
+        return 0
+    written = file.read_bytes()
+    whole = written[: written.rfind(b"\n") + 1]
+    with file.open("r+b") as cut:
+        cut.truncate(len(whole))
+    return whole.count(b"\n")
 
 
 def _request(prompt: list[int], number: int, settings: TextSettings) -> Request:

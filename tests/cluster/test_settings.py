@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from cluster.arguments import SettingsError, read_settings
-from cluster.settings import DEMO_NAME, Settings
+from cluster.settings import DEMO_NAME, DEMO_PARALLEL, Settings
+from outrider.demo.prompts import DRAFTERS
 
 
 def settings(**arguments: Any) -> Settings:
@@ -112,6 +113,20 @@ def test_of_the_demo_pair_anything_may_be_set() -> None:
         settings().draft_engine("model").model,
         2,
     )
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
+def test_the_demo_target_has_heads_by_name(drafter: str) -> None:
+    found = read_settings({"target.drafter": drafter})
+    assert found.target_engine().head == str(DRAFTERS / drafter)
+    assert (found.drafts, found.gateway.drafters) == ({}, (drafter,))
+    assert read_settings({"target.drafter": drafter, "target.head": "own"}).target.head == "own"
+    assert read_settings({"target": "folder", "target.drafter": drafter}).target.head is None
+
+
+def test_the_demo_target_has_a_parallel_draft_by_name() -> None:
+    found = read_settings({"draft": DEMO_PARALLEL}).draft_engine("model")
+    assert (found.model, found.dtype) == (str(DRAFTERS / "parallel"), "float32")
 
 
 def test_a_target_alone_is_drafted_for_by_ngrams() -> None:

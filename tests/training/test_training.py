@@ -54,7 +54,7 @@ def test_a_text_is_a_prompt_and_what_the_target_answers(text: Path) -> None:
 
 def test_writing_that_was_cut_off_goes_on_where_it_was(text: Path) -> None:
     lines = text.read_text().splitlines(keepends=True)
-    (text.parent / "again.jsonl").write_text("".join(lines[:3]))
+    (text.parent / "again.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
     assert write(text.parent, "again.jsonl") == 0
     assert (text.parent / "again.jsonl").read_text() == "".join(lines)
 

@@ -1,0 +1,167 @@
+"""Acceptance and tokens per pass of the drafters trained for the demo target: `python -m bench heads`.
+
+Through the engine, by kind of text, temperature and position, at a fixed depth on held-out prompts. Counts,
+not times. A round counts if it had a Draft and did not end the text.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bench.report import save, table
+from outrider.decoding.draft import Draft
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO, DRAFTERS, KINDS, prompts
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.speculate import Generation, Request
+from outrider.engine.work import Verified, Verify
+
+SEED = 7
+TEMPERATURES = (0.7, 1.0)
+
+
+@dataclass
+class Tally:
+    """Of all rounds of some requests."""
+
+    depth: int
+    rounds: int = 0
+    tokens: int = 0
+    reached: list[int] = field(default_factory=list)  # by position
+    accepted: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reached, self.accepted = [0] * self.depth, [0] * self.depth
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """A round."""
+        self.rounds += 1
+        self.tokens += accepted + 1
+        for position in range(min(accepted + 1, drafted)):
+            self.reached[position] += 1
+            self.accepted[position] += position < accepted
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / max(self.rounds, 1)
+
+    @property
+    def acceptance(self) -> list[float | None]:
+        """By position, of those that were reached."""
+        pairs = zip(self.accepted, self.reached, strict=True)
+        return [accepted / reached if reached else None for accepted, reached in pairs]
+
+
+@dataclass
+class Pair:
+    """The target, and what drafts for it; None: what stands beside the target."""
+
+    target: Engine
+    drafter: Drafter | None
+
+    def tally(self, requests: Sequence[Request], depth: int) -> Tally:
+        """Of all requests at once."""
+        texts = dict(self._open(request, depth) for request in requests)
+        drafts, tally = dict.fromkeys(texts, Draft()), Tally(depth)
+        while self.target.has_work:
+            going_on = []
+            for result in self.target.step():
+                assert isinstance(result, Verified)
+                text = texts[result.sequence]
+                text.tokens += result.verdict.tokens
+                text.round += 1
+                if result.finish is not None:
+                    self._close(result.sequence, text)
+                    continue
+                if drafted := len(drafts[result.sequence]):
+                    tally.count(drafted, len(result.verdict.accepted))
+                going_on.append(result)
+            asked = [
+                Asked(texts[result.sequence], depth, 0, texts[result.sequence].round) for result in going_on
+            ]
+            for result, draft in zip(going_on, self._drafts(asked, going_on), strict=True):
+                number = result.sequence
+                drafts[number], base = draft, len(self.target.sequence(number).tokens)
+                self.target.submit(
+                    Verify(number, base, (), draft, texts[number].round, self._next_depth(depth))
+                )
+        return tally
+
+    def _open(self, request: Request, depth: int) -> tuple[int, Generation]:
+        prompt = request.prompt
+        sequence = self.target.open(len(prompt), request.noise_key, request.sampling)
+        self.target.submit(Verify(sequence.number, 0, prompt, Draft(), 0, self._next_depth(depth)))
+        return sequence.number, Generation(len(prompt), request.noise_key, request.sampling, list(prompt))
+
+    def _next_depth(self, depth: int) -> int:
+        return 0 if self.drafter else depth
+
+    def _drafts(self, asked: list[Asked], results: list[Verified]) -> list[Draft]:
+        if self.drafter is None:
+            return [result.draft or Draft() for result in results]
+        return self.drafter.propose(asked)
+
+    def _close(self, number: int, text: Generation) -> None:
+        self.target.close(self.target.sequence(number))
+        if self.drafter is not None:
+            self.drafter.forget(text)
+
+
+def beside(name: str) -> Pair:
+    return Pair(_engine(DEMO / "target", drafter=name, head=str(DRAFTERS / name)), None)
+
+
+def with_draft(folder: Path) -> Pair:
+    return Pair(_engine(DEMO / "target"), DraftModel(_engine(folder)))
+
+
+DRAFTED_BY: dict[str, Callable[[], Pair]] = {
+    "model": lambda: with_draft(DEMO / "draft"),
+    "eagle3": lambda: beside("eagle3"),
+    "medusa": lambda: beside("medusa"),
+    "parallel": lambda: with_draft(DRAFTERS / "parallel"),
+}
+
+
+def _engine(folder: Path, **settings: Any) -> Engine:
+    given = {"dtype": "float32", "threads": 1, "cache_memory": 2**28, **settings}
+    return Engine.from_settings(EngineSettings.model_validate({"model": str(folder), **given}))
+
+
+def asked_of(kind: str, count: int, temperature: float, tokens: int) -> list[Request]:
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    sampling = Sampling(max_tokens=tokens, temperature=temperature)
+    found = [tuple(tokenizer.encode(text).ids) for text in prompts(kind, count)]
+    return [Request(prompt, sampling, noise_key(SEED, 0, prompt)) for prompt in found]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench heads", description=__doc__.partition("\n")[0])
+    parser.add_argument("--drafters", nargs="+", default=list(DRAFTED_BY), choices=DRAFTED_BY)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--prompts", type=int, default=32, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer at most")
+    parser.add_argument("--depth", type=int, default=4)
+    options = parser.parse_args(arguments)
+    rows = []
+    for name in options.drafters:
+        pair = DRAFTED_BY[name]()
+        for kind in options.kinds:
+            for temperature in TEMPERATURES:
+                tally = pair.tally(
+                    asked_of(kind, options.prompts, temperature, options.tokens), options.depth
+                )
+                row = {"drafter": name, "kind": kind, "temperature": temperature, "rounds": tally.rounds}
+                rows.append({**row, "tokens per pass": tally.tokens_per_pass, "acceptance": tally.acceptance})
+                print(table(rows[-1:]), flush=True)
+    told = {"prompts": options.prompts, "tokens": options.tokens, "depth": options.depth}
+    print(save("heads", rows, **told))
