@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -19,15 +19,40 @@ MAX_KEPT = 1024  # grammars that are known to be good or bad
 
 
 @dataclass(frozen=True)
+class Thoughts:
+    """Free text before the form of an answer begins."""
+
+    opening: str | None  # mark before them, if there are any, as Lark has it; None: they have begun
+    close: str  # mark after them
+
+    def before(self, grammar: str) -> str:
+        """Of the thoughts, and after them what follows this grammar."""
+        is_lark = not grammar.startswith("{")
+        (answer,) = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
+        text = f"TEXT {self.close}" if self.close.startswith("<[") else "closed"
+        begin = text if self.opening is None else f"({self.opening} {text})?"
+        lines = [f"start: {begin} @answer", "TEXT: /(.|\\n)*/"]
+        if text == "closed":
+            lines.append(f"closed[lazy]: TEXT {self.close}")
+        thoughts = {"lark_grammar": "\n".join(lines)}
+        return json.dumps({"grammars": [thoughts, {**answer, "name": "answer"}]})
+
+
+@dataclass(frozen=True)
 class Form:
     """What a request asks for, as it says it."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
     field: str  # the request's own name for it
+    thoughts: Thoughts | None = None  # that may come before
 
     def grammar(self) -> str:
         """As llguidance takes it. Raises GrammarError."""
+        grammar = self._of_answer()
+        return grammar if self.thoughts is None else self.thoughts.before(grammar)
+
+    def _of_answer(self) -> str:
         if len(self.source) > MAX_GRAMMAR:
             raise GrammarError(f"{len(self.source)} characters, at most {MAX_GRAMMAR} are accepted")
         if self.kind == "regex":
@@ -43,6 +68,14 @@ class Form:
             )
         except ValueError as error:
             raise GrammarError(f"is no JSON schema: {error}") from error
+
+
+def mark(text: str, added: Mapping[str, int]) -> str:
+    """A text between the parts of an answer, as Lark has it: by its id where it is a token of its own.
+
+    added: ids of tokens that the tokenizer never makes of other text, and that no text can say.
+    """
+    return f"<[{added[text]}]>" if text in added else json.dumps(text)
 
 
 def json_object(field: str) -> Form:

@@ -16,6 +16,7 @@ from gateway.api.openai.fields import Ignored
 from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.response_template import CALLS, THINKING, marks
 from gateway.api.openai.schemas import GenerationRequest
+from gateway.api.openai.thinking import thoughts_before
 from gateway.api.openai.tool_grammar import CallFormat
 from gateway.api.openai.tools import MAX_TOOLS, NamedChoice, Tool
 from gateway.errors import InvalidRequestError
@@ -135,11 +136,15 @@ class ChatRequest(GenerationRequest):
         )
         if self.tools and self.tool_choice != "none" and request.form is not None:
             raise InvalidRequestError("tools", "cannot be combined with a form of the answer")
+        form = chat.form or request.form
+        if form is not None:
+            known = chat.response_template
+            form = replace(form, thoughts=thoughts_before(known, chat.prompt, generation.added_tokens))
         return replace(
             request,
             continues_text=False,
             shown=chat.shown(generation.special_tokens),
-            form=chat.form or request.form,
+            form=form,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.api.openai.response_template import CALLS
 from gateway.errors import InvalidRequestError
-from gateway.generation.form import Form
+from gateway.generation.form import Form, mark
 
 ARGUMENTS = {"{content.arguments}": "arguments", "{content.parameters}": "parameters"}
 # Written on one line, as chat templates write what was called before.
@@ -36,13 +36,13 @@ class CallFormat:
 
     def only_calls(self, tools: Sequence[dict[str, Any]], *, several: bool) -> Form:
         """Of these tools; ``several``: one or more."""
-        calls = f"start: call{'+' if several else ''}\ncall: {self._mark(self.opening)} body"
+        calls = f"start: call{'+' if several else ''}\ncall: {mark(self.opening, self.added)} body"
         return Form("lark", f"{calls}\n{self._bodies(tools)}", "tools")
 
     def right_calls(self, tools: Sequence[dict[str, Any]]) -> Form:
         """Any text, and in it calls of these tools, each by its schema."""
         if self.opening in self.added:
-            call = f"call: TEXT {self._mark(self.opening)} body"
+            call = f"call: TEXT {mark(self.opening, self.added)} body"
         else:
             call = f"opened[lazy]: TEXT {json.dumps(self.opening)}\ncall: opened body"
         lines = ["start: call* rest", "rest: TEXT", "TEXT: /(.|\\n)*/", call, self._bodies(tools)]
@@ -52,17 +52,13 @@ class CallFormat:
         functions = [tool["function"] for tool in tools]
         rules = [
             f"body_{index}: {json.dumps(self._head(function))} %json {_schema(function)}"
-            f' "}}" {self._mark(self.close)}'
+            f' "}}" {mark(self.close, self.added)}'
             for index, function in enumerate(functions)
         ]
         return "\n".join(["body: " + " | ".join(f"body_{index}" for index in range(len(rules))), *rules])
 
     def _head(self, function: dict[str, Any]) -> str:
         return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{self.arguments}": '
-
-    def _mark(self, text: str) -> str:
-        """By its id where it is a token of its own: as text it could not be said."""
-        return f"<[{self.added[text]}]>" if text in self.added else json.dumps(text)
 
 
 def _schema(function: dict[str, Any]) -> str:

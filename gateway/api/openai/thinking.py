@@ -1,0 +1,31 @@
+"""What a model thinks before it answers: a form of the answer begins after it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.api.openai.response_template import THINKING
+from gateway.generation.form import Thoughts, mark
+
+
+def thoughts_before(
+    template: dict[str, Any] | None, prompt: str, added: Mapping[str, int]
+) -> Thoughts | None:
+    """None where the model thinks nothing, or has done so in the prompt, or between marks that vary.
+
+    Args:
+        template: the model's response template.
+        prompt: of a chat, as its template writes it: it may have begun the thoughts, or ended them.
+        added: ids of the tokenizer's added tokens.
+    """
+    fields = {} if template is None else template["fields"]
+    thinking: dict[str, Any] = next((fields[name] for name in THINKING if name in fields), {})
+    opening, close = thinking.get("open"), thinking.get("close")
+    if not isinstance(opening, str) or not isinstance(close, str):
+        return None
+    from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
+
+    events = ResponseParser(template, prefix=prompt).initial_events
+    written = [event["type"] for event in events if event["field"] in THINKING]
+    if not written:
+        return Thoughts(mark(opening, added), mark(close, added))
+    return None if written[-1] == "region_close" else Thoughts(None, mark(close, added))

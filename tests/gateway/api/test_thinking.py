@@ -1,0 +1,116 @@
+"""A form begins after what a model thinks: by the marks of its template, whatever drafts."""
+
+import json
+
+import httpx
+import pytest
+from tokenizers import AddedToken
+
+from gateway.api import http_api
+from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.openai.response_template import of_chat_template
+from gateway.api.openai.thinking import thoughts_before
+from gateway.generation.form import Form, Thoughts, choice, json_schema
+from outrider.decoding.grammar import compiled, token_table
+from outrider.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
+from tests.fakes.tokenizers import byte_tokenizer
+from tests.support.service import ANYBODY, service_of
+
+TURN = "<|im_start|>assistant\n"
+# The token layout that Qwen 3 publishes, in a template of our own.
+THINKS = of_chat_template(f"{{% if thinks %}}<think>{{% endif %}}{TURN}")
+TOKEN = Thoughts("<[257]>", "<[258]>")
+TEXT = Thoughts('"<think>"', '"</think>"')
+FORMS = {
+    "json": (json_schema('{"const": {"a": 1}}', ""), '{"a": 1}'),
+    "regex": (Form("regex", "[a-c]/[0-9]", ""), "b/7"),
+    "choice": (choice(["yes", "no"], ""), "no"),
+}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (TURN, TEXT),
+        (f"{TURN}<think>\n", Thoughts(None, TEXT.close)),
+        (f"{TURN}<think>\n\n</think>\n\n", None),
+        (f"<|im_start|>user\n<think><|im_end|>\n{TURN}", TEXT),
+    ],
+    ids=["none yet", "begun", "ended", "of a user"],
+)
+def test_the_prompt_says_how_far_the_thoughts_are(prompt, expected):
+    assert thoughts_before(THINKS, prompt, {}) == expected
+
+
+def test_marks_that_are_tokens_are_taken_by_their_ids():
+    assert thoughts_before(THINKS, TURN, {"<think>": 257, "</think>": 258}) == TOKEN
+
+
+def test_a_model_that_thinks_nothing_has_no_thoughts():
+    assert thoughts_before(RESPONSE_TEMPLATE, "<|assistant|>", {}) is None
+    assert thoughts_before(None, "", {}) is None
+
+
+@pytest.fixture(scope="module", params=["special", "not special"])
+def tokens(request):
+    """Bytes, and as tokens of their own the marks of thinking."""
+    tokenizer = byte_tokenizer()
+    special = request.param == "special"
+    tokenizer.add_tokens([AddedToken(mark, special=special) for mark in ("<think>", "</think>")])
+    return token_table(tokenizer.to_str(), tokenizer.get_vocab_size(), [256])
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("marks", [TOKEN, TEXT], ids=["tokens", "text"])
+def test_the_form_begins_after_the_thoughts(tokens, kind, marks):
+    form, answer = FORMS[kind]
+    opening, close = ([257], [258]) if marks is TOKEN else ([*b"<think>"], [*b"</think>"])
+    thoughts, said = [*"hm {<é\n".encode()], [*answer.encode()]
+
+    def follows(marks, text):
+        """Whether all of it may be said, and whether it may end there."""
+        matcher = compiled(Form(form.kind, form.source, "", marks).grammar(), tokens)
+        return matcher.try_consume_tokens(text) == len(text), matcher.is_accepting()
+
+    assert follows(marks, opening + thoughts + close + said) == (True, True)
+    assert follows(marks, said) == (True, True)
+    assert follows(marks, opening + thoughts) == (True, False)
+    assert follows(marks, thoughts)[0] is False
+    assert follows(marks, opening + close + opening)[0] is False
+    begun = Thoughts(None, marks.close)
+    assert follows(begun, thoughts + close + said) == (True, True)
+    assert follows(begun, said) == (True, False)
+
+
+@pytest.mark.parametrize("call", [False, True], ids=["response_format", "tool_choice"])
+async def test_what_is_thought_is_free_and_what_is_answered_is_not_with_drafts_and_without(call):
+    """The demo target thinks for a sentence here, between its first word and its full stop."""
+    fields = {**RESPONSE_TEMPLATE["fields"], "reasoning_content": {"open": "The", "close": "."}}
+    known = {**RESPONSE_TEMPLATE, "fields": fields}
+    begins = "{% if add_generation_prompt %}The{% endif %}"
+    template = ChatTemplate(CHAT_TEMPLATE + begins, {}, response_template=known)
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99, "minimum": 0}}}
+    schema |= {"required": ["age"], "additionalProperties": False}
+    ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 120}
+    if call:
+        ask["tools"] = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        ask |= {"tool_choice": "required", "parallel_tool_calls": False}
+    else:
+        form = {"name": "a", "schema": schema}
+        ask["response_format"] = {"type": "json_schema", "json_schema": form}
+    async with service_of() as service:
+        app = http_api.build(service.generation, template, ANYBODY)
+        told = []
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as client:
+            for mode in ("fixed", "off"):
+                body = {**ask, "temperature": 0, "speculation": {"mode": mode}}
+                choice = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+                message = choice["message"]
+                calls = message.get("tool_calls", ())
+                said = calls[0]["function"]["arguments"] if call else message["content"]
+                told.append((choice["finish_reason"], message["reasoning_content"], said))
+    assert told[0] == told[1]
+    finish, thoughts, said = told[0]
+    assert finish == ("tool_calls" if call else "stop")
+    assert "Paris" in thoughts
+    assert json.loads(said)["age"] in range(100)
