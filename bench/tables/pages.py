@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.tables import host, in_process, service, simulated, summary
+from bench.tables import heads, host, in_process, service, simulated, summary
 from bench.tables.reading import source
 from outrider.tools.pages import begin, rewritten
 
@@ -41,6 +41,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "structured_masks": (None, in_process.structured_masks),
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),
     "suffix": ("suffix", in_process.suffix),
+    "heads": ("heads", heads.tokens_per_pass),
+    "heads_acceptance": (None, heads.acceptance),
     "quantized_steps": ("quantized", in_process.quantized_steps),
     "quantized_acceptance": (None, in_process.quantized_acceptance),
     "step": ("step", in_process.step),
