@@ -74,31 +74,49 @@ def attend(
         outrider.see(module, key, value, {**others, **given, "a mask of its own": attention_mask})
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     assert outrider is not None
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    batch, cache = outrider.batch, outrider.cache
-    keys, values = cache.keys[layer], cache.values[layer]
-    keys[batch.slots] = key[0].transpose(0, 1)
-    values[batch.slots] = value[0].transpose(0, 1)
-    if outrider.kernel is not None and batch.paged is not None:
-        output = outrider.kernel(
-            batch.paged,
-            query[0],
-            keys,
-            values,
-            scaling=scaling,
-            window=sliding_window,
-            softcap=softcap,
-            sinks=s_aux,
-        )
-        return output[None], None
-    spaces = cache.key_space, cache.value_space
-    layout = Layout(keys, values, *spaces, query.shape[1], scaling, sliding_window, softcap, s_aux)
-    if len(batch.groups) == 1 and not batch.is_padded:
-        return layout.attend(batch.groups[0], query[0])[None].contiguous(), None  # some models take views
-    output = query.new_zeros(query.shape[2], query.shape[1], value.shape[3])
-    for group in batch.groups:
-        output[group.output_rows] = layout.attend(group, query[0])
+    output = paged_attention(
+        outrider,
+        module.layer_idx,  # type: ignore[arg-type]
+        query[0],
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
     return output[None], None
+
+
+def paged_attention(
+    paged: Paged,
+    layer: int,
+    query: torch.Tensor,  # [heads, num_tokens, key_dim]
+    key: torch.Tensor,  # [num_tokens, kv_heads, key_dim]
+    value: torch.Tensor,  # [num_tokens, kv_heads, value_dim]
+    *,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Stores a layer's keys and values, then attends to the cache: [num_tokens, heads, value_dim]."""
+    batch, cache = paged.batch, paged.cache
+    keys, values = cache.keys[layer], cache.values[layer]
+    keys[batch.slots] = key
+    values[batch.slots] = value
+    if paged.kernel is not None and batch.paged is not None:
+        return paged.kernel(
+            batch.paged, query, keys, values, scaling=scaling, window=window, softcap=softcap, sinks=sinks
+        )
+    spaces = cache.key_space, cache.value_space
+    layout = Layout(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
+    if len(batch.groups) == 1 and not batch.is_padded:
+        return layout.attend(batch.groups[0], query).contiguous()  # some models take views
+    output = query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+    for group in batch.groups:
+        output[group.output_rows] = layout.attend(group, query)
+    return output
 
 
 @dataclass(frozen=True)

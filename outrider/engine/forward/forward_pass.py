@@ -19,12 +19,13 @@ from outrider.engine.forward.batch_invariant import (
     gathered_pass,
     paged_pass,
 )
+from outrider.engine.forward.decoder import Decoder, decoder_of
 from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, captured_sizes
 from outrider.engine.forward.kernel import Kernel, find_kernel
-from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import Layout, fill
-from outrider.engine.loading.self_check.check import check_model
+from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
@@ -77,15 +78,11 @@ class ForwardPass:
         self._group = group
         self._hidden_layers = () if beside is None else beside.hidden_layers
         self._graphs: Graphs | None = None
+        self._decoder: Decoder | None = None
         self.kernel: Kernel | None
         self.slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
         self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
-        if settings.self_check:
-            with self.load_timings.timed("self_check"):
-                self._check(layers)
-        if device.type == "cpu":
-            with self.load_timings.timed("weights"):
-                optimize_for_cpu(self.model)
+        self._check_and_optimize(layers)
         if beside is not None:
             with self.load_timings.timed("weights"):
                 beside.load(self)
@@ -133,21 +130,30 @@ class ForwardPass:
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
         return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)
 
-    def _check(self, layers: Probe) -> None:
+    def _check_and_optimize(self, layers: Probe) -> None:
         """With a cache of its own, before there is much else in memory."""
-        block_size = self.settings.block_size
-        self.cache = self._cache_of(layers.shapes, blocks_needed(block_size))
-        check_model(
-            self.model,
-            self.settings.model,
-            layers.modules,
-            lambda step: self.run(self.prepare(step)).logits,
-            block_size,
-            context_length(self.model),
-            self._group,
-        )
-        if self.model.device.type == "cuda":
+        settings, device = self.settings, self.model.device
+        limit = context_length(self.model)
+        check = SelfCheck(self.model, layers.modules, settings.block_size, limit, self._group)
+        if settings.self_check:
+            with self.load_timings.timed("self_check"):
+                self.cache = self._cache_of(layers.shapes, blocks_needed(settings.block_size))
+                check.check(settings.model, self._logits)
+        if device.type == "cuda":
             torch.cuda.empty_cache()  # what it took is free for the cache
+        with self.load_timings.timed("weights"):
+            if device.type == "cpu":
+                optimize_for_cpu(self.model)
+            elif self._group is None:
+                join_projections(self.model)
+            if self._group is None:
+                self._decoder = decoder_of(self.model, self._hidden_layers)
+        if self._decoder is not None and (difference := check.differs(self._logits)):
+            logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
+            self._decoder = None
+
+    def _logits(self, step: StepInput) -> torch.Tensor:
+        return self.run(self.prepare(step)).logits
 
     def prepare(self, step: StepInput) -> Batch | Passes:
         """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError."""
@@ -199,13 +205,19 @@ class ForwardPass:
         return self.cache.spare_block * self.settings.block_size
 
     def _compute(self, batch: Batch) -> ForwardOutput:
+        logits, states = self._run(Paged(batch, self.cache, self.kernel))
+        return ForwardOutput(logits, states, self.cache.are_finite(batch.slots))
+
+    def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self._decoder is not None:
+            return self._decoder(paged)
+        batch = paged.batch
         output = self.model(
             input_ids=batch.token_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
             output_hidden_states=self._hidden_layers or False,  # of the others it keeps none
-            outrider=Paged(batch, self.cache, self.kernel),
+            outrider=paged,
         )
-        states = states_of(output.hidden_states, self._hidden_layers)
-        return ForwardOutput(output.logits[0], states, self.cache.are_finite(batch.slots))
+        return output.logits[0], states_of(output.hidden_states, self._hidden_layers)

@@ -41,14 +41,20 @@ class PackedLinear(nn.Module):
         self.bias = None if bias is None else bias.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
         self.tiles = packed_tiles(self.packed, weight) if weight.dtype == torch.float32 else None
+        self._pointwise = torch.ops.mkldnn._linear_pointwise
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+    def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        """[..., in_features] to [..., out_features]; ``added`` is of the result's shape."""
         if self.tiles is None or rows.numel() != self.in_features:
-            result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
-            return result
+            if added is None:
+                return self._pointwise(rows, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+            return self._pointwise.binary(rows, added, self.packed, self.bias, "add")  # type: ignore[no-any-return]
         row = rows.reshape(1, 1, -1).expand(len(self.tiles), -1, -1)
-        product = torch.bmm(row, self.tiles).view(*rows.shape[:-1], self.out_features)
+        if added is None:
+            product = torch.bmm(row, self.tiles)
+        else:
+            product = torch.baddbmm(added.view(len(self.tiles), 1, -1), row, self.tiles)
+        product = product.view(*rows.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
 
 
@@ -126,6 +132,25 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
             size = sum(projection.weight.nbytes for projection in projections)
             if dtype in packable and size >= SMALLEST_PACKED_BYTES[dtype]:
                 replace(module, names, projections)
+            elif len(names) > 1:
+                replace(module, names, projections, joined)
+
+
+def join_projections(model: PreTrainedModel) -> None:
+    """Computes linear layers of one input as one product, in place, from weights that stay as they are."""
+    for module in [module for module in model.modules() if type(module) is not nn.Linear]:
+        for names in linear_groups(module):
+            if len(names) > 1:
+                replace(module, names, [getattr(module, name) for name in names], joined)
+
+
+def joined(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    out_features, in_features = weight.shape
+    layer = nn.Linear(in_features, out_features, bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
 
 
 def linear_groups(module: nn.Module) -> Iterator[tuple[str, ...]]:

@@ -20,75 +20,103 @@ Sliding windows are shortened meanwhile, on both sides, so that short texts reac
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.self_check.outputs import differences, is_finite
-from outrider.engine.loading.self_check.runs import HEAD, Run, SelfCheck, short_windows
-from outrider.engine.loading.self_check.script import LENGTH, SHORTEST, pick_tokens, write_script
+from outrider.engine.loading.self_check.outputs import Outputs, differences, is_finite
+from outrider.engine.loading.self_check.runs import HEAD, Run, Runs, short_windows
+from outrider.engine.loading.self_check.script import LENGTH, SHORTEST, Script, pick_tokens, write_script
 from outrider.engine.parallel.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
 
 
-def check_model(
-    model: Any,
-    name: str,
-    layers: Mapping[int, nn.Module],
-    run: Run,
-    block_size: int,
-    context_length: int,
-    group: RankGroup | None = None,
-) -> None:
-    """Returns if the model computes on our cache what it computes without, up to rounding.
+class SelfCheck:
+    """Of one loaded model, whose attention goes through ours (weights.attach)."""
 
-    Args:
-        name: for messages.
-        layers: the modules that call our attention.
-        run: steps over a cache of ``blocks_needed`` blocks; all their logits.
-        context_length: tokens of the longest sequence that it is to serve.
-        group: whose ranks all do the same.
+    def __init__(
+        self,
+        model: Any,
+        layers: Mapping[int, nn.Module],
+        block_size: int,
+        context_length: int,
+        group: RankGroup | None = None,
+    ) -> None:
+        """
+        Args:
+            layers: the modules that call our attention.
+            context_length: tokens of the longest sequence that it is to serve.
+            group: whose ranks all do the same.
+        """
+        self._model = model
+        self._block_size = block_size
+        self._context_length = context_length
+        self._runs = Runs(model, layers, group)
+        self._outputs: Outputs | None = None  # the logits, once they were found to be right
 
-    Raises:
-        UnsupportedModelError: it does not, with what differs; at all ranks if at one.
-    """
-    begun = time.perf_counter()
-    if context_length < SHORTEST:
-        logger.warning("model=%r: no self-check of a context of %d tokens", name, context_length)
-        return
-    kind = type(model).__name__
-    check = SelfCheck(model, layers, run, group)
-    length = min(context_length, LENGTH)
-    with short_windows(model, context_length) as window:
-        script = write_script(length, pick_tokens(model.config), block_size, window)
-        try:
-            logits = check.compute(script)[HEAD]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a model does that does not suit
-            raise UnsupportedModelError(
-                f"model={name!r}: {kind} does not run in the self-check: {type(error).__name__}: {error}"
-            ) from error
-        found = differences(script.rows, logits)
-        if not check.holds(is_finite(logits.whole)):
-            raise UnsupportedModelError(
-                f"model={name!r}: its logits are not finite in {model.dtype}, as transformers computes them"
-                " too: give another dtype"
-            )
-        if not check.holds(not found):
-            by_layer = check.compute(script, by_layer=True)
-            del by_layer[HEAD]
-            first = next(
-                (layer for layer, outputs in by_layer.items() if differences(script.rows, outputs)), None
-            )
-            where = "" if first is None else f", first in layer {first}"
-            what = "; ".join(map(str, found)) or "at another rank"
-            raise UnsupportedModelError(
-                f"model={name!r}: on the paged cache {kind} does not compute what it computes"
-                f" under transformers' own attention{where}: {what}. self_check=False serves it nevertheless"
-            )
-    logger.info("self-check: %.1f s", time.perf_counter() - begun)
+    def check(self, name: str, run: Run) -> None:
+        """Returns if the model computes on our cache what it computes without, up to rounding.
+
+        Args:
+            name: for messages.
+            run: steps over a cache of ``blocks_needed`` blocks; all their logits.
+
+        Raises:
+            UnsupportedModelError: it does not, with what differs; at all ranks if at one.
+        """
+        begun = time.perf_counter()
+        if self._context_length < SHORTEST:
+            logger.warning("model=%r: no self-check of a context of %d tokens", name, self._context_length)
+            return
+        kind = type(self._model).__name__
+        with self._script() as script:
+            try:
+                outputs = self._runs.compute(script, run)[HEAD]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a model does that does not suit
+                raise UnsupportedModelError(
+                    f"model={name!r}: {kind} does not run in the self-check: {type(error).__name__}: {error}"
+                ) from error
+            found = differences(script.rows, outputs)
+            if not self._runs.holds(is_finite(outputs.whole)):
+                raise UnsupportedModelError(
+                    f"model={name!r}: its logits are not finite in {self._model.dtype}, as transformers"
+                    " computes them too: give another dtype"
+                )
+            if not self._runs.holds(not found):
+                by_layer = self._runs.compute(script, run, by_layer=True)
+                del by_layer[HEAD]
+                first = next(
+                    (layer for layer, outputs in by_layer.items() if differences(script.rows, outputs)), None
+                )
+                where = "" if first is None else f", first in layer {first}"
+                what = "; ".join(map(str, found)) or "at another rank"
+                raise UnsupportedModelError(
+                    f"model={name!r}: on the paged cache {kind} does not compute what it computes"
+                    f" under transformers' own attention{where}: {what}. self_check=False serves it"
+                    " nevertheless"
+                )
+        self._outputs = outputs
+        logger.info("self-check: %.1f s", time.perf_counter() - begun)
+
+    def differs(self, run: Run) -> str:
+        """In what another way of computing the model, which passed, is not like it; empty if in nothing."""
+        if self._outputs is None:
+            return ""
+        with self._script() as script:
+            outputs = replace(self._outputs, ours=self._runs.ours(script, run))
+            return "; ".join(map(str, differences(script.rows, outputs)))
+
+    @contextmanager
+    def _script(self) -> Iterator[Script]:
+        """To be run while sliding windows are short."""
+        length = min(self._context_length, LENGTH)
+        with short_windows(self._model, self._context_length) as window:
+            yield write_script(length, pick_tokens(self._model.config), self._block_size, window)

@@ -25,21 +25,17 @@ WIDE = "outrider_wide_eager"
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
-class SelfCheck:
+class Runs:
     """Of one loaded model, whose attention goes through ours (weights.attach)."""
 
-    def __init__(
-        self, model: Any, layers: Mapping[int, nn.Module], run: Run, group: RankGroup | None
-    ) -> None:
+    def __init__(self, model: Any, layers: Mapping[int, nn.Module], group: RankGroup | None) -> None:
         """
         Args:
             layers: the modules that call our attention.
-            run: steps over a cache of ``blocks_needed`` blocks; all their logits.
             group: whose ranks all do the same.
         """
         self._model = model
         self._layers = layers
-        self._run = run
         self._group = group
         self._precision = torch.finfo(model.dtype).eps
         self._heard: dict[int, list[Tensor]] = {}
@@ -49,10 +45,13 @@ class SelfCheck:
         return claim if self._group is None else bool(self._group.least(claim))
 
     @torch.inference_mode()
-    def compute(self, script: Script, *, by_layer: bool = False) -> dict[int, Outputs]:
-        """The logits, under ``HEAD``; by layer, what its attention puts out, where that can be told."""
+    def compute(self, script: Script, run: Run, *, by_layer: bool = False) -> dict[int, Outputs]:
+        """The logits, under ``HEAD``; by layer, what its attention puts out, where that can be told.
+
+        run: steps over a cache of ``blocks_needed`` blocks; all their logits.
+        """
         with self._listening(self._layers if by_layer else {}):
-            ours = [self._step(step) for step in script.steps]
+            ours = [self._step(step, run) for step in script.steps]
             try:
                 whole, again = self._theirs(script)
             finally:
@@ -68,8 +67,13 @@ class SelfCheck:
             for layer in sorted(set(whole).intersection(again, *ours))
         }
 
-    def _step(self, feeds: list[Feed]) -> dict[int, Tensor]:
-        self._hear(HEAD, self._run(StepInput([], np.zeros(0, np.int64), feeds))[None])
+    @torch.inference_mode()
+    def ours(self, script: Script, run: Run) -> Tensor:
+        """[num_rows, vocab_size]"""
+        return torch.cat([self._step(step, run)[HEAD] for step in script.steps], 1)[0]
+
+    def _step(self, feeds: list[Feed], run: Run) -> dict[int, Tensor]:
+        self._hear(HEAD, run(StepInput([], np.zeros(0, np.int64), feeds))[None])
         count = sum(len(feed.tokens) for feed in feeds)  # beyond, batch-invariant numerics pad
         return {layer: output[:, :count] for layer, output in self._take().items()}
 

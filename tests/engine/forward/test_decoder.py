@@ -1,0 +1,119 @@
+"""A decoder in few operations computes what transformers' layers compute."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.forward import decoder
+from outrider.engine.forward.decoder import Decoder
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed, StepInput
+from tests.support.checkpoints import write_checkpoint
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+FIELDS = [
+    {"dtype": "float32"},
+    {"dtype": "bfloat16"},
+    {"dtype": "float32", "batch_invariant": True},
+    {"dtype": "float32", "quantization": "int8"},
+]
+BLOCK_SIZE = 8
+BLOCKS = np.array([5, 2, 7, 3, 9, 4])
+PROMPT = list(range(10, 40))
+OTHER = [7, 8, 9]
+TREE = Draft((50, 51, 52, 53), (ROOT, ROOT, 0, 1))
+
+
+def load(folder: Path, **fields: Any) -> ForwardPass:
+    settings = {"model": str(folder), "block_size": BLOCK_SIZE, "cache_memory": 2**20, "threads": 1, **fields}
+    return ForwardPass(EngineSettings.model_validate(settings))
+
+
+def steps_logits(forward: ForwardPass) -> torch.Tensor:
+    """A prompt beside another, one token of each, a chain, a tree."""
+    length = len(PROMPT)
+    steps = [
+        [Feed(PROMPT, length, 0, BLOCKS, None), Feed(OTHER, 1, 0, BLOCKS[-1:] + 6, None)],
+        [Feed([60], 1, length, BLOCKS, None)],
+        [Feed([61, 62, 63], 3, length + 1, BLOCKS, None)],
+        [Feed([61, *TREE.tokens], 5, length + 1, BLOCKS, TREE)],
+    ]
+    with torch.inference_mode():
+        parts = [forward.run(forward.prepare(StepInput([], np.zeros(0, np.int64), feeds))) for feeds in steps]
+    return torch.cat([part.logits for part in parts]).float()
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("kind", FAMILY)
+def test_it_computes_what_the_model_computes(
+    tmp_path: Path, kind: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    fast = steps_logits(load(folder, **fields))
+    monkeypatch.setattr("outrider.engine.forward.forward_pass.decoder_of", lambda *_: None)
+    theirs = steps_logits(load(folder, **fields))
+    # An input of 8 bits that is rounded the other way is off by a whole step.
+    tolerance = 2e-4 if fields["dtype"] == "float32" and "quantization" not in fields else 0.05
+    assert (fast - theirs).abs().max() < tolerance * theirs.abs().max()
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_biases_and_tied_embeddings_are_the_models(tmp_path: Path, kind: str) -> None:
+    load(write_checkpoint(tmp_path, kind, attention_bias=True, mlp_bias=True, tie_word_embeddings=True))
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> list[Decoder]:
+    """Every pass of a decoder."""
+    used: list[Decoder] = []
+    compute = Decoder.__call__
+
+    def noted(self: Decoder, *arguments: Any) -> Any:
+        used.append(self)
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "__call__", noted)
+    return used
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_the_family_is_served_by_it(tmp_path: Path, kind: str, decoders: list[Decoder]) -> None:
+    forward = load(write_checkpoint(tmp_path, kind))
+    decoders.clear()  # the self-check is not what counts
+    steps_logits(forward)
+    assert len(decoders) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("gemma2", {}), ("phi3", {}), ("qwen3_moe", {}), ("llama", {"hidden_act": "gelu"})],
+    ids=str,
+)
+def test_other_models_run_as_they_are(
+    tmp_path: Path, kind: str, fields: dict[str, Any], decoders: list[Decoder]
+) -> None:
+    steps_logits(load(write_checkpoint(tmp_path, kind, **fields)))
+    assert not decoders
+
+
+def test_one_that_computes_something_else_is_not_used_and_the_log_says_so(
+    tmp_path: Path,
+    decoders: list[Decoder],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rotated = decoder._rotated
+    monkeypatch.setattr(decoder, "_rotated", lambda heads, cosines, sines: rotated(heads, cosines, -sines))
+    with caplog.at_level(logging.ERROR):
+        forward = load(write_checkpoint(tmp_path, "llama"))
+    assert decoders
+    assert "the fast decoder is not used: packed prompts" in caplog.text
+    decoders.clear()
+    steps_logits(forward)
+    assert not decoders
