@@ -13,7 +13,7 @@ import torch
 
 from bench.checkpoints import INFLATED, inflated_target
 from bench.report import save, table
-from bench.step import Steps
+from outrider.advice.steps import Steps
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings

@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.checkpoints import llama
 from bench.report import save, table
-from bench.step import GREEDY, Steps
+from outrider.advice.steps import GREEDY, Steps
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.asked import Asked, Text

@@ -16,7 +16,7 @@ from bench.checkpoints import inflated_draft
 from bench.engine import acceptance_rate
 from bench.identity import requests
 from bench.report import save, table
-from bench.step import Steps
+from outrider.advice.steps import Steps
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.engine import Engine

@@ -15,19 +15,15 @@ from torch import nn
 
 from bench.checkpoints import inflated_target
 from bench.report import save, table
-from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.settings import Sampling
+from outrider.advice.steps import Steps
 from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.linear import PackedLinear
 from outrider.engine.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Verify
 
-PROMPT = tuple(range(10, 74))
 TOKENS = (1, 2, 3, 5, 9)  # of one sequence in one step: a committed one and drafted ones
 BATCHES = (8, 32)  # sequences of one token each
-GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
 
 
 class Stopwatch:
@@ -53,49 +49,6 @@ class Stopwatch:
             return result
 
         return timed
-
-
-class Steps:
-    """Steps of one shape on the same sequences."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        sequences: int,
-        tokens: int,
-        *,
-        branches: bool = False,
-        sampling: Sampling = GREEDY,
-        prompt: Sequence[int] = PROMPT,
-    ) -> None:
-        """
-        Args:
-            tokens: of each sequence: a committed one, and drafted ones in a chain.
-            branches: the drafted ones are siblings instead.
-        """
-        self._engine = engine
-        self._round = 0
-        drafted = range(5, 4 + tokens)
-        self._draft = Draft((*drafted,), (ROOT,) * len(drafted)) if branches else Draft.chain(drafted)
-        self._sequences = [engine.open(len(prompt), number, sampling) for number in range(sequences)]
-        self.take(tuple(prompt))
-
-    def take(self, tokens: tuple[int, ...] = ()) -> float:
-        """Seconds of one step; the first takes the prompt in."""
-        self._round += 1
-        for sequence in self._sequences:
-            self._engine.submit(
-                Verify(sequence.number, len(sequence.tokens), tokens, self._draft, self._round)
-            )
-        while self._engine.has_work:
-            self._engine.step()
-        assert self._engine.last_step is not None
-        return self._engine.last_step.total
-
-    def close(self) -> None:
-        """Frees the sequences."""
-        for sequence in self._sequences:
-            self._engine.close(sequence)
 
 
 def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:

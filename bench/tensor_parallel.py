@@ -19,7 +19,8 @@ from transformers import AutoConfig
 
 from bench.checkpoints import inflated_target
 from bench.report import save, table
-from bench.step import BATCHES, TOKENS, Steps, Stopwatch
+from bench.step import BATCHES, TOKENS, Stopwatch
+from outrider.advice.steps import Steps
 from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.parallel.follower import follow

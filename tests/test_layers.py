@@ -32,6 +32,7 @@ MAY_IMPORT = {
 }
 NOT_SERVED = {"outrider.demo", "outrider.training", "outrider.client", "outrider.checking"}
 MAY_IMPORT["cluster"] = {*MAY_IMPORT} - NOT_SERVED
+MAY_IMPORT["outrider.advice"] = {*MAY_IMPORT} - NOT_SERVED
 MAY_IMPORT["outrider.tools"] = {*MAY_IMPORT} - {"outrider.demo"}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}
 FILES = sorted(

@@ -3,9 +3,16 @@
 import argparse
 import sys
 
-from outrider.tools import check_command, generate_command, plan_command, top_command, trace_command
+from outrider.tools import (
+    advise_command,
+    check_command,
+    generate_command,
+    plan_command,
+    top_command,
+    trace_command,
+)
 
-COMMANDS = (generate_command, top_command, plan_command, trace_command, check_command)
+COMMANDS = (generate_command, top_command, plan_command, advise_command, trace_command, check_command)
 
 
 def main(arguments: list[str] | None = None) -> int:

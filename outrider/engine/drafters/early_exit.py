@@ -50,7 +50,7 @@ class EarlyExit(BesideTarget):
             )
         self._exits = None if settings.head is None else TrainedExits(settings)
         self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
-        self._candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
+        self.candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
         self._layers: tuple[int, ...] | None = None  # that draft; None: it is not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Any] = {}  # of the target, by their layers
@@ -59,11 +59,11 @@ class EarlyExit(BesideTarget):
 
     def load(self, target: Target) -> None:
         self._target = target
-        self._parts = {layers: self._part(target.model, layers) for layers in self._candidates}
-        if len(self._candidates) == 1:
-            (self._layers,) = self._candidates
+        self._parts = {layers: self._part(target.model, layers) for layers in self.candidates}
+        if len(self.candidates) == 1:
+            (self._layers,) = self.candidates
         else:
-            self._search = ExitSearch(costs(self._settings, self._candidates))
+            self._search = ExitSearch(costs(self._settings, self.candidates))
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """One pass over the part for each token."""
@@ -111,9 +111,7 @@ class EarlyExit(BesideTarget):
         self._layers, self._search = search.best, None
         self._parts = {layers: part for layers, part in self._parts.items() if layers == self._layers}
         if self._layers is None:
-            self.no_drafts_because = (
-                f"none of {len(self._candidates)} parts of the target would pay: {search}"
-            )
+            self.no_drafts_because = f"none of {len(self.candidates)} parts of the target would pay: {search}"
             logger.warning("%s: %s. Decoding is plain from now on.", self, self.no_drafts_because)
         else:
             logger.info("%s: layers %s draft from now on: %s", self, [*self._layers], search)

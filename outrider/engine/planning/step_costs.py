@@ -51,11 +51,11 @@ class StepCosts:
         """Bytes of a step whose sequences have so much context all together."""
         return self.weight_bytes + self.cache_bytes_per_token * context_tokens
 
-    def flops(self, sequences: int, tokens: int, context: float) -> float:
+    def flops(self, sequences: float, tokens: float, context: float) -> float:
         """Of a step: so many sequences, each with so many tokens and so much context."""
         return sequences * tokens * (self.flops_per_token + self.flops_per_looked_at * context)
 
-    def seconds(self, accelerator: Accelerator, sequences: int, tokens: int, context: float) -> float:
+    def seconds(self, accelerator: Accelerator, sequences: float, tokens: float, context: float) -> float:
         """The longer of reading and computing, and the rest of a step. Arguments as ``flops``."""
         reading = self.read(sequences * context) / (MEMORY * accelerator.bytes_per_s)
         computing = self.flops(sequences, tokens, context) / (ARITHMETIC * accelerator.flops_per_s)

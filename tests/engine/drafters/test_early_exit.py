@@ -233,7 +233,7 @@ def test_what_auto_searches_are_the_exits_that_there_are(tmp_path: Path) -> None
     beside = engine_with("early_exit", write_exits(tmp_path, {2: 256, 4: 256}))._beside
     assert beside is not None
     assert isinstance(beside._drafter, EarlyExit)
-    assert beside._drafter._candidates == [(0, 1), (0, 1, 2, 3)]
+    assert beside._drafter.candidates == [(0, 1), (0, 1, 2, 3)]
 
 
 def test_exits_of_another_target_are_refused_by_what_differs(tmp_path: Path) -> None:

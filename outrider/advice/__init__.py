@@ -1,0 +1,5 @@
+"""Which draft suits a target on the user's own prompts: `outrider advise`.
+
+The target answers the prompts once, plainly. Under keyed noise a guess is right where it is what the target
+said. So every candidate is judged on these answers, and the target is not asked again.
+"""

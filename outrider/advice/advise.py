@@ -1,0 +1,278 @@
+"""The way of advice: the target answers, the candidates guess along, costs are put beside."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import torch
+
+from cluster.settings import Settings
+from outrider.advice.advice import Advice, Finding, Judgement
+from outrider.advice.answers import Answer, Prompt, answered, by_task
+from outrider.advice.beside import BesideJudge
+from outrider.advice.candidates import Candidate, checked, draft_name
+from outrider.advice.judged import Counts, Judged, counted, counted_mixed
+from outrider.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
+from outrider.advice.planned import Planned, planned
+from outrider.advice.settings import AdviceSettings
+from outrider.advice.speed import ExpectedCosts, Prices, expected
+from outrider.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
+from outrider.drafters.registry import DrafterInfo, Place, drafter
+from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.engine import Engine
+from outrider.engine.errors import EngineError
+from outrider.engine.planning.step_costs import Accelerator, StepCosts
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.pace.cost_model import PRIOR_HIDDEN
+
+PLAIN = Candidate("plain decoding", drafter("ngram"))  # with nothing beside the target
+MEASURED_TOKENS = (1, 2, 3, 5, 9, 17)  # of each sequence in a step
+
+AllJudged = dict[float, list[Judged]]  # by temperature, along its answers
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """Whose data sheets tell what steps cost; None: they are measured here."""
+
+    target: Accelerator | None = None
+    draft: Accelerator | None = None
+
+
+@dataclass(frozen=True)
+class ModelJudged:
+    """What a model guessed, and how long its steps take."""
+
+    judged: AllJudged
+    steps: StepTimes
+
+
+class Adviser:
+    """On one deployment."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        asked: AdviceSettings,
+        memories: Mapping[str, int],
+        accelerators: Accelerators = Accelerators(),
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            settings: of the deployment, with the GPUs of each worker.
+            memories: bytes of each device by group of settings (cluster/devices.py).
+            tell: is told what is done next.
+        """
+        self._settings = settings
+        self._asked = asked
+        self._memories = memories
+        self._accelerators = accelerators
+        self._tell = tell
+        self._prices = Prices(asked.price_per_hour, asked.draft_price_per_hour)
+        self._answers: dict[float, list[Answer]] = {}  # by temperature
+        self._measured: MeasuredSteps | None = None  # of the target
+        self._models: dict[tuple[str, Quantization | None], ModelJudged] = {}
+        self._suffixes: AllJudged = {}
+
+    def advise(self, prompts: Sequence[Prompt], candidates: Sequence[Candidate]) -> Advice:
+        """
+        Raises:
+            EngineError: the target cannot be served.
+            ValueError: no prompt leaves room for an answer.
+        """
+        self._have_answered(prompts)
+        steps = self._target_steps(planned(PLAIN, self._settings, self._memories))
+        plain = [streams / steps.seconds(streams, streams) for streams in self._asked.streams]
+        advice = Advice(
+            target=self._settings.target.model,
+            streams=self._asked.streams,
+            is_measured=self._accelerators.target is None,
+            step_ms=1e3 * steps.seconds(1, 1),
+            dollars=tuple(self._prices.per_million_tokens(rate, with_draft=False) for rate in plain),
+        )
+        for candidate in candidates:
+            try:
+                advice.judgements.append(self._judgement(checked(candidate, self._settings.target.model)))
+            except EngineError as error:
+                advice.refused[candidate.name] = str(error)
+        return advice
+
+    def _have_answered(self, prompts: Sequence[Prompt]) -> None:
+        """Runs the target once, and measures its steps."""
+        asked = self._asked
+        with self._loaded(PLAIN.target_engine(self._settings)) as target:
+            for temperature in asked.temperatures:
+                self._tell(f"the target answers {len(prompts)} prompts at temperature {temperature:g}")
+                answers = answered(target, prompts, temperature, asked.tokens, asked.seed)
+                if not answers:
+                    raise ValueError(f"no prompt leaves room for an answer in {target.max_length} tokens")
+                self._answers[temperature] = answers
+            if self._accelerators.target is None:
+                self._tell("steps of the target are measured")
+                shapes = [
+                    (sequences, tokens)
+                    for sequences in self._batches()
+                    for tokens in _up_to(MEASURED_TOKENS, asked.depth + 1)
+                ]
+                self._measured = measured_steps(target, shapes, self._context(), asked.repetitions)
+
+    def _judgement(self, candidate: Candidate) -> Judgement:
+        self._tell(f"{candidate.name} is judged")
+        plan = planned(candidate, self._settings, self._memories)
+        counts, steps = self._counts(candidate, plan)
+        is_ahead = candidate.info.place is Place.DRAFT_WORKER and self._draft_ahead
+        costs = ExpectedCosts(
+            target=self._target_steps(plan),
+            drafter=candidate.info,
+            draft=steps,
+            round_s=1e-3 * self._asked.round_ms,
+            hidden=PRIOR_HIDDEN if is_ahead else 0.0,
+        )
+        findings = tuple(
+            Finding(
+                task,
+                temperature,
+                by_depth,
+                tuple(expected(by_depth, costs, streams) for streams in self._asked.streams),
+            )
+            for (temperature, task), by_depth in counts.items()
+        )
+        return Judgement(
+            name=candidate.name,
+            drafter=candidate.info.name,
+            place=candidate.info.place,
+            costs=costs,
+            target_cache=plan.target_cache,
+            draft_memory=plan.draft,
+            findings=findings,
+            dollars=tuple(
+                self._prices.per_million_tokens(
+                    1.0 / fmean(1.0 / finding.expected[index].tokens_per_s for finding in findings),
+                    with_draft=candidate.info.place is Place.DRAFT_WORKER,
+                )
+                for index in range(len(self._asked.streams))
+            ),
+        )
+
+    def _counts(
+        self, candidate: Candidate, plan: Planned
+    ) -> tuple[dict[tuple[float, str], dict[int, Counts]], StepTimes | None]:
+        """Rounds by temperature and task, then by depth; and the steps of the model, if there is one."""
+        info, steps, index = candidate.info, None, None
+        if info.place is Place.GATEWAY:
+            judged = self._of_suffixes() if info.remembers else self._of_index(info)
+        elif info.place is Place.TARGET_WORKER:
+            judged, steps = self._beside(candidate, plan)
+        else:
+            of_model = self._of_model(candidate, plan)
+            judged, steps = of_model.judged, of_model.steps
+            index = self._of_suffixes() if info.mixes else None
+        counts = {}
+        for temperature, answers in self._answers.items():
+            for task, _ in by_task(answers):
+                rows = [row for row, answer in enumerate(answers) if answer.task == task]
+                mine = [judged[temperature][row] for row in rows]
+                beside = None if index is None else [index[temperature][row] for row in rows]
+                counts[temperature, task] = {
+                    depth: counted(mine, depth) if beside is None else counted_mixed(mine, beside, depth)
+                    for depth in range(1, self._asked.depth + 1)
+                }
+        return counts, steps
+
+    def _of_index(self, info: DrafterInfo) -> AllJudged:
+        return {
+            temperature: judge_index(info.load(), answers, self._asked.depth)
+            for temperature, answers in self._answers.items()
+        }
+
+    def _of_suffixes(self) -> AllJudged:
+        past_tokens = self._settings.gateway.past_answer_tokens
+        for temperature, answers in self._answers.items():
+            if temperature not in self._suffixes:
+                self._suffixes[temperature] = judge_suffix(answers, self._asked.depth, past_tokens)
+        return self._suffixes
+
+    def _beside(self, candidate: Candidate, plan: Planned) -> tuple[AllJudged, StepTimes]:
+        judge = BesideJudge(candidate.target_engine(self._settings))
+        try:
+            judged = {
+                temperature: judge.judge(answers, self._asked.depth)
+                for temperature, answers in self._answers.items()
+            }
+            assert plan.draft_steps is not None
+            if self._accelerators.target is None:
+                return judged, judge.steps
+            return judged, self._by_data_sheet(plan.draft_steps, self._accelerators.target)
+        finally:
+            del judge
+            _free_memory()
+
+    def _of_model(self, candidate: Candidate, plan: Planned) -> ModelJudged:
+        """Judged once, also where it drafts in several candidates."""
+        assert candidate.model is not None
+        key = candidate.model, candidate.quantization
+        if key not in self._models:
+            with self._loaded(candidate.draft_engine(self._settings)) as engine:
+                self._models[key] = self._guessing(engine, candidate.info, plan)
+        return self._models[key]
+
+    def _guessing(self, engine: Engine, info: DrafterInfo, plan: Planned) -> ModelJudged:
+        judge, depth = judge_starts if info.is_parallel else judge_text, self._asked.depth
+        judged = {
+            temperature: judge(DraftModel(engine), answers, depth)
+            for temperature, answers in self._answers.items()
+        }
+        assert plan.draft_steps is not None
+        if self._accelerators.draft is not None:
+            return ModelJudged(judged, self._by_data_sheet(plan.draft_steps, self._accelerators.draft))
+        positions = _up_to(MEASURED_TOKENS, depth) if info.is_parallel else (1,)
+        shapes = [(sequences, tokens) for sequences in self._batches() for tokens in positions]
+        return ModelJudged(judged, measured_steps(engine, shapes, self._context(), self._asked.repetitions))
+
+    def _target_steps(self, plan: Planned) -> StepTimes:
+        if self._accelerators.target is not None:
+            return self._by_data_sheet(plan.target_steps, self._accelerators.target)
+        assert self._measured is not None
+        return self._measured
+
+    def _by_data_sheet(self, costs: StepCosts, accelerator: Accelerator) -> DataSheetSteps:
+        return DataSheetSteps(costs, accelerator, len(self._context()))
+
+    def _context(self) -> tuple[int, ...]:
+        """A text of the usual length."""
+        texts = [answer.text for answers in self._answers.values() for answer in answers]
+        length = int(median(len(text) for text in texts))
+        return next(text for text in texts if len(text) >= length)[:length]
+
+    def _batches(self) -> list[int]:
+        """Sequences in a step: all streams, and half of them while the others draft."""
+        return sorted({*self._asked.streams, *(-(-count // 2) for count in self._asked.streams)})
+
+    @property
+    def _draft_ahead(self) -> bool:
+        draft = self._settings.drafts.get(draft_name(self._settings))
+        return draft is None or draft.draft_ahead > 0
+
+    @contextmanager
+    def _loaded(self, settings: EngineSettings) -> Iterator[Engine]:
+        """One at a time is in memory."""
+        engine = Engine.from_settings(settings)
+        try:
+            yield engine
+        finally:
+            engine.shut_down()
+            del engine
+            _free_memory()
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _up_to(sizes: Sequence[int], most: int) -> list[int]:
+    return sorted({most, *(size for size in sizes if size < most)})

@@ -1,0 +1,153 @@
+"""What could draft for a target."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings
+from outrider.drafters.registry import DrafterInfo, Place, drafter
+from outrider.engine.drafters.beside_target import beside_target
+from outrider.engine.drafters.early_exit import EarlyExit
+from outrider.engine.loading.vocabulary import check_vocabulary
+from outrider.engine.loading.weights import drafts_in_parallel, is_quantized
+from outrider.engine.settings import EngineSettings, Quantization
+
+EARLY_EXIT = "early_exit"  # the drafter that needs no checkpoint
+FORMS: tuple[Quantization | None, ...] = (None, "int8", "int4")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to draft."""
+
+    name: str
+    info: DrafterInfo
+    model: str | None = None  # of a draft worker
+    quantization: Quantization | None = None
+    head: str | None = None  # checkpoint of a drafter beside the target, where it has one
+    early_exit: int | None = None  # layers of the target that draft
+
+    def settings(self, given: Settings) -> Settings:
+        """Of a deployment that drafts so."""
+        beside = self.info.name if self.info.place is Place.TARGET_WORKER else None
+        change: dict[str, Any] = {"drafter": beside, "head": self.head}
+        if self.early_exit is not None:
+            change |= {"early_exit": self.early_exit, "skipped_layers": ()}
+        target = given.target.model_copy(update=change)
+        drafts = {} if self.model is None else {draft_name(given): self._draft(given)}
+        return given.model_copy(update={"target": target, "drafts": drafts})
+
+    def _draft(self, given: Settings) -> DraftSettings:
+        assert self.model is not None
+        of_config = next((draft for draft in given.drafts.values() if draft.model == self.model), None)
+        like = given.target if self.model == given.target.model else of_config
+        dtype = "auto" if like is None else like.dtype
+        usual = DraftSettings(model=self.model, gpus=min(given.target.gpus or 0.0, 1.0))
+        draft = given.drafts.get(draft_name(given), usual)
+        change = {"model": self.model, "quantization": self.quantization, "dtype": dtype}
+        return draft.model_copy(update=change)
+
+    def draft_engine(self, given: Settings) -> EngineSettings:
+        """Of an engine that only drafts what it is asked for."""
+        return self.settings(given).draft_engine(draft_name(given)).model_copy(update={"draft_ahead": 0})
+
+    def target_engine(self, given: Settings) -> EngineSettings:
+        """Of the target with the drafter beside it."""
+        return self.settings(given).target_engine()
+
+
+def draft_name(settings: Settings) -> str:
+    """Of the draft in whose place the candidates are put."""
+    return next(iter(settings.drafts), DEFAULT_DRAFT)
+
+
+def candidates(settings: Settings, models: Sequence[str], heads: Mapping[str, str]) -> Iterator[Candidate]:
+    """All that are compared: those of the settings, those that are named, and those that cost no checkpoint.
+
+    Args:
+        models: folders or hub ids, beside the drafts of the settings.
+        heads: checkpoints by drafter, beside the one of the settings; of ``early_exit`` also how many layers.
+
+    Raises:
+        ValueError: there is no such model, or a drafter does not stand beside a target.
+        UnsupportedModelError: the target's own layers cannot draft.
+    """
+    target = settings.target
+    named = dict.fromkeys([*(draft.model for draft in settings.drafts.values()), *models])
+    labels = _labels([model for model in named if model != target.model])
+    for model, label in labels.items():
+        for form in _forms(model):
+            yield Candidate(_with_form(label, form), drafter("model"), model, form)
+        yield Candidate(f"{label} + suffix", drafter("model+suffix"), model)
+    for form in _forms(target.model)[1:]:
+        yield Candidate(_with_form("the target", form), drafter("model"), target.model, form)
+    yield Candidate("ngram", drafter("ngram"))
+    yield Candidate("suffix", drafter("suffix"))
+    if target.drafter is not None:
+        yield from _beside(settings, target.drafter, target.head)
+    for name, head in heads.items():
+        yield from _beside(settings, name, head)
+
+
+def _beside(settings: Settings, name: str, head: str | None) -> Iterator[Candidate]:
+    """Raises ValueError."""
+    info = drafter(name)
+    if info.place is not Place.TARGET_WORKER:
+        raise ValueError(f"{name}={head}: {name!r} is no drafter that stands beside the target")
+    if name != EARLY_EXIT:
+        yield Candidate(name, info, head=head)
+    elif head is not None and head.isdecimal():
+        yield Candidate(f"{EARLY_EXIT} {head}", info, early_exit=int(head))
+    else:
+        yield from _exits(settings, head)
+
+
+def _exits(settings: Settings, head: str | None) -> Iterator[Candidate]:
+    """The one that the settings name; all that begin with the first layer, where they leave it open."""
+    info = drafter(EARLY_EXIT)
+    given = Candidate(EARLY_EXIT, info, head=head)
+    made = beside_target(given.target_engine(settings))
+    assert isinstance(made, EarlyExit)
+    if len(made.candidates) == 1:
+        yield given
+        return
+    for layers in made.candidates:
+        if layers == tuple(range(len(layers))):
+            yield Candidate(f"{EARLY_EXIT} {len(layers)}", info, head=head, early_exit=len(layers))
+
+
+def checked(candidate: Candidate, target: str) -> Candidate:
+    """As it would be served: a model that drafts in one pass is another drafter.
+
+    Raises:
+        VocabularyMismatchError: it does not share the target's tokenizer.
+    """
+    if candidate.model is None or candidate.model == target:
+        return candidate
+    check_vocabulary(target, candidate.model)
+    if not drafts_in_parallel(candidate.model):
+        return candidate
+    name = candidate.info.name.replace("model", "parallel")
+    return Candidate(candidate.name, drafter(name), candidate.model, candidate.quantization)
+
+
+def _forms(model: str) -> tuple[Quantization | None, ...]:
+    """What is quantized already is not quantized again. Raises ValueError where there is no such model."""
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{model!r} is no model that can draft: {error}") from None
+    return (None,) if is_quantized(config) else FORMS
+
+
+def _with_form(label: str, form: Quantization | None) -> str:
+    return label if form is None else f"{label} {form}"
+
+
+def _labels(models: Sequence[str]) -> dict[str, str]:
+    """The last part of each path, or all of it where two end alike."""
+    ends = [Path(model).name for model in models]
+    return {model: end if ends.count(end) == 1 else model for model, end in zip(models, ends, strict=True)}

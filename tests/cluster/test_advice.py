@@ -1,0 +1,39 @@
+"""What is foretold of the demo draft is what the running service then gives."""
+
+import httpx
+import pytest
+
+from outrider.advice.answers import Prompt, answered
+from outrider.advice.judged import counted
+from outrider.advice.judging import judge_text
+from outrider.demo.prompts import KINDS, prompts
+from outrider.engine.drafters.draft_model import DraftModel
+from tests.support.demo_pair import engine, prompt_of
+
+DEPTH, TOKENS, SEED, NEAR = 4, 48, 5, 0.05
+PROMPTS = 3  # of each kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_tokens_per_pass(client: httpx.Client, temperature: float) -> None:
+    given = [Prompt(kind, prompt_of(kind, index)) for kind in KINDS for index in range(PROMPTS)]
+    answers = answered(engine("target"), given, temperature, TOKENS, SEED)
+    counts = counted(judge_text(DraftModel(engine("draft")), answers, DEPTH), DEPTH)
+    tokens = passes = 0
+    for one, text in zip(
+        answers, (prompt for kind in KINDS for prompt in prompts(kind, PROMPTS)), strict=True
+    ):
+        asked = {
+            "prompt": text,
+            "max_tokens": TOKENS,
+            "temperature": temperature,
+            "seed": SEED,
+            "speculation": {"mode": "fixed", "depth": DEPTH},
+        }
+        response = client.post("/v1/completions", json=asked)
+        usage = response.raise_for_status().json()["usage"]
+        assert usage["completion_tokens"] == len(one.tokens)
+        tokens += usage["completion_tokens"] - 1
+        passes += usage["speculation"]["target_passes"] - 1
+    assert counts.tokens_per_pass == pytest.approx(tokens / passes, rel=NEAR)
