@@ -14,6 +14,7 @@ TURN = r"<\|(im_start|start_header_id)\|>assistant(<\|end_header_id\|>\n)?\n|\[/
 CALL = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}}
 OF_LIST = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
 OF_LLAMA = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.parameters}"}}
+LLAMA = "<|python_tag|>"
 THOUGHTS = {"open": "<think>", "close": "</think>"}
 
 # By the mark in a chat template: how calls are written. The first that is found counts.
@@ -35,7 +36,7 @@ FORMATS: dict[str, dict[str, Any]] = {
         "transform_each": True,
     },
     # Llama 3: an answer that is {"name": ..., "parameters": {...}}, with a mark before it or without
-    "<|python_tag|>": {
+    LLAMA: {
         "open_pattern": r"<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")",
         "close_pattern": r"<\|eom_id\|>|<\|eot_id\|>|\s*;\s*(?=\{)",
         "content": "json",

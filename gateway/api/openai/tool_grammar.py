@@ -5,60 +5,88 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.api.openai.response_template import CALLS
+from gateway.api.openai.response_template import CALLS, FORMATS, LLAMA
 from gateway.errors import InvalidRequestError
 from gateway.generation.form import Form, mark
 
-ARGUMENTS = {"{content.arguments}": "arguments", "{content.parameters}": "parameters"}
+ARGUMENTS = {
+    "{content.arguments}": "arguments",
+    "{content.parameters}": "parameters",
+    "{arguments}": "arguments",  # of each call in a list
+}
 # Written on one line, as chat templates write what was called before.
 ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+TEXT = "TEXT: /(.|\\n)*/"
+NO_CALL = "NO_CALL: /([^ \\t\\r\\n{](.|\\n)*)?/"  # text that does not begin as a call would
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a model writes a call: an object between two marks, with its name first."""
+    """How a model writes a call: an object with its name first, behind a mark."""
 
     opening: str
-    close: str
+    close: str | None  # mark behind each call; None: the answer ends there
     arguments: str  # their key
     added: Mapping[str, int]  # ids of tokens that the tokenizer never makes of other text
+    is_listed: bool  # calls are the items of one list behind the mark
 
     @classmethod
     def of(cls, template: dict[str, Any], added: Mapping[str, int], field: str) -> "CallFormat":
         """Raises InvalidRequestError for a format that is none of these, naming the request's field."""
         calls = template["fields"][CALLS]
-        opening, close, transform = calls.get("open"), calls.get("close"), calls.get("transform")
+        transform, is_listed = calls.get("transform"), calls.get("transform_each", False)
         written = transform.get("function", {}).get("arguments") if isinstance(transform, dict) else None
-        is_plain = calls.get("content") == "json" and isinstance(opening, str) and isinstance(close, str)
-        if not is_plain or written not in ARGUMENTS:
+        is_bare = calls == FORMATS[LLAMA]
+        opening, close = LLAMA if is_bare else calls.get("open"), calls.get("close")
+        has_marks = isinstance(opening, str) and (is_bare or isinstance(close, str))
+        if calls.get("content") != "json" or not has_marks or written not in ARGUMENTS:
             raise InvalidRequestError(field, "calls cannot be held to a form, as this model writes them")
-        return cls(opening, close, ARGUMENTS[written], added)
+        return cls(opening, None if is_listed else close, ARGUMENTS[written], added, is_listed)
+
+    @property
+    def _mark(self) -> str:
+        return mark(self.opening, self.added)
 
     def only_calls(self, tools: Sequence[dict[str, Any]], *, several: bool) -> Form:
-        """Of these tools; ``several``: one or more."""
-        calls = f"start: call{'+' if several else ''}\ncall: {mark(self.opening, self.added)} body"
-        return Form("lark", f"{calls}\n{self._bodies(tools)}", "tools")
+        """Of these tools; ``several``: one or more, where the format has room for more."""
+        if self.is_listed:
+            start = f"start: {self._mark} {_list(several)}"
+        elif self.close is None:
+            start = f"start: {self._mark}? body"
+        else:
+            start = f"start: call{'+' if several else ''}\ncall: {self._mark} body"
+        return Form("lark", f"{start}\n{self._bodies(tools)}", "tools")
 
     def right_calls(self, tools: Sequence[dict[str, Any]]) -> Form:
         """Any text, and in it calls of these tools, each by its schema."""
-        if self.opening in self.added:
-            call = f"call: TEXT {mark(self.opening, self.added)} body"
+        opened = f"TEXT {self._mark}"
+        lines = [TEXT, self._bodies(tools)]
+        if self.opening not in self.added:
+            lines.append(f"opened[lazy]: {opened}")
+            opened = "opened"
+        if self.is_listed:
+            start = f"start: TEXT | {opened} {_list(several=True)}"
+        elif self.close is None:
+            start = f"start: NO_CALL ({self._mark} body)? | {self._mark}? body\n{NO_CALL}"
         else:
-            call = f"opened[lazy]: TEXT {json.dumps(self.opening)}\ncall: opened body"
-        lines = ["start: call* rest", "rest: TEXT", "TEXT: /(.|\\n)*/", call, self._bodies(tools)]
-        return Form("lark", "\n".join(lines), "tools")
+            start = f"start: call* rest\nrest: TEXT\ncall: {opened} body"
+        return Form("lark", "\n".join([start, *lines]), "tools")
 
     def _bodies(self, tools: Sequence[dict[str, Any]]) -> str:
         functions = [tool["function"] for tool in tools]
+        close = "" if self.close is None else f" {mark(self.close, self.added)}"
         rules = [
-            f"body_{index}: {json.dumps(self._head(function))} %json {_schema(function)}"
-            f' "}}" {mark(self.close, self.added)}'
+            f'body_{index}: {json.dumps(self._head(function))} %json {_schema(function)} "}}"{close}'
             for index, function in enumerate(functions)
         ]
         return "\n".join(["body: " + " | ".join(f"body_{index}" for index in range(len(rules))), *rules])
 
     def _head(self, function: dict[str, Any]) -> str:
         return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{self.arguments}": '
+
+
+def _list(several: bool) -> str:
+    return '"[" body (", " body)* "]"' if several else '"[" body "]"'
 
 
 def _schema(function: dict[str, Any]) -> str:

@@ -233,7 +233,10 @@ async def test_what_is_wrong_with_a_choice_is_named(tokenizer, wrong, field):
 
 
 async def test_calls_that_cannot_be_forced_are_refused(tokenizer):
-    template = ChatTemplate("{{ tools }}<|python_tag|>{{ messages[0].content }}", {})
+    calls = {**RESPONSE_TEMPLATE["fields"]["tool_calls"], "open_pattern": "<call [0-9]>"}
+    del calls["open"]
+    known = {**RESPONSE_TEMPLATE, "fields": {**RESPONSE_TEMPLATE["fields"], "tool_calls": calls}}
+    template = ChatTemplate("{{ tools }}{{ messages[0].content }}", {}, response_template=known)
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=template) as client:
         response = await client.post("/v1/chat/completions", json={**ASK, "tool_choice": "required"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
