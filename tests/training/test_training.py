@@ -104,11 +104,11 @@ def test_a_training_that_is_killed_ends_as_if_it_had_not_been(
 def test_the_loss_falls_and_the_checkpoint_has_a_card(
     text: Path, tmp_path: Path, command: str, options: list[str]
 ) -> None:
-    assert train(text, tmp_path, *options, "--steps", "24", "--measure-every", "4", command=command) == 0
+    assert train(text, tmp_path, *options, "--steps", "24", "--measure-every", "12", command=command) == 0
     told = [json.loads(line) for line in (tmp_path / PROGRESS).read_text().splitlines()]
-    assert [line["step"] for line in told] == [4, 8, 12, 16, 20, 24]
+    assert [line["step"] for line in told] == [12, 24]
     first, last = (sum(line["sum of minima"]) for line in (told[0], told[-1]))
-    assert last > 1.1 * first
+    assert last > 1.05 * first
     card = (tmp_path / "README.md").read_text()
     assert f"python -m outrider.training {command}" in card
     assert "- steps: 24" in card
