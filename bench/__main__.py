@@ -26,6 +26,7 @@ BENCHMARKS = {
     "parallel": "parallel drafts at GPU cost ratios",
     "suffix": "drafters without a model: tokens per pass by kind of text",
     "heads": "trained drafters: acceptance by position, tokens per pass by kind of text",
+    "advise": "what outrider advise foretells beside what is measured",
     "metrics": "what recording metrics costs",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",
