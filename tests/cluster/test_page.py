@@ -1,6 +1,7 @@
 """The live page in a real headless Chromium, against a real service."""
 
 import itertools
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -76,6 +77,25 @@ def test_an_answer_arrives_token_by_token_coloured_by_origin(page: Page) -> None
     assert len({style(page.locator(f"#answer .{name}"), "backgroundColor") for name in origins}) == 3
     accepted = int(re.search(r"(\d+) of \d+ drafted", summary)[1])  # type: ignore[index]
     assert page.locator("#answer .accepted").count() == accepted > 0
+
+
+def test_an_answer_follows_the_schema_in_the_box_and_what_that_forced_is_coloured_apart(page: Page) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    page.locator("#schema").fill(json.dumps({**city, "additionalProperties": False}))
+    ask(page, "A city: ")
+    assert json.loads(page.locator("#answer").inner_text())["city"] in ("Rome", "Oslo")
+    forced = page.locator("#answer .forced")
+    expect(page.locator("#summary")).to_contain_text(f"{forced.count()} forced")
+    assert forced.count() > 0
+    legend = [page.locator(f".legend .{name}") for name in ("forced", "accepted", "target", "plain")]
+    assert len({style(shown, "backgroundColor") for shown in legend}) == 4
+
+
+def test_a_schema_that_is_no_json_is_told(page: Page) -> None:
+    page.locator("#schema").fill("{")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#summary")).to_contain_text("is no JSON")
+    expect(page.locator("#summary")).to_have_class("wrong")
 
 
 def test_a_round_shows_its_draft_and_its_time_line(page: Page) -> None:
@@ -211,7 +231,7 @@ def test_a_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
 def test_text_can_be_read(page: Page) -> None:
     """Contrast of 4.5 to 1, as WCAG asks for; light on dark where the visitor has it dark."""
     is_dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-    for kind in ("accepted", "target", "refused", "unreached", "plain"):
+    for kind in ("accepted", "forced", "target", "refused", "unreached", "plain"):
         ink, ground = page.locator(f".legend .{kind}").first.evaluate(
             """node => {
                 const over = element => {

@@ -37,9 +37,21 @@ function request() {
       depth: mode === "off" ? undefined : number("depth"),
       drafter: byId("drafter").value || undefined,
     },
+    response_format: responseFormat(),
     stream: true,
     stream_options: { include_usage: true, include_rounds: true },
   };
+}
+
+// None where the box is empty. Throws what the page then shows.
+function responseFormat() {
+  const text = byId("schema").value.trim();
+  if (!text) return undefined;
+  try {
+    return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(text) } };
+  } catch (error) {
+    throw new Error(`The JSON schema is no JSON: ${error.message}`);
+  }
 }
 
 async function* events(response) {
@@ -106,10 +118,10 @@ class Answer {
   }
 
   ended({ completion_tokens, speculation }) {
-    const { target_passes, accepted, drafted, seed } = speculation;
+    const { target_passes, accepted, drafted, forced, seed } = speculation;
     this.say(
       `${completion_tokens} tokens in ${target_passes} passes of the target, ${accepted} of ${drafted} drafted ` +
-        `accepted, ${this.rate()} tokens/s, seed ${seed}`,
+        `accepted, ${forced ? `${forced} forced, ` : ""}${this.rate()} tokens/s, seed ${seed}`,
     );
   }
 
