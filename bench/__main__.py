@@ -37,6 +37,7 @@ BENCHMARKS = {
 ALONE = {  # not among those that are run in turn
     "gpu": "the engine on a GPU, which it needs",
     "peers": "other servers beside ours, each installed first (5 GB)",
+    "early_exit": "the target's own layers as drafters: speed to plain decoding, on a larger target",
     "inflate": "writes a Llama checkpoint that computes the same function at a larger cost",
 }
 

@@ -116,8 +116,8 @@ class Pair:
             self.drafter.forget(text)
 
 
-def beside(name: str) -> Pair:
-    return Pair(_engine(DEMO / "target", drafter=name, head=str(DRAFTERS / name)), None)
+def beside(name: str, **settings: Any) -> Pair:
+    return Pair(_engine(DEMO / "target", drafter=name, head=str(DRAFTERS / name), **settings), None)
 
 
 def with_draft(folder: Path) -> Pair:
@@ -129,6 +129,8 @@ DRAFTED_BY: dict[str, Callable[[], Pair]] = {
     "eagle3": lambda: beside("eagle3"),
     "medusa": lambda: beside("medusa"),
     "parallel": lambda: with_draft(DRAFTERS / "parallel"),
+    "exit after 3": lambda: beside("early_exit", early_exit=3),
+    "exit after 4": lambda: beside("early_exit", early_exit=4),
 }
 
 

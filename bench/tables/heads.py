@@ -10,6 +10,8 @@ NAMES = {
     "eagle3": "EAGLE-3",
     "medusa": "Medusa",
     "parallel": "parallel draft",
+    "exit after 3": "exit after 3 of 6 layers",
+    "exit after 4": "exit after 4 of 6 layers",
 }
 
 

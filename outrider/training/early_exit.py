@@ -40,7 +40,7 @@ class EarlyExitTrainee(Trainee):
         self.network: nn.ModuleDict = nn.ModuleDict(exits)
 
     def labels(self, count: int) -> list[str]:
-        return [f"after {number} layers" for number in self.hidden_layers]
+        return [f"after layer {number}" for number in self.hidden_layers]
 
     def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
         """One for each exit, whatever the depth: at every position it is as good."""

@@ -17,23 +17,24 @@ from tests.support.demo_pair import engine, prompt_of
 
 DEPTH = 4
 # Accepted tokens per round: under what was measured, and over what the same weights bring in a wrong place.
-LEAST_ACCEPTED = {"eagle3": 2.0, "medusa": 0.45, "parallel": 0.9}
+LEAST_ACCEPTED = {"early_exit": 1.5, "eagle3": 2.0, "medusa": 0.45, "parallel": 0.9}
 NAMES = sorted(LEAST_ACCEPTED)
 
 
 @cache
 def target_with(head: str) -> Engine:
-    return engine_with(head, DRAFTERS / head)
+    settings = {"early_exit": 3} if head == "early_exit" else {}
+    return engine_with(head, DRAFTERS / head, **settings)
 
 
-@pytest.mark.parametrize("head", ["eagle3", "medusa"])
+@pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_with_a_head_the_text_is_that_of_plain_decoding(head: str, temperature: float) -> None:
     found = drafted_texts(target_with(head), temperature, DEPTH, company=6)
     assert [text.tokens for text in found] == plain_texts(temperature)
 
 
-@pytest.mark.parametrize("head", ["eagle3", "medusa"])
+@pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
 def test_a_head_is_right_as_often_as_its_card_says(head: str) -> None:
     found = drafted_texts(target_with(head), 0.7, DEPTH, company=6)
     accepted, rounds = sum(text.accepted for text in found), sum(text.rounds for text in found)

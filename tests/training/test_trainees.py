@@ -181,7 +181,7 @@ def test_an_eagle3_head_learns_depth_after_depth() -> None:
 def test_exits_begin_as_the_targets_own_norm_does_and_guess_the_next_token() -> None:
     trainee = EarlyExitTrainee(EarlyExitSettings(**GIVEN), target())
     assert trainee.hidden_layers == (1, 2, 3, 4, 5)
-    assert trainee.labels(5)[0] == "after 1 layers"
+    assert trainee.labels(5)[0] == "after layer 1"
     state = torch.randn(3, 256)
     for exit_ in trainee.network.values():
         torch.testing.assert_close(exit_(state), target().model.model.norm(state))

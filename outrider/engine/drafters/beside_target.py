@@ -1,6 +1,7 @@
 """Drafters that stand beside the target: they read the states of its layers and draft as a Verdict falls."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from torch import Tensor
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.sequence import Sequence
@@ -33,6 +35,9 @@ class Target(Protocol):
     settings: EngineSettings  # those in force
     cache: PagedCache
     kernel: Kernel | None  # of attention, where there is one
+
+    def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
+        """Of a part of the model (outrider/engine/forward/part.py), to logits [num_logits, vocab_size]."""
 
     def lay_out(self, feeds: Items[Feed]) -> Batch:
         """A pass over the blocks of the target's cache."""

@@ -10,7 +10,7 @@ for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -53,13 +53,15 @@ class EarlyExit(BesideTarget):
         self.candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
         self._layers: tuple[int, ...] | None = None  # that draft; None: it is not known yet
         self._search: ExitSearch | None = None
-        self._parts: dict[tuple[int, ...], Any] = {}  # of the target, by their layers
+        self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
         self._spent = self._watched = 0.0  # seconds, of trials and altogether
         self._seen: float | None = None  # when the step before ended
 
     def load(self, target: Target) -> None:
         self._target = target
-        self._parts = {layers: self._part(target.model, layers) for layers in self.candidates}
+        self._parts = {
+            layers: target.pass_over(self._part(target.model, layers)) for layers in self.candidates
+        }
         if len(self.candidates) == 1:
             (self._layers,) = self.candidates
         else:
@@ -120,14 +122,8 @@ class EarlyExit(BesideTarget):
         """Logits [num_logits, vocab_size], and whether all that was computed is finite, bool [num_tokens]."""
         target = self._target
         batch = target.lay_out(feeds)
-        output = self._parts[layers](
-            input_ids=batch.token_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            outrider=Paged(batch, target.cache, target.kernel),
-        )
-        return output.logits[0], target.cache.are_finite(batch.slots)
+        logits = self._parts[layers](Paged(batch, target.cache, target.kernel))
+        return logits, target.cache.are_finite(batch.slots)
 
     def _part(self, model: Any, layers: tuple[int, ...]) -> Any:
         return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)

@@ -33,7 +33,9 @@ class Decoder:
         self._embedding = body.embed_tokens.weight
         self._layers = [_Layer(layer) for layer in body.layers]
         self._rotary = body.rotary_emb
-        self._norm = _Norm(body.norm.weight, body.norm.variance_epsilon)
+        norm = body.norm  # another module where a part of the model leaves early
+        is_usual = hasattr(norm, "variance_epsilon")
+        self._norm = _Norm(norm.weight, norm.variance_epsilon) if is_usual else norm
         self._head = model.lm_head
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 

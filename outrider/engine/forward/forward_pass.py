@@ -1,8 +1,9 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from typing import Any
 
 import torch
 
@@ -207,6 +208,25 @@ class ForwardPass:
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
         return ForwardOutput(logits, states, self.cache.are_finite(batch.slots))
+
+    def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:
+        """Of a part of the model, its pass to logits [num_logits, vocab_size], as fast as the model's own."""
+        decoder = None if self._decoder is None else decoder_of(part, ())
+
+        def run(paged: Paged) -> torch.Tensor:
+            if decoder is not None:
+                return decoder(paged)[0]
+            batch = paged.batch
+            logits: torch.Tensor = part(
+                input_ids=batch.token_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+                outrider=paged,
+            ).logits[0]
+            return logits
+
+        return run
 
     def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self._decoder is not None:
