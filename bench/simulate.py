@@ -25,7 +25,15 @@ from typing import Any
 
 from bench import virtual
 from bench.report import save, table
-from bench.simulated import Ahead, Parallel, SimulatedFleet, rank_at, runner_up_rate_for, simulated_fleet
+from bench.simulated import (
+    Ahead,
+    Parallel,
+    SimulatedDraft,
+    SimulatedFleet,
+    rank_at,
+    runner_up_rate_for,
+    simulated_fleet,
+)
 from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.factory import RoundsFactory
@@ -120,29 +128,29 @@ class Streams:
     """Clients of one gateway, each of which asks for one answer after the other."""
 
     def __init__(
-        self,
-        speculation: Speculation,
-        load: Load,
-        acceptance: Mapping[str, float],
-        runner_up_rate: float,
-        settings: GatewaySettings,
+        self, speculations: Mapping[str, Speculation], load: Load, settings: GatewaySettings = SETTINGS
     ) -> None:
-        self._acceptance = acceptance
-        self._runner_up_rate = runner_up_rate
+        """speculations: by task."""
         self.counter = Counter()
         self._paces = Paces(PaceSettings())
-        self._speculation = speculation.resolved("model", self._paces.settings)
+        self._speculations = {
+            task: speculation.resolved(settings.usual_drafter, self._paces.settings)
+            for task, speculation in speculations.items()
+        }
         self._load = load
         self._settings = settings
         self._task_of: dict[int, str] = {}  # by noise key
 
-    def rank_of(self, noise_key: int, position: int) -> int | None:
-        """Of the target's token among the draft's guesses."""
-        return rank_at(self._acceptance[self._task_of[noise_key]], self._runner_up_rate, noise_key, position)
+    def rank_of(
+        self, acceptance: Mapping[str, float], runner_up_rate: float, noise_key: int, position: int
+    ) -> int | None:
+        """Of the target's token among a draft's guesses, where it has that acceptance by task."""
+        return rank_at(acceptance[self._task_of[noise_key]], runner_up_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
         """For as long as the load says."""
-        clients = [asyncio.create_task(self._client(fleet, number)) for number in range(self._load.streams)]
+        factory = RoundsFactory(fleet, self._paces, self._settings)
+        clients = [asyncio.create_task(self._client(factory, number)) for number in range(self._load.streams)]
         done, _ = await asyncio.wait(clients, timeout=self._load.warm_s + self._load.counted_s)
         for client in clients:
             client.cancel()
@@ -150,17 +158,16 @@ class Streams:
         for client in done:
             client.result()  # none ends by itself but by a defect
 
-    async def _client(self, fleet: SimulatedFleet, number: int) -> None:
+    async def _client(self, factory: RoundsFactory, number: int) -> None:
         drawn = random.Random(number)
         loop = asyncio.get_running_loop()
         while True:
-            task = drawn.choice(sorted(self._acceptance))
+            task = drawn.choice(sorted(self._speculations))
             prompt = tuple(drawn.randbytes(self._about(self._load.prompt_tokens, drawn)))
             sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
             sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
             self._task_of[sequence.noise_key] = task
-            factory = RoundsFactory(fleet, self._paces, self._settings)
-            rounds = factory.of(sequence, self._speculation, FAR_AHEAD_S, task)
+            rounds = factory.of(sequence, self._speculations[task], FAR_AHEAD_S, task)
             async with aclosing(rounds.steps()) as steps:
                 async for step in steps:
                     self.counter.commits.append((loop.time(), len(step.tokens)))
@@ -182,10 +189,11 @@ async def closed_loop(
     settings = SETTINGS
     if parallel is not None:
         settings = SETTINGS.model_copy(update={"drafts": {"model": "parallel"}})
-    streams = Streams(speculation, load, acceptance, ahead.runner_up_rate, settings)
+    streams = Streams(dict.fromkeys(acceptance, speculation), load, settings)
     target, draft = pair
-    simulated = simulated_fleet(target.seconds, draft.seconds, HOP_S, streams.rank_of, ahead, parallel)
-    async with simulated as fleet:
+    rank_of = partial(streams.rank_of, acceptance, ahead.runner_up_rate)
+    drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead, parallel)}
+    async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
         await streams.run(fleet)
     return streams.counter
 
@@ -214,10 +222,14 @@ def predicted(
     runner_up_rate = runner_up_rate_for(foreseen_rate, acceptance, depth)
     fleet = simulated_fleet(
         lambda size: target_step_s(size.tokens + size.prompt_tokens),
-        lambda size: draft_step_s,
+        {
+            "model": SimulatedDraft(
+                lambda size: draft_step_s,
+                partial(rank_at, acceptance, runner_up_rate),
+                Ahead(BRANCHES, runner_up_rate) if ahead else NO_AHEAD,
+            )
+        },
         hop_s,
-        partial(rank_at, acceptance, runner_up_rate),
-        Ahead(BRANCHES, runner_up_rate) if ahead else NO_AHEAD,
     )
     return virtual.run(_rate_of_one(Sequence((0,), Sampling(max_tokens=tokens), 0), fleet, fixed(depth)))
 

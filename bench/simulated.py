@@ -6,9 +6,9 @@ messages, and the engines with their scheduling, draft-ahead and waiting for com
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.messages import Answer
@@ -30,8 +30,6 @@ WRONG = tuple(range(1, RANKS + 1))  # what a draft may say instead
 MASK = VOCAB_SIZE - 1  # of a draft that guesses in one pass
 EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
-
-WORKERS: tuple[tuple[Role, str], ...] = (("target", ""), ("draft", "model"))
 
 RankOf = Callable[[int, int], int | None]  # noise key and position -> of the target's token among the draft's
 
@@ -172,56 +170,58 @@ class SimulatedStream:
         self.worker.close(self._number)
 
 
+@dataclass(frozen=True)
+class SimulatedDraft:
+    """One draft, in a worker of its own."""
+
+    cost: Cost
+    rank_of: RankOf
+    ahead: Ahead = Ahead()
+    parallel: Parallel | None = None  # None: it needs a pass for each token
+
+    def guesses(self, row: Row) -> tuple[int, ...]:
+        rank = self.rank_of(row.noise_key, row.position)
+        masks = row.path.count(MASK)
+        key = f"{row.noise_key}/{row.position}/kept"
+        if self.parallel and masks and not _is_drawn(self.parallel.kept**masks, key):
+            rank = None
+        return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
+
+    def worker(self) -> SimulatedWorker:
+        settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches})
+        return SimulatedWorker(
+            "draft", settings, self.cost, self.guesses, None if self.parallel is None else MASK
+        )
+
+
 class SimulatedFleet(Fleet):
-    """One target and one draft worker."""
+    """One target, and a worker for each draft."""
 
-    def __init__(self, target: SimulatedWorker, draft: SimulatedWorker, hop_s: float) -> None:
-        super().__init__(self._both, Trust(token="of a simulated fleet"))
-        self._target, self._draft, self._hop_s = target, draft, hop_s
+    def __init__(self, target: SimulatedWorker, drafts: Mapping[str, SimulatedWorker], hop_s: float) -> None:
+        super().__init__(self._all, Trust(token="of a simulated fleet"))
+        self._target, self._drafts, self._hop_s = target, drafts, hop_s
 
-    def _both(self) -> Iterable[Worker]:
-        return [
-            Worker(role, "simulated", role, 0, "here", VOCAB_SIZE, MAX_LENGTH, draft=draft)
-            for role, draft in WORKERS
-        ]
+    def _all(self) -> Iterable[Worker]:
+        target = Worker("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
+        return [target, *(replace(target, role="draft", address=name, draft=name) for name in self._drafts)]
 
     def open_target(self, sequence: Sequence, *, apart: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
     def open_draft(self, draft: str, sequence: Sequence) -> Any:
-        return SimulatedStream(self._draft, sequence, self._hop_s)
+        return SimulatedStream(self._drafts[draft], sequence, self._hop_s)
 
 
 @asynccontextmanager
 async def simulated_fleet(
-    target: Cost,
-    draft: Cost,
-    hop_s: float,
-    rank_of: RankOf,
-    ahead: Ahead,
-    parallel: Parallel | None = None,
+    target: Cost, drafts: Mapping[str, SimulatedDraft], hop_s: float
 ) -> AsyncIterator[SimulatedFleet]:
-    """
-    Args:
-        hop_s: one way.
-        parallel: None: the draft needs a pass for each token.
-    """
-
-    def guesses(row: Row) -> tuple[int, ...]:
-        rank = rank_of(row.noise_key, row.position)
-        masks = row.path.count(MASK)
-        if parallel and masks and not _is_drawn(parallel.kept**masks, f"{row.noise_key}/{row.position}/kept"):
-            rank = None
-        return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
-
-    drafting = SETTINGS.model_copy(update={"draft_ahead": ahead.branches})
-    workers = (
-        SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,)),
-        SimulatedWorker("draft", drafting, draft, guesses, None if parallel is None else MASK),
-    )
+    """hop_s: one way."""
+    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,))
+    workers = {name: draft.worker() for name, draft in drafts.items()}
     async with asyncio.TaskGroup() as running:
-        tasks = [running.create_task(worker.run()) for worker in workers]
-        yield SimulatedFleet(*workers, hop_s)
+        tasks = [running.create_task(worker.run()) for worker in (targets, *workers.values())]
+        yield SimulatedFleet(targets, workers, hop_s)
         for task in tasks:
             task.cancel()
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.drafters.roster import Roster
+from gateway.drafters.roster import BY_TASK, Roster
 from outrider.decoding.settings import Verification
 from outrider.drafters.name import DrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
@@ -87,6 +87,11 @@ class GatewaySettings(RequestSettings, CallerSettings):
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
+
+    @property
+    def usual_drafter(self) -> str:
+        """Of a request that names none."""
+        return self.drafters[0] if len(self.drafters) == 1 else BY_TASK
 
     @property
     def roster(self) -> Roster:

@@ -168,7 +168,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[Origin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("drafted", "parents", "accepted", "reason", "ahead_hit", "continued", "draft_ms", "target_ms", "queue_ms", "step_ms", "drafter")
+    __slots__ = ("drafted", "parents", "accepted", "reason", "ahead_hit", "continued", "draft_ms", "target_ms", "queue_ms", "step_ms", "drafter", "because")
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class Round(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
     drafted: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     accepted: _containers.RepeatedScalarFieldContainer[int]
@@ -191,7 +192,8 @@ class Round(_message.Message):
     queue_ms: float
     step_ms: float
     drafter: str
-    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., ahead_hit: _Optional[bool] = ..., continued: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., drafter: _Optional[str] = ...) -> None: ...
+    because: str
+    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., ahead_hit: _Optional[bool] = ..., continued: _Optional[bool] = ..., draft_ms: _Optional[float] = ..., target_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., drafter: _Optional[str] = ..., because: _Optional[str] = ...) -> None: ...
 
 class Completion(_message.Message):
     __slots__ = ("choices", "usage")
@@ -228,7 +230,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by", "routed", "judged")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +238,20 @@ class Speculation(_message.Message):
         key: str
         value: DraftedBy
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[DraftedBy, _Mapping]] = ...) -> None: ...
+    class RoutedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Routed
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Routed, _Mapping]] = ...) -> None: ...
+    class JudgedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Judged
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Judged, _Mapping]] = ...) -> None: ...
     MODE_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +273,8 @@ class Speculation(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     EMPTY_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
     mode: str
     drafter: str
     rounds: int
@@ -278,7 +296,30 @@ class Speculation(_message.Message):
     forced: int
     empty_drafts: int
     drafted_by: _containers.MessageMap[str, DraftedBy]
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ...) -> None: ...
+    routed: _containers.MessageMap[str, Routed]
+    judged: _containers.MessageMap[str, Judged]
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
+
+class Routed(_message.Message):
+    __slots__ = ("times",)
+    class TimesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    times: _containers.ScalarMap[str, int]
+    def __init__(self, times: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Judged(_message.Message):
+    __slots__ = ("verified", "right")
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    verified: int
+    right: int
+    def __init__(self, verified: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
 
 class DraftedBy(_message.Message):
     __slots__ = ("rounds", "drafted", "verified", "accepted")
@@ -353,7 +394,28 @@ class DepthInForce(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sequences: _Optional[int] = ..., mean_depth: _Optional[float] = ...) -> None: ...
 
 class TaskTotals(_message.Message):
-    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "verified", "accepted", "draft_s", "target_s", "fallbacks", "reopenings")
+    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "verified", "accepted", "draft_s", "target_s", "fallbacks", "reopenings", "drafted_by", "routed", "judged")
+    class DraftedByEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: DraftedBy
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[DraftedBy, _Mapping]] = ...) -> None: ...
+    class RoutedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Routed
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Routed, _Mapping]] = ...) -> None: ...
+    class JudgedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Judged
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Judged, _Mapping]] = ...) -> None: ...
     TASK_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +428,9 @@ class TaskTotals(_message.Message):
     TARGET_S_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     REOPENINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
+    ROUTED_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
     task: str
     drafter: str
     tokens: float
@@ -378,11 +443,15 @@ class TaskTotals(_message.Message):
     target_s: float
     fallbacks: float
     reopenings: float
-    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., verified: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ...) -> None: ...
+    drafted_by: _containers.MessageMap[str, DraftedBy]
+    routed: _containers.MessageMap[str, Routed]
+    judged: _containers.MessageMap[str, Judged]
+    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., verified: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("role", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "heard_s", "suspect", "step_ms")
+    __slots__ = ("role", "draft", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "heard_s", "suspect", "step_ms")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +462,7 @@ class WorkerLoad(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     role: str
+    draft: str
     address: str
     streams: int
     running: int
@@ -402,7 +472,7 @@ class WorkerLoad(_message.Message):
     heard_s: float
     suspect: bool
     step_ms: float
-    def __init__(self, role: _Optional[str] = ..., address: _Optional[str] = ..., streams: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., heard_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., draft: _Optional[str] = ..., address: _Optional[str] = ..., streams: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., heard_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

@@ -22,6 +22,7 @@ def round_message(round_: VerdictFell) -> generation_pb2.Round:
         queue_ms=timings.queue_ns / 1e6,
         step_ms=timings.step_ns / 1e6,
         drafter=round_.proposal.drafter,
+        because=round_.proposal.because,
     )
 
 

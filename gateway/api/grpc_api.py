@@ -351,6 +351,8 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
             drafted_by={
                 name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()
             },
+            routed={name: generation_pb2.Routed(times=times) for name, times in stats.routes.items()},
+            judged={name: generation_pb2.Judged(**counts) for name, counts in stats.by_judged.items()},
             forced=stats.forced,
         ),
     )

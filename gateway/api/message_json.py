@@ -38,10 +38,14 @@ def json_schema_of(kind: Descriptor, **instead: dict[str, Any]) -> dict[str, Any
 
 
 def _of_field(field: FieldDescriptor, value: dict[str, Any]) -> dict[str, Any]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return {"type": "object", "additionalProperties": value}
     return {"type": "array", "items": value} if field.is_repeated else value
 
 
 def _of_value(field: FieldDescriptor) -> dict[str, Any]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _of_value(field.message_type.fields_by_name["value"])
     if field.message_type is not None:
         return json_schema_of(field.message_type)
     return {"type": TYPES[field.cpp_type]}

@@ -22,9 +22,13 @@ class Roster:
         """
         self._drafts = drafts
         self._beside_target = beside_target
+        self._there = {row.name: row for row in self._rows()}
 
     def __iter__(self) -> Iterator[DrafterInfo]:
         """Every drafter that there is. Those in a draft worker have the name of their draft."""
+        return iter(self._there.values())
+
+    def _rows(self) -> Iterator[DrafterInfo]:
         for row in drafters():
             if row.place is Place.DRAFT_WORKER:
                 yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == _model(row))
@@ -33,14 +37,13 @@ class Roster:
 
     def find(self, name: str) -> DrafterInfo:
         """Raises ValueError naming those that there are."""
-        there = {row.name: row for row in self}
-        if name in there:
-            return there[name]
+        if name in self._there:
+            return self._there[name]
         reason = f"there is no drafter {name!r}"
         if any(row.name == name and row.place is Place.TARGET_WORKER for row in drafters()):
             beside = "none" if self._beside_target is None else repr(self._beside_target)
             reason = f"{name!r} would stand beside the target, and there is {beside}"
-        raise ValueError(f"{reason}; there are: {', '.join(there)}")
+        raise ValueError(f"{reason}; there are: {', '.join(self._there)}")
 
 
 def _model(row: DrafterInfo) -> str:

@@ -10,6 +10,7 @@ from functools import cache, partial
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
+from gateway.drafters.roster import BY_TASK
 from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.admission import Admission
 from gateway.generation.form import Form, Grammars
@@ -84,7 +85,7 @@ class Generation:
             await asyncio.to_thread(make) if is_long else make(),
             request.n,
             request.stop,
-            request.speculation.resolved(settings.drafters[0], self.paces.settings),
+            request.speculation.resolved(settings.usual_drafter, self.paces.settings),
             request.task,
             request.priority,
             request.continues_text,
@@ -203,6 +204,8 @@ class Generation:
             )
 
     def _check_drafter(self, name: str) -> None:
+        if name == BY_TASK:
+            return
         try:
             self.settings.roster.find(name)
         except ValueError as error:

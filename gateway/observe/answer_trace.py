@@ -21,6 +21,7 @@ from gateway.rounds.events import (
     Forgone,
     Resumed,
     RoundBegan,
+    Routed,
     SendingAhead,
     StretchBegan,
     TargetLost,
@@ -102,6 +103,9 @@ class AnswerTrace(NoTrace):
                 self._tell("fallback", f"{event.reason}: {event.detail}")
             case Resumed():
                 self._tell("rounds", event.reason)
+            case Routed():
+                routed = {"outrider.drafter": event.drafter, "outrider.reason": event.reason}
+                self._generation.add_event("drafter", routed)
             case TargetLost():
                 self._tell("reopening", event.detail)
 
@@ -118,6 +122,7 @@ class AnswerTrace(NoTrace):
         if proposal.draft:
             self._span.set_attribute("outrider.depth", proposal.draft.chain_length)
             self._span.set_attribute("outrider.drafted_by", proposal.drafter)
+            self._span.set_attribute("outrider.because", proposal.because)
             if not self._continued:
                 self._span.set_attribute("outrider.tree_size", len(proposal.draft))
             if proposal.ahead_hit is not None:

@@ -31,6 +31,7 @@ def _worker(link: Link) -> generation_pb2.WorkerLoad:
     now = asyncio.get_running_loop().time()
     message = generation_pb2.WorkerLoad(
         role=link.worker.role,
+        draft=link.worker.draft,
         address=link.worker.address,
         streams=link.streams,
         suspect=link.suspect_until > now,
@@ -56,4 +57,7 @@ def _task(kind: Kind, stats: Stats) -> generation_pb2.TaskTotals:
         target_s=stats.target_s,
         fallbacks=stats.fallbacks,
         reopenings=stats.lost_targets,
+        drafted_by={name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()},
+        routed={name: generation_pb2.Routed(times=times) for name, times in stats.routes.items()},
+        judged={name: generation_pb2.Judged(**counts) for name, counts in stats.by_judged.items()},
     )

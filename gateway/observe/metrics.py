@@ -74,6 +74,10 @@ def _count(instruments: Instruments, kind: Kind, stats: Stats) -> None:
     for drafter, counts in stats.by_drafter.items():
         for what, name in OF_DRAFTERS.items():
             instruments.total(name, counts[what], **labels, drafted_by=drafter)
+    for (drafter, reason), times in stats.routed.items():
+        instruments.total("outrider_routes", times, **labels, routed_to=drafter, reason=reason)
+    for (drafter, what), tokens in stats.judged.items():
+        instruments.total(f"outrider_judged_{what}_tokens", tokens, **labels, judged=drafter)
     for (to, reason), times in stats.transitions.items():
         instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
     for reason, times in stats.failures.items():

@@ -9,7 +9,9 @@ from gateway.rounds.events import (
     Event,
     Failed,
     FellBack,
+    Judged,
     RoundBegan,
+    Routed,
     Switched,
     TargetLost,
     TokenDecoded,
@@ -18,6 +20,7 @@ from gateway.rounds.events import (
 from gateway.rounds.reasons import EMPTY, LATE, LOST
 
 BY_DRAFTER = ("rounds", "drafted", "verified", "accepted")
+JUDGED = ("verified", "right")
 
 
 @dataclass
@@ -38,6 +41,8 @@ class Stats:
     draft_s: float = 0.0  # that rounds waited for a Draft
     target_s: float = 0.0  # that the sequence waited for verdicts
     drafted_by: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, what: see BY_DRAFTER)
+    routed: Counter[tuple[str, str]] = field(default_factory=Counter)  # times that (drafter, why) was taken
+    judged: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, "verified" or "right")
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
@@ -75,6 +80,11 @@ class Stats:
                     self.ahead_hits[ahead.rank or 0] += 1
                 self.saved_s += ahead.saved_s
                 self.wasted += ahead.wasted
+            case Routed():
+                self.routed[event.drafter, event.reason] += 1
+            case Judged():
+                self.judged[event.drafter, "verified"] += event.verified
+                self.judged[event.drafter, "right"] += event.right
             case FellBack():
                 self.late_drafts += event.reason == LATE
                 self.lost_drafts += event.reason == LOST
@@ -129,6 +139,21 @@ class Stats:
         """What each drafter did: where Drafts are mixed there are several."""
         names = dict.fromkeys(drafter for drafter, _ in self.drafted_by)
         return {name: {what: self.drafted_by[name, what] for what in BY_DRAFTER} for name in names}
+
+    @property
+    def routes(self) -> dict[str, dict[str, int]]:
+        """Times that each drafter was taken to draft, by why it was."""
+        names = dict.fromkeys(drafter for drafter, _ in self.routed)
+        return {
+            name: {why: times for (drafter, why), times in self.routed.items() if drafter == name}
+            for name in names
+        }
+
+    @property
+    def by_judged(self) -> dict[str, dict[str, int]]:
+        """What each drafter guessed that did not draft."""
+        names = dict.fromkeys(drafter for drafter, _ in self.judged)
+        return {name: {what: self.judged[name, what] for what in JUDGED} for name in names}
 
     def add(self, other: "Stats") -> None:
         """Counts another sequence in."""

@@ -11,9 +11,11 @@ from gateway.drafters.drafter import Drafter
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.observe.waiting import waits_for_this_task
+from gateway.rounds.candidates import SMALL_LAG, Candidate
 from gateway.rounds.events import Compared, Drafted, Events, FellBack, Resumed
 from gateway.rounds.paces import PaceObserver
 from gateway.rounds.reasons import EMPTY, FIXED, LAST_TOKEN, LATE, LOST, OFF
+from gateway.rounds.route import Route
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
@@ -25,7 +27,6 @@ logger = logging.getLogger("ray.serve")
 MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
 SHORTEST_PAUSE, DOUBLINGS = 16, 6  # tokens of plain decoding before another is asked for, doubled each time
 MOST_LOSSES = 3  # of draft workers with one sequence, without a Draft in between
-SMALL_LAG = 32  # tokens that a drafter may be behind when it is asked again
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # without drafts, from a second failure in a row on, doubled
 
 
@@ -35,29 +36,28 @@ class Drafting:
     def __init__(
         self,
         sequence: Sequence,
-        drafter: Drafter | None,
+        route: Route,
         speculation: Speculation,
-        paced: PacedSequence,
         events: Events,
         longest_wait_s: float,
     ) -> None:
         """
         Args:
+            route: tells which drafter drafts.
             speculation: resolved.
-            paced: the sequence as the pace sees it.
             longest_wait_s: for any Draft, whatever the pace says.
         """
         self._sequence = sequence
-        self._drafter = drafter
+        self._route = route
         self._speculation = speculation
-        self._paced = paced
         self._events = events
         self._longest_wait_s = longest_wait_s
-        self._observer = PaceObserver(paced, sequence)
+        self._observer = PaceObserver(route, sequence)
         events.add(self._observer)
         self._pace: Pace
+        self._is_paced = False  # the pace counts the sequence in
         self._is_started = False  # the drafter was given the prompt
-        self._may_draft = drafter is not None  # not while a Draft is late or the drafter lost
+        self._may_draft = speculation.mode != "off"  # not while a Draft is late or the drafter lost
         self._empty = 0  # Drafts without a token, in a row
         self._losses = 0  # of workers that had the sequence, without a Draft in between
         self._pause_s = 0.0  # before the next attempt to recover
@@ -72,17 +72,43 @@ class Drafting:
     def at(self, pace: Pace) -> Iterator[None]:
         """While the sequence is verified by the target with that pace."""
         self._pace = self._observer.pace = pace
-        is_paced = self._speculation.mode == "auto"
-        if is_paced:
+        self._is_paced = self._speculation.mode == "auto"
+        if self._drafter is not None:
+            self._route.begin(pace)
+        if self._is_paced:
             pace.join(self._paced)
-        if not is_paced or pace.may_pay(self._paced):
+        if not self._is_paced or pace.may_pay(self._paced):
             # Both workers take the prompt in at the same time: the first token never waits for the draft.
             self._start()
         try:
             yield
         finally:
-            if is_paced:
+            if self._is_paced:
                 pace.leave(self._paced)
+            self._is_paced = False
+
+    @property
+    def _drafter(self) -> Drafter | None:
+        """The one that drafts; None: the request wants none."""
+        return None if self._speculation.mode == "off" else self._route.now.drafter
+
+    @property
+    def _paced(self) -> PacedSequence:
+        """The sequence as the pace sees it with that drafter."""
+        return self._route.now.paced
+
+    async def _follow(self) -> None:
+        """Has another drafter draft from now on, if that is faster."""
+        if (better := self._route.better(self._pace)) is not None:
+            await self._take(*better)
+
+    async def _take(self, candidate: Candidate, reason: str) -> None:
+        before = self._paced
+        await self._route.take(candidate, reason)
+        self._empty = 0
+        if self._is_paced:
+            self._pace.leave(before)
+            self._pace.join(candidate.paced)
 
     def depth(self) -> int:
         """Of the next Draft; 0 for plain decoding."""
@@ -103,12 +129,14 @@ class Drafting:
         return self._paced.max_depth if self._speculation.mode == "fixed" else self._paced.depth
 
     @property
-    def leaves(self) -> int:
-        """Runners-up beside the chain of the next Draft, at most."""
-        return self._paced.leaves
+    def wanted_beside_target(self) -> tuple[int, int]:
+        """Depth of the Draft that is to come with the next Verdict, and runners-up beside it, at most."""
+        if self._is_beside_target:
+            return self.depth_in_force, self._paced.leaves
+        return self._route.depth_beside_target, 0
 
     @property
-    def is_beside_target(self) -> bool:
+    def _is_beside_target(self) -> bool:
         """Whether Drafts come with verdicts."""
         return self._drafter is not None and self._drafter.place is Place.TARGET_WORKER
 
@@ -123,6 +151,7 @@ class Drafting:
 
     def grew(self) -> None:
         """The sequence has more tokens. Whoever waits for some is woken for no fewer, unless rounds pay."""
+        self._route.grew()
         if len(self._sequence) >= self._awaited or self._pays():
             self._grew.set()
 
@@ -149,7 +178,19 @@ class Drafting:
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        return None if draft is None else Proposal(draft, newest.base, ahead_hit=True, drafter=newest.drafter)
+        return (
+            None
+            if draft is None
+            else replace(
+                NO_PROPOSAL,
+                draft=draft,
+                base=newest.base,
+                ahead_hit=True,
+                drafter=newest.drafter,
+                asked=newest.asked,
+                because=newest.because,
+            )
+        )
 
     async def resume(self, traceparent: str) -> Proposal:
         """Returns once rounds pay, with the Draft to begin them. Meanwhile the sequence is decoded freely.
@@ -168,16 +209,17 @@ class Drafting:
             if self._empty:
                 await self._longer(len(self._sequence) + self._pause())
             elif not self._may_draft:
-                await self._recover(self._drafter)
+                await self._recover()
             self._may_draft = True
             await self._grown(self._pace.probe_tokens(self._paced))
             if not self._is_started:  # what was plain from the beginning took none of the draft's time
-                await self._recover(self._drafter)
+                await self._recover()
                 self._is_started = True
+            await self._follow()
             depth, room = self.depth(), self._room
             if room == 0:
                 await _never()
-            if self.is_beside_target:
+            if self._is_beside_target:
                 # Its Draft comes with the verdict on an empty one; only a round can tell how good it is.
                 self._paced.try_round()
                 return self._resumed(NO_PROPOSAL)
@@ -192,11 +234,12 @@ class Drafting:
         self._events.emit(Resumed(self.reason))
         return proposal
 
-    async def _recover(self, drafter: Drafter) -> None:
+    async def _recover(self) -> None:
         """Returns once the drafter has taken in what is committed, however long that takes.
 
-        At once after one failure; after more in a row with pauses that grow. Never where drafts were lost
-        with the sequence again and again: it may be what ends them.
+        At once after one failure; after more in a row with pauses that grow, and with another drafter where
+        there is one. Never where drafts were lost with the sequence again and again: it may be what ends
+        them.
         """
         await self._stop_taking_in()
         while True:
@@ -209,10 +252,12 @@ class Drafting:
                 taken_in = -SMALL_LAG
                 while len(self._sequence) - taken_in > SMALL_LAG:
                     taken_in = len(self._sequence)
-                    await drafter.propose(0)
+                    await self._route.now.drafter.propose(0)
                 return
             except WorkerLostError as lost:
                 self._losses += isinstance(lost, SequenceLostError)
+                if (other := self._route.substitute()) is not None:
+                    await self._take(*other)
 
     def _pause(self) -> int:
         """Tokens of plain decoding before a drafter that had nothing to say is asked again."""
@@ -256,7 +301,7 @@ class Drafting:
         for task in tasks:
             task.cancel()
         if self._drafter is not None:
-            self._drafter.close()  # whoever waits for what follows may be cancelled
+            await self._route.aclose()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self) -> None:
@@ -285,7 +330,10 @@ class Drafting:
         if before is not None:
             await before
         await self._stop_taking_in()
-        return await self._propose(depth) if self._may_draft else None
+        if not self._may_draft:
+            return None
+        await self._follow()
+        return await self._propose(depth)
 
     async def _propose(self, depth: int) -> Proposal | None:
         assert self._drafter is not None
@@ -302,8 +350,15 @@ class Drafting:
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        drafter = proposal.drafter or self._paced.drafter.name
-        self._newest = proposal = replace(proposal, seconds=loop.time() - begun, drafter=drafter)
+        name = self._route.now.name
+        self._newest = proposal = replace(
+            proposal,
+            seconds=loop.time() - begun,
+            drafter=proposal.drafter or name,
+            asked=name,
+            because=self._route.reason,
+            wanted=depth,
+        )
         self._pause_s, self._losses = 0.0, 0
         self._events.emit(Drafted(proposal))
         self._empty = 0 if proposal.draft else self._empty + 1

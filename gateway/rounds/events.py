@@ -138,6 +138,28 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Routed:
+    """From now on this drafter drafts."""
+
+    drafter: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The text has shown how good a guess of another drafter was than the one that drafts."""
+
+    drafter: str
+    right: int  # tokens
+    guess: Proposal
+
+    @property
+    def verified(self) -> int:
+        """Tokens that it was asked for and of which this is known: not to say one is a wrong guess."""
+        return min(self.right + 1, self.guess.wanted)
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Of a stretch, or of a round that for this reason will have no Verdict."""
 
@@ -179,6 +201,8 @@ Event = (
     | VerdictFell
     | TokenDecoded
     | Compared
+    | Routed
+    | Judged
     | Ended
     | Switched
     | TargetLost

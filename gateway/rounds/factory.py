@@ -1,16 +1,21 @@
 """Puts together what generates one sequence."""
 
 from gateway.drafters.factory import Drafters
+from gateway.drafters.roster import BY_TASK
 from gateway.observe.answer_trace import NO_TRACE, NoTrace
 from gateway.observe.stats import Stats
+from gateway.rounds.candidates import Candidate
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.events import Events
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Limits, Rounds
+from gateway.rounds.route import Route
+from gateway.rounds.router import Kind, Router
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
+from outrider.drafters.registry import DrafterInfo, Place
 
 
 class RoundsFactory:
@@ -21,6 +26,7 @@ class RoundsFactory:
         self._paces = paces
         self._settings = settings
         self._roster = settings.roster
+        self._router = Router(self._is_ready)
         self._drafters = Drafters(fleet, self._roster, PastAnswers(settings.past_answer_tokens))
 
     def of(
@@ -42,11 +48,17 @@ class RoundsFactory:
         stats = Stats()
         events = Events([stats, trace])
         assert speculation.drafter is not None
-        info = self._roster.find(speculation.drafter)
-        drafter = None if speculation.mode == "off" else self._drafters.of(info.name, sequence)
-        paced = self._paces.sequence(info, speculation, task, priority)
+        names = self._settings.drafters if speculation.drafter == BY_TASK else (speculation.drafter,)
+        candidates = [
+            Candidate(
+                self._drafters.of(name, sequence),
+                self._paces.sequence(self._roster.find(name), speculation, task, priority),
+            )
+            for name in names
+        ]
+        route = Route(candidates, self._router, Kind(task, speculation.verification), sequence, events)
         longest_wait_s = self._settings.propose_deadline_ms / 1e3
-        drafting = Drafting(sequence, drafter, speculation, paced, events, longest_wait_s)
+        drafting = Drafting(sequence, route, speculation, events, longest_wait_s)
         return Rounds(
             sequence,
             self._fleet,
@@ -57,3 +69,10 @@ class RoundsFactory:
             trace,
             Limits(deadline, self._settings.max_losses),
         )
+
+    def _is_ready(self, drafter: DrafterInfo) -> bool:
+        """Whether there is a worker where it needs one of its own."""
+        if drafter.place is not Place.DRAFT_WORKER:
+            return True
+        draft = drafter.mixes[0] if drafter.mixes else drafter.name
+        return any(worker.draft == draft for worker in self._fleet.workers("draft"))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from gateway.rounds.events import Compared, Drafted, Event, TokenDecoded, VerdictFell
+from gateway.rounds.events import Compared, Drafted, Event, Judged, TokenDecoded, VerdictFell
+from gateway.rounds.route import Route
 from gateway.sequence import Sequence
 from gateway.settings import Priority, Speculation
 from outrider.drafters.registry import DrafterInfo
@@ -55,10 +56,10 @@ class Paces:
 
 
 class PaceObserver:
-    """Has the pace learn from what happens to one sequence."""
+    """Has the pace, and the router, learn from what happens to one sequence."""
 
-    def __init__(self, paced: PacedSequence, sequence: Sequence) -> None:
-        self._paced = paced
+    def __init__(self, route: Route, sequence: Sequence) -> None:
+        self._route = route
         self._sequence = sequence
         self._stretch = 0  # round of the newest token of plain decoding
         self.pace: Pace | None = None  # of the target that verifies the sequence
@@ -81,8 +82,27 @@ class PaceObserver:
                     self.pace.observe_drafting(self._paced.drafter, event.proposal.step)
                 if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
                     self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
+                if event.proposal.wanted and not event.proposal.draft:
+                    self._route.observe(event.proposal.asked, 0, 1)
             case Compared():
-                self.pace.observe_probe(self._paced, event.right, min(event.right + 1, event.guessed))
+                verified = min(event.right + 1, event.guessed)
+                self.pace.observe_probe(self._paced, event.right, verified)
+                self._route.observe(self._paced.drafter.name, event.right, verified)
+            case Judged():
+                self._observe_judged(self.pace, event)
+
+    @property
+    def _paced(self) -> PacedSequence:
+        """With the drafter that drafts."""
+        return self._route.now.paced
+
+    def _observe_judged(self, pace: Pace, event: Judged) -> None:
+        paced, guess = self._route.candidate(event.drafter).paced, event.guess
+        if guess.step is not None:
+            pace.observe_drafting(paced.drafter, guess.step)
+        if guess.draft:
+            paced.acceptance.observe(event.right, min(event.right + 1, guess.draft.chain_length))
+        self._route.observe(event.drafter, event.right, event.verified)
 
     def _observe_target(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
         self._paced.length = len(self._sequence)
@@ -96,8 +116,11 @@ class PaceObserver:
         of_chain = [node for node in path if node < depth]
         accepted = sum(node not in forced for node in of_chain)
         was_reached = len(path) > len(of_chain) or event.is_refused
+        # A Draft that is shorter than was asked for guesses nothing at the next position.
+        is_short = proposal.draft.chain_length < proposal.wanted
+        self._route.observe(proposal.asked, accepted, accepted + (was_reached or is_short))
         pace.observe_round(
-            self._paced,
+            self._route.candidate(proposal.asked).paced,
             accepted,
             accepted + was_reached,
             depth - sum(node < depth for node in forced),

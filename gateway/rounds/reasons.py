@@ -3,4 +3,5 @@
 OFF, FIXED, LATE, LOST, LAST_TOKEN = "off", "fixed", "late Draft", "lost draft worker", "last token"
 EMPTY = "empty Drafts"
 FIRST_TOKEN, LOST_TARGET = "first token", "lost target worker"  # in traces
+NAMED, FIRST, MEASURED = "named", "first", "measured"  # why a drafter drafts; LOST: in place of a lost one
 OF_ENGINE, OF_LOSSES = "engine", "lost targets"  # of failures

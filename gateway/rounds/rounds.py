@@ -228,9 +228,7 @@ class Rounds:
     def _verify(self, target: TargetStream, proposal: Proposal) -> rounds_pb2.TargetRequest:
         turn = target.turn(self._sequence.round, self._trace.current)
         verify = rounds_pb2.Verify(turn=turn, draft=draft_to_message(proposal.draft))
-        if self._drafting.is_beside_target:
-            verify.next_depth = self._drafting.depth_in_force
-            verify.next_leaves = self._drafting.leaves
+        verify.next_depth, verify.next_leaves = self._drafting.wanted_beside_target
         return rounds_pb2.TargetRequest(verify=verify)
 
     async def _extend(self, target: TargetStream) -> None:

@@ -93,6 +93,7 @@ def round_time(counts: Counts, costs: ExpectedCosts, streams: int) -> float:
         rounds=np.asarray(float(streams)),
         drafted=np.asarray(streams * counts.drafted / counts.rounds),
         log_tokens=np.zeros(()),
+        log_overrun=np.zeros(()),
         depth=np.asarray(float(counts.depth)),
     )
     seconds, _ = round_seconds(mix, replace(costs, asked_share=counts.asked_share))

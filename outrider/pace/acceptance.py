@@ -55,6 +55,11 @@ class TaskAcceptance:
         return self._rates
 
     @property
+    def samples(self) -> float:
+        """Rounds by which the first position's rate is known, older ones for less."""
+        return self._verified[0]
+
+    @property
     def is_known(self) -> bool:
         """Whether enough rounds were seen to trust the first position's rate."""
         verified = self._verified[0]

@@ -1,12 +1,21 @@
 """By how much rounds miss the speed that costs predict, beside how much plain decoding misses its own."""
 
-from typing import Literal
-
-Kind = Literal["rounds", "plain"]
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 MEMORY = 32.0  # times that each sequence in the batch observed it, after which an older one weighs 1/e
 FADING = 400.0  # steps without one kind, after which the rest of what was seen of it is 1/e
 LARGEST = 2.0  # factor by which one time may be off; beyond it counts as this
+
+
+@dataclass
+class _Rounds:
+    """Of one drafter."""
+
+    time: float = 1.0  # taken / expected
+    tokens: float = 1.0  # of a round
+    expected_tokens: float = 1.0
 
 
 class Calibration:
@@ -17,34 +26,61 @@ class Calibration:
     back too late for the step that was to take them. And the best of several estimates is mostly one that was
     too good. What slows both kinds down, such as prompts, cancels out. A kind that is not seen for a while is
     taken to be more and more like the other one, so what did not pay once is tried again.
+
+    Each drafter has its own rounds: its Drafts are made on machines of their own. One that has none is taken
+    to be like the others.
     """
 
     def __init__(self) -> None:
-        self._times: dict[Kind, float] = {"rounds": 1.0, "plain": 1.0}  # taken / expected
-        self._tokens = self._expected_tokens = 1.0  # of a round
+        self._plain = 1.0  # time taken / expected
+        self._rounds: defaultdict[str, _Rounds] = defaultdict(self._usual)  # by drafter
 
-    @property
-    def of_rounds(self) -> float:
-        """Factor by which rounds take longer for their tokens than expected."""
-        return self._times["rounds"] / self._times["plain"] * self._expected_tokens / self._tokens
+    def of_rounds(self, drafter: str) -> float:
+        """Factor by which the drafter's rounds take longer for their tokens than expected."""
+        rounds = self._rounds[drafter]
+        return rounds.time / self._plain * rounds.expected_tokens / rounds.tokens
 
-    def observe(self, kind: Kind, seconds: float, expected_s: float, sequences: int) -> None:
-        """A sequence waited so long from one answer of the target to the next.
+    def observe_round(self, drafter: str, seconds: float, expected_s: float, sequences: int) -> None:
+        """A sequence waited so long from one Verdict to the next.
 
-        sequences: the number of them in the batch; each observes the same.
+        sequences: the number of those in rounds with that drafter; each observes the same.
         """
-        factor = min(max(seconds / expected_s, 1.0 / LARGEST), LARGEST)
-        self._times[kind] += (factor - self._times[kind]) / (MEMORY * sequences)
+        rounds = self._rounds[drafter]
+        rounds.time += (_factor(seconds, expected_s) - rounds.time) / (MEMORY * sequences)
 
-    def observe_tokens(self, tokens: float, expected: float, sequences: int) -> None:
+    def observe_plain(self, seconds: float, expected_s: float, sequences: int) -> None:
+        """The same from one token of plain decoding to the next."""
+        self._plain += (_factor(seconds, expected_s) - self._plain) / (MEMORY * sequences)
+
+    def observe_tokens(self, drafter: str, tokens: float, expected: float, sequences: int) -> None:
         """A Verdict on a Draft gave so many tokens."""
-        newest = 1.0 / (MEMORY * sequences)
-        self._tokens += newest * (tokens - self._tokens)
-        self._expected_tokens += newest * (expected - self._expected_tokens)
+        rounds, newest = self._rounds[drafter], 1.0 / (MEMORY * sequences)
+        rounds.tokens += newest * (tokens - rounds.tokens)
+        rounds.expected_tokens += newest * (expected - rounds.expected_tokens)
 
-    def unseen(self, kind: Kind) -> None:
-        """A step without any of that kind."""
-        other: Kind = "plain" if kind == "rounds" else "rounds"
-        self._times[kind] += (self._times[other] - self._times[kind]) / FADING
-        if kind == "rounds":
-            self._tokens += (self._expected_tokens - self._tokens) / FADING
+    def stepped(self, drafters: Collection[str]) -> None:
+        """A step that verified Drafts of these; of none: it was one of plain decoding."""
+        like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(self._plain)
+        if drafters:
+            self._plain += (like.time - self._plain) / FADING
+        for name, rounds in self._rounds.items():
+            if name not in drafters:
+                tokens = rounds.expected_tokens * like.tokens / like.expected_tokens
+                rounds.time += (like.time - rounds.time) / FADING
+                rounds.tokens += (tokens - rounds.tokens) / FADING
+
+    def _usual(self) -> _Rounds:
+        """Of a drafter that had none: as those of the others are."""
+        return _mean([*self._rounds.values()]) if self._rounds else _Rounds()
+
+
+def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
+    return _Rounds(
+        sum(one.time for one in rounds) / len(rounds),
+        sum(one.tokens for one in rounds) / len(rounds),
+        sum(one.expected_tokens for one in rounds) / len(rounds),
+    )
+
+
+def _factor(seconds: float, expected_s: float) -> float:
+    return min(max(seconds / expected_s, 1.0 / LARGEST), LARGEST)

@@ -1,16 +1,18 @@
 """The pace of all sequences at one target: observations in, depths out."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import SequenceAcceptance
-from outrider.pace.calibration import Calibration, Kind
+from outrider.pace.calibration import Calibration
 from outrider.pace.cost_model import DrafterCost, Step, StepCost
 from outrider.pace.expected import expected_tokens_by_position
-from outrider.pace.optimizer import Vector, best_depths, best_leaves, mix_of, round_seconds
+from outrider.pace.optimizer import Mix, Vector, best_depths, best_leaves, log_rate, mix_of, round_seconds
 from outrider.pace.settings import PaceSettings
 from outrider.pace.thresholds import threshold_depth
 
@@ -72,11 +74,16 @@ class Pace:
         self._had_drafts = False
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._calibration = Calibration()
-        # As last decided: seconds from answer to answer, by the costs, and sequences at least, of each kind.
-        self._expected_s: dict[Kind, float] = {}
-        self._counts: dict[Kind, int] = {}
+        # As last decided, by the costs: seconds of rounds, of a token of plain decoding.
+        self._expected_s: dict[bool, float] = {}
+        self._counts = Counter[str]()  # sequences in rounds by drafter, as last decided
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences
+
+    @property
+    def settings(self) -> PaceSettings:
+        """In force."""
+        return self._settings
 
     def use(self, settings: PaceSettings) -> None:
         """In force from the next turn of every sequence on."""
@@ -109,7 +116,7 @@ class Pace:
             had_drafts = step.size.tokens > step.size.sequences
             self._uniform_steps = self._uniform_steps + 1.0 if had_drafts is self._had_drafts else 0.0
             self._had_drafts = had_drafts
-            self._calibration.unseen("plain" if had_drafts else "rounds")
+            self._calibration.stepped(self._counts.keys() if had_drafts else ())
 
     def observe_drafting(self, drafter: DrafterInfo, step: Step) -> None:
         """A step of the draft."""
@@ -135,9 +142,11 @@ class Pace:
             target_s: of the round, in which the target had it, in a step or waiting for one.
             was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
         """
-        if not sequence.trial_turns and self._observe_time("rounds", sequence, seconds + target_s):
+        if not sequence.trial_turns and sequence.decided_by == MEASURED:
+            name, count = sequence.drafter.name, max(self._counts[sequence.drafter.name], 1)
+            self._calibration.observe_round(name, seconds + target_s, self._expected_s[True], count)
             expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
-            self._calibration.observe_tokens(1.0 + accepted, expected, self._counts["rounds"])
+            self._calibration.observe_tokens(name, 1.0 + accepted, expected, count)
         sequence.acceptance.observe(accepted, verified)
         sequence.failed_probes = 0
         sequence.trial_turns = max(sequence.trial_turns - 1, 0)
@@ -151,8 +160,9 @@ class Pace:
 
     def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
         """A token of plain decoding, so long after the one before it."""
-        if sequence.depth == 0:
-            self._observe_time("plain", sequence, seconds)
+        if sequence.depth == 0 and sequence.decided_by == MEASURED:
+            count = max(len(self._sequences) - self._counts.total(), 1)
+            self._calibration.observe_plain(seconds, self._expected_s[False], count)
 
     def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
         """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""
@@ -186,12 +196,43 @@ class Pace:
         """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""
         return TRIAL if sequence.trial_turns else sequence.decided_by
 
+    def rate(self, drafter: DrafterInfo, rates: Sequence[float], max_depth: int) -> float:
+        """Tokens per second of a sequence, if all at the target were drafted alike, as deep as pays.
+
+        Args:
+            rates: of acceptance at each position, given that it is reached.
+            max_depth: the request's own cap.
+
+        Returns:
+            0 until the target's costs are known.
+        """
+        if not self._target.is_known:
+            return 0.0
+        depths = np.arange(min(max_depth, self._settings.max_depth) + 1)
+        running = max(self._running, len(self._sequences), 1.0)
+        costs = self._costs([drafter], self._mean_length())
+        in_rounds = np.where(depths > 0, running, 0.0)
+        tokens = np.cumsum([1.0, *np.cumprod(rates)])[depths]
+        mix = Mix(
+            plain=running - in_rounds,
+            rounds=in_rounds,
+            drafted=np.asarray(running * depths, np.float64),
+            log_tokens=running * np.log(tokens),
+            log_overrun=in_rounds * np.log(costs.calibration),
+            depth=depths.astype(np.float64),
+        )
+        return float(np.exp(log_rate(mix, costs).max()))
+
+    def _mean_length(self) -> float:
+        """Tokens of a sequence."""
+        return sum(sequence.length for sequence in self._sequences) / max(len(self._sequences), 1)
+
     def plain_rate(self, sequences: int) -> float:
         """Tokens per second that plain decoding would give so many of ours; 0 until that is known."""
         if not sequences or not self._target.is_known:
             return 0.0
         running = max(self._running, sequences)
-        context = sum(sequence.length for sequence in self._sequences) / max(len(self._sequences), 1)
+        context = self._mean_length()
         return sequences / float(self._target.seconds(running, running, context * running))
 
     def probe_tokens(self, sequence: PacedSequence) -> int:
@@ -209,13 +250,6 @@ class Pace:
 
     def _cap(self, sequence: PacedSequence) -> int:
         return min(sequence.max_depth, self._settings.max_depth)
-
-    def _observe_time(self, kind: Kind, sequence: PacedSequence, seconds: float) -> bool:
-        """Whether there was an expectation."""
-        if sequence.decided_by != MEASURED:
-            return False
-        self._calibration.observe(kind, seconds, self._expected_s[kind], self._counts[kind])
-        return True
 
     def _decide(self) -> None:
         self._observations, self._decided_for = 0, len(self._sequences)
@@ -249,17 +283,17 @@ class Pace:
         is_batch = np.array([sequence.is_batch for sequence in sequences])
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
-        drafters = [self._cost_of(info) for info in {sequence.drafter for sequence in sequences}]
-        costs = _Costs(self._target, drafters, context, self._calibration.of_rounds)
+        costs = self._costs([sequence.drafter for sequence in sequences], context)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
         leaves = best_leaves(depths, reach, hit_rates, costs, scale)
-        mix = mix_of(depths, reach, scale)
+        mix = mix_of(depths, reach, costs, scale)
         mix = replace(mix, drafted=mix.drafted + scale * leaves.sum())
         round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
-        self._expected_s = {"rounds": round_s, "plain": step_s}
-        in_rounds = int((depths > 0).sum())
-        self._counts = {"rounds": max(in_rounds, 1), "plain": max(len(depths) - in_rounds, 1)}
+        self._expected_s = {True: round_s, False: step_s}
+        self._counts = Counter(
+            sequence.drafter.name for sequence, depth in zip(sequences, depths, strict=True) if depth
+        )
         # As long as plain decoding would need for the tokens that a round should bring, but never so short
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
@@ -268,6 +302,12 @@ class Pace:
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
             sequence.depth, sequence.leaves = int(depth), int(count)
             sequence.patience_s, sequence.decided_by = float(seconds), MEASURED
+
+    def _costs(self, drafters: Sequence[DrafterInfo], context: float) -> "_Costs":
+        """drafters: of each sequence."""
+        shares = [(self._cost_of(info), count / len(drafters)) for info, count in Counter(drafters).items()]
+        calibration = np.array([self._calibration.of_rounds(info.name) for info in drafters])
+        return _Costs(self._target, shares, context, calibration)
 
     def _reach(self, sequences: list[PacedSequence]) -> Vector:
         """[sequences, MAX_DEPTH]"""
@@ -284,13 +324,13 @@ class _Costs:
     """Costs at the batch's mean context, drafted by the slowest of the drafters in use."""
 
     target: StepCost
-    drafters: list[DrafterCost]
+    drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
     context: float  # tokens per sequence
-    calibration: float
+    calibration: Vector  # [sequences]
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)
 
     def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
-        seconds = [drafter.seconds(sequences, depth, target_step) for drafter in self.drafters]
+        seconds = [drafter.seconds(share * sequences, depth, target_step) for drafter, share in self.drafters]
         return np.asarray(np.max(seconds, axis=0))

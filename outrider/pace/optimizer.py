@@ -27,8 +27,9 @@ class Costs(Protocol):
     """Seconds; arguments and results broadcast."""
 
     @property
-    def calibration(self) -> float:
-        """Factor by which rounds take longer than these costs say, divided by that of plain decoding."""
+    def calibration(self) -> Vector | float:
+        """[sequences] factor by which its rounds take longer than these costs say, divided by that of plain
+        decoding; or one for all."""
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
@@ -48,10 +49,11 @@ class Mix:
     rounds: Vector  # sequences in rounds
     drafted: Vector  # tokens that these verify per round, all together
     log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
+    log_overrun: Vector  # logarithm of the factor by which rounds take longer, summed over those sequences
     depth: Vector  # of the deepest Draft
 
 
-def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
+def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float = 1.0) -> Mix:
     """One way to run a batch: [sequences] depths; ``reach`` and ``scale`` as for ``best_depths``."""
     drafted = np.arange(reach.shape[1]) < depths[:, None]
     in_rounds = depths > 0
@@ -61,6 +63,7 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, scale: float = 1.0) -> Mix:
         rounds=np.asarray(scale * in_rounds.sum(), np.float64),
         drafted=np.asarray(scale * drafted.sum(), np.float64),
         log_tokens=np.asarray(scale * log_tokens.sum(), np.float64),
+        log_overrun=np.asarray(scale * (in_rounds * np.log(costs.calibration)).sum(), np.float64),
         depth=np.asarray(depths.max(initial=0), np.float64),
     )
 
@@ -108,8 +111,7 @@ def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
 def log_rate(mix: Mix, costs: Costs) -> Vector:
     """Mean over all sequences of the logarithm of their tokens per second."""
     round_, step = round_seconds(mix, costs)
-    round_ = round_ * costs.calibration
-    total = mix.log_tokens - mix.rounds * np.log(round_) - mix.plain * np.log(step)
+    total = mix.log_tokens - mix.log_overrun - mix.rounds * np.log(round_) - mix.plain * np.log(step)
     return np.asarray(total / (mix.plain + mix.rounds))
 
 
@@ -161,12 +163,13 @@ def best_leaves(
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0.0]
     counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
-    given = mix_of(depths, reach, scale)
+    given = mix_of(depths, reach, costs, scale)
     mix = Mix(
         plain=given.plain,
         rounds=given.rounds,
         drafted=given.drafted + scale * counts,
         log_tokens=given.log_tokens + scale * _counted(gains[order])[counts],
+        log_overrun=given.log_overrun,
         depth=given.depth,
     )
     chosen = order[: counts[log_rate(mix, costs).argmax()]]
@@ -179,7 +182,8 @@ def _extended(
 ) -> NDArray[np.int64]:
     """With the Drafts among ``open_reach`` that pay."""
     max_depth = reach.shape[1]
-    given = mix_of(depths, reach)
+    given = mix_of(depths, reach, costs)
+    overrun = np.broadcast_to(np.log(costs.calibration), len(reach))
     log_tokens = np.log1p(np.cumsum(reach, axis=1))  # of a round as deep
     gains = np.diff(log_tokens, axis=1, prepend=0.0)  # of each drafted token; they fall along a row
     gains = np.where(open_reach >= LEAST_REACH, gains, 0.0).ravel()
@@ -191,12 +195,14 @@ def _extended(
     allowed = position < np.arange(deepest + 1)[:, None]
     counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
     added = _counted(allowed)[:, counts]
-    begun = _counted(allowed & (position == 0))[:, counts]
+    is_first = allowed & (position == 0)
+    begun = _counted(is_first)[:, counts]
     mix = Mix(
         plain=scale * (given.plain - begun),
         rounds=scale * (given.rounds + begun),
         drafted=scale * (given.drafted + added),
         log_tokens=scale * (given.log_tokens + _counted(allowed * gains[order])[:, counts]),
+        log_overrun=scale * (given.log_overrun + _counted(is_first * overrun[order // max_depth])[:, counts]),
         depth=np.maximum(np.arange(deepest + 1)[:, None], given.depth) + np.zeros_like(begun),
     )
     depth, point = np.unravel_index(log_rate(mix, costs).argmax(), begun.shape)

@@ -39,6 +39,13 @@ class PaceSettings(BaseModel):
     probe_tokens: int = Field(
         default=16, ge=1, description="plain tokens after which the drafter guesses again, to be compared"
     )
+    exploration: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=1.0,
+        description="where several drafters draft: share of sequences by whose text one that does not draft"
+        " them, and has a model, is judged too",
+    )
     trial_steps: int = Field(
         default=150,
         ge=1,

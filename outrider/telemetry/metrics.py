@@ -115,6 +115,24 @@ OF_GATEWAYS = (
         "tokens of these Drafts that stand",
         (*DRAFTED, "drafted_by"),
     ),
+    _counter(
+        "outrider_routes",
+        "choices",
+        "times that a drafter was taken to draft a sequence, at its start or later, and why",
+        (*DRAFTED, "routed_to", "reason"),
+    ),
+    _counter(
+        "outrider_judged_verified_tokens",
+        "tokens",
+        "tokens asked of drafters that do not draft, up to the first that is not what the target said",
+        (*DRAFTED, "judged"),
+    ),
+    _counter(
+        "outrider_judged_right_tokens",
+        "tokens",
+        "of these, tokens that are what the target said",
+        (*DRAFTED, "judged"),
+    ),
     _counter("outrider_tokens", "tokens", "committed tokens", DRAFTED),
     _counter(
         "outrider_forced_tokens",

@@ -90,7 +90,7 @@ def _worker(worker: generation_pb2.WorkerLoad) -> str:
     heard = worker.HasField("heard_s")
     used = worker.total_blocks - worker.free_blocks
     return _row(
-        worker.role + (" (suspect)" if worker.suspect else ""),
+        " ".join(filter(None, [worker.role, worker.draft])) + (" (suspect)" if worker.suspect else ""),
         worker.address,
         str(worker.running) if heard else NOTHING,
         str(worker.waiting) if heard else NOTHING,

@@ -27,7 +27,15 @@ from bench.simulate import (
     measure_ahead,
     predicted,
 )
-from bench.simulated import RIGHT, Ahead, Parallel, rank_at, runner_up_rate_for, simulated_fleet
+from bench.simulated import (
+    RIGHT,
+    Ahead,
+    Parallel,
+    SimulatedDraft,
+    rank_at,
+    runner_up_rate_for,
+    simulated_fleet,
+)
 from bench.simulated_runner import Hardware
 from gateway.observe.stats import Stats
 from gateway.rounds.factory import RoundsFactory
@@ -59,7 +67,8 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
         speculation = MODES[mode].resolved("model", paces.settings)
         target, draft = FAST_DRAFT
         rank_of = partial(rank_at, ACCEPTANCE_RATE, ahead.runner_up_rate)
-        async with simulated_fleet(target.seconds, draft.seconds, HOP_S, rank_of, ahead) as fleet:
+        drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead)}
+        async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
 
             async def answer(number: int, length: int) -> None:
                 sequence = Sequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)

@@ -22,6 +22,7 @@ pytestmark = [
 # What a service that is well has none of, or one without a GPU.
 MAY_BE_EMPTY = {
     *(f"Fallbacks, reopenings and failures {query}" for query in "ABCD"),
+    "Guesses of drafters that do not draft A",
     "Requests by outcome B",
     "Speculation on and off A",
     "Steps on GPUs by path A",

@@ -175,6 +175,22 @@ def test_what_several_gateways_tell_is_added_up(page: Page, client: httpx.Client
     expect(page.locator("#workers tr").first.locator("td").nth(3)).to_have_text("3")
 
 
+def test_of_several_drafters_the_page_says_which_drafts_what_and_why(
+    page: Page, client: httpx.Client
+) -> None:
+    real = client.get("/loads").json()
+    task = {"task": "code", "drafter": "auto", "tokens": 9, "verified": 8, "accepted": 6}
+    told = {
+        "routed": {"ours": {"times": {"measured": 3}}},
+        "drafted_by": {"ours": {"rounds": 4, "drafted": 9, "verified": 8, "accepted": 6}},
+        "judged": {"suffix": {"verified": 4, "right": 1}},
+    }
+    expect(page.locator("#routing")).to_be_hidden()  # the only drafter of this deployment drafts everything
+    page.route("**/loads", lambda route: route.fulfill(json={**real, "tasks": [{**task, **told}]}))
+    expect(page.locator("#routes tr").first).to_have_text("codeoursmeasured 3475 %–")
+    expect(page.locator("#routes tr").last).to_have_text("codesuffix–0–25 %")
+
+
 def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> None:
     page.get_by_text("Running configuration").click()
 

@@ -68,9 +68,9 @@ def test_a_full_batch_loses_its_drafts():
 def test_nothing_uniform_is_faster(rate, machine, streams):
     """Against every fixed depth for all, plain decoding included."""
     chosen = best_depths(reach(*[rate] * streams), np.zeros(streams, bool), machine)
-    best = log_rate(mix_of(chosen, reach(*[rate] * streams)), machine)
+    best = log_rate(mix_of(chosen, reach(*[rate] * streams), machine), machine)
     for depth in range(MAX_DEPTH + 1):
-        fixed = mix_of(np.full(streams, depth), reach(*[rate] * streams))
+        fixed = mix_of(np.full(streams, depth), reach(*[rate] * streams), machine)
         # Candidates are compared at 65 counts of tokens: the best lies at most a step beside.
         assert best >= log_rate(fixed, machine) - 0.02
 

@@ -39,6 +39,13 @@ class SpeculationUsage(TypedDict):
     mean_accepted_length: Annotated[float, Field(description="accepted tokens per round")]
     accepted_lengths: Annotated[list[int], Field(description="rounds that accepted 0, 1, 2, ... tokens")]
     drafted_by: Annotated[dict[str, dict[str, int]], Field(description="the same four, by drafter")]
+    routed: Annotated[
+        dict[str, dict[str, int]], Field(description="by drafter, times that it was taken to draft, by why")
+    ]
+    judged: Annotated[
+        dict[str, dict[str, int]],
+        Field(description="by drafter that did not draft, tokens that it was asked for, and those right"),
+    ]
     target_passes: Annotated[int, Field(description="forward passes of the target that gave tokens")]
     fallbacks: Annotated[int, Field(description="to plain decoding: the sum of the next three")]
     late_drafts: Annotated[int, Field(description="times that a Draft missed its deadline")]

@@ -155,6 +155,8 @@ def usage_body(usage: Usage, seed: int) -> UsageBody:
             "mean_accepted_length": round(stats.mean_accepted_length, 3),
             "accepted_lengths": stats.histogram,
             "drafted_by": stats.by_drafter,
+            "routed": stats.routes,
+            "judged": stats.by_judged,
             "target_passes": stats.target_passes,
             "fallbacks": stats.fallbacks,
             "late_drafts": stats.late_drafts,

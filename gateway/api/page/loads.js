@@ -3,6 +3,7 @@
 import { KEPT } from "./chart.js";
 
 const MAX_TASKS = 5;
+const BY_TASK = "auto"; // in place of a drafter: the gateway chooses one for each task
 const FORGOTTEN_MS = 10_000; // after which a gateway that was not heard is gone
 
 const total = (items, of) => items.reduce((sum, item) => sum + of(item), 0);
@@ -57,6 +58,25 @@ export class Loads {
       }
     }
     return found;
+  }
+
+  // Where tasks are routed: which drafter drafted each, why, and how good those were that only guessed.
+  routes() {
+    const found = new Map();
+    for (const { newest } of this.heard.values())
+      for (const { task, drafter, routed = {}, drafted_by: drafts = {}, judged = {} } of newest.tasks) {
+        if (drafter !== BY_TASK) continue;
+        for (const name of new Set([...Object.keys(routed), ...Object.keys(drafts), ...Object.keys(judged)])) {
+          const id = JSON.stringify([task, name]);
+          if (!found.has(id)) found.set(id, { task, name, why: {}, rounds: 0, verified: 0, accepted: 0, guessed: 0, right: 0 });
+          const row = found.get(id);
+          for (const [why, times] of Object.entries(routed[name]?.times ?? {})) row.why[why] = (row.why[why] ?? 0) + times;
+          for (const field of ["rounds", "verified", "accepted"]) row[field] += drafts[name]?.[field] ?? 0;
+          row.guessed += judged[name]?.verified ?? 0;
+          row.right += judged[name]?.right ?? 0;
+        }
+      }
+    return [...found.values()].sort((a, b) => a.task.localeCompare(b.task) || b.rounds - a.rounds);
   }
 
   // Each as the gateway tells it that heard it last, with the streams of all gateways.

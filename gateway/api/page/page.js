@@ -185,7 +185,7 @@ function showWorkers(workers) {
     const heard = worker.heard_s !== undefined;
     const used = heard ? (worker.total_blocks - worker.free_blocks) / worker.total_blocks : 0;
     row.append(
-      cell(worker.role),
+      cell(worker.draft ? `${worker.role} ${worker.draft}` : worker.role),
       cell(worker.address),
       worker.suspect ? cell("lost just now", "ill") : cell("well", "well"),
       cell(worker.streams),
@@ -197,6 +197,25 @@ function showWorkers(workers) {
     return row;
   });
   byId("workers").replaceChildren(...rows);
+}
+
+function showRoutes(routes) {
+  const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)} %` : "–");
+  const rows = routes.map(({ task, name, why, rounds, verified, accepted, guessed, right }) => {
+    const row = document.createElement("tr");
+    const times = Object.entries(why).map(([reason, count]) => `${reason} ${count}`);
+    row.append(
+      cell(task),
+      cell(name),
+      cell(times.join(", ") || "–"),
+      cell(rounds),
+      cell(share(accepted, verified)),
+      cell(share(right, guessed)),
+    );
+    return row;
+  });
+  byId("routes").replaceChildren(...rows);
+  byId("routing").hidden = !rows.length;
 }
 
 function showSettings(health) {
@@ -226,6 +245,7 @@ async function look() {
     const [now, health] = await Promise.all([fetched("loads"), fetched("health")].map(async (r) => (await r).json()));
     loads.add(now);
     showWorkers(loads.workers());
+    showRoutes(loads.routes());
     showSettings(health);
     offerDrafters(health);
     showStatus(health.status, health.status === "ok");

@@ -13,7 +13,7 @@ function kindOf(node, { parents, accepted }) {
   return parents[node] === -1 || accepted.includes(parents[node]) ? "refused" : "unreached";
 }
 
-function timeLine({ draft_ms, target_ms, queue_ms, step_ms, reason, ahead_hit, continued, drafter }) {
+function timeLine({ draft_ms, target_ms, queue_ms, step_ms, reason, ahead_hit, continued, drafter, because }) {
   const wire = Math.max(target_ms - queue_ms - step_ms, 0);
   const step = Math.min(step_ms, target_ms);
   const parts = { draft: draft_ms, wire, queue: Math.min(queue_ms, target_ms), step };
@@ -43,7 +43,7 @@ function timeLine({ draft_ms, target_ms, queue_ms, step_ms, reason, ahead_hit, c
   }
   const how = continued ? "the target went on by itself" : ahead_hit ? "the Draft was foreseen" : "the Draft was asked for";
   const why = document.createElement("div");
-  why.textContent = `depth: ${reason}; drafted by ${drafter}; ${how}`;
+  why.textContent = `depth: ${reason}; drafted by ${drafter} (${because}); ${how}`;
   box.append(why);
   return box;
 }

@@ -212,7 +212,8 @@ async def test_a_late_draft_is_told_with_its_reason(tokenizer, spans):
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "late Draft"
     assert abandoned.attributes["outrider.wait_ms"] >= 20.0
-    (fallback,) = spans.one("text_completion m").events
+    drafter, fallback = spans.one("text_completion m").events
+    assert drafter.attributes == {"outrider.drafter": "model", "outrider.reason": "named"}
     assert fallback.attributes["outrider.reason"] == "late Draft: no Draft after 0.020 s"
 
 
@@ -221,7 +222,7 @@ async def test_a_lost_target_is_told_with_its_reason(tokenizer, spans):
     async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
         usage = await answer(fleet, tokenizer)
     assert spans.one("abandoned round").attributes["outrider.abandoned"] == "lost target worker"
-    (reopening,) = spans.one("text_completion m").events
+    _, reopening = spans.one("text_completion m").events
     assert reopening.name == "reopening"
     assert "lost by the script" in reopening.attributes["outrider.reason"]
     summed, told = counted(spans, usage)

@@ -1,13 +1,18 @@
 """Tokens that a grammar forces are no guesses: they tell the pace and the statistics nothing of a drafter."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.drafters.beside_target import BesideTarget
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.observe.stats import Stats
-from gateway.rounds.events import TokenDecoded, VerdictFell
+from gateway.rounds.candidates import Candidate
+from gateway.rounds.events import Events, TokenDecoded, VerdictFell
 from gateway.rounds.paces import PaceObserver, Paces
+from gateway.rounds.route import Route
+from gateway.rounds.router import Kind, Router
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
@@ -83,7 +88,12 @@ def test_the_pace_learns_from_guesses_alone(case: str) -> None:
     proposal, accepted, nodes, expected = OF_PACE[case]
     speculation = Speculation().resolved("model", PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter("model"), speculation, None, "interactive")
-    observer = PaceObserver(paced, Sequence((1,), Sampling(), 1))
+    sequence = Sequence((1,), Sampling(), 1)
+    candidate = Candidate(BesideTarget(sequence), paced)
+    kind = Kind(None, "coupled")
+    route = Route([candidate], Router(lambda info: True), kind, sequence, Events())
+    observer = PaceObserver(route, sequence)
     observer.pace = pace = Observed()
-    observer.on(fell(proposal, accepted, forced_nodes=nodes, forced=3))
+    asked = replace(proposal, asked=candidate.name)
+    observer.on(fell(asked, accepted, forced_nodes=nodes, forced=3))
     assert pace.rounds == [expected]

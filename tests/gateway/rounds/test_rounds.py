@@ -98,6 +98,8 @@ async def test_counts_what_speculation_did():
             ("model", "verified"): 8,
             ("model", "accepted"): 7,
         },
+        "routed": {("model", "named"): 1},
+        "judged": {},
         "prepared_for": 0,
         "ahead_hits": {},
         "continued": 0,
