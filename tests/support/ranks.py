@@ -1,8 +1,9 @@
-"""A tensor-parallel group of processes on this machine, on the CPU."""
+"""A tensor-parallel group of processes on this machine, on the CPU or on a simulated GPU each."""
 
 import multiprocessing
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,8 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outrider.engine.parallel.rank_group import RankGroup
 from tests.support.patience import START_S
-
-CPU = torch.device("cpu")
+from tests.support.simulated_cuda.install import simulated_cuda
 
 Part = Callable[..., Any]  # takes the group first; importable by name
 
@@ -20,13 +20,14 @@ Part = Callable[..., Any]  # takes the group first; importable by name
 class Ranks:
     """Processes of one group, which do one thing after another."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, on_gpus: bool = False) -> None:
+        """on_gpus: simulated ones."""
         spawn = multiprocessing.get_context("spawn")
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [spawn.Pipe() for _ in range(size)]
         self._ends = [ours for ours, _ in pipes]
         self.processes = [
-            spawn.Process(target=_serve, args=(theirs, self._store.port, rank, size))
+            spawn.Process(target=_serve, args=(theirs, self._store.port, rank, size, on_gpus))
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process, (_, theirs) in zip(self.processes, pipes, strict=True):
@@ -47,10 +48,12 @@ class Ranks:
             process.join()
 
 
-def _serve(orders: Connection, port: int, rank: int, size: int) -> None:
+def _serve(orders: Connection, port: int, rank: int, size: int, on_gpus: bool) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    group = RankGroup(TCPStore("127.0.0.1", port), rank, size, CPU)
-    while True:
-        part, arguments = orders.recv()
-        orders.send(part(group, *arguments))
+    with simulated_cuda() if on_gpus else nullcontext():
+        device = torch.device("cuda" if on_gpus else "cpu")
+        group = RankGroup(TCPStore("127.0.0.1", port), rank, size, device)
+        while True:
+            part, arguments = orders.recv()
+            orders.send(part(group, *arguments))

@@ -111,8 +111,6 @@ class ForwardPass:
         settings, cache = self.settings, self.cache
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
-        if self._group is not None:
-            return ("no step has a CUDA graph: tensor_parallel is above 1",)
         sizes = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))
         if settings.batch_invariant:
             sizes = (ROWS,)
@@ -124,6 +122,7 @@ class ForwardPass:
             self.model.device,
             blocks=cache.blocks_for(min(context_length(self.model), cache.capacity)),
             sizes=sizes,
+            group=self._group,
             as_chains=settings.batch_invariant,
         )
         return self._graphs.slow_because
@@ -188,12 +187,8 @@ class ForwardPass:
     def run(self, step: Batch | Passes) -> ForwardOutput:
         """Feeds the batch, or what its passes feed."""
         if isinstance(step, Passes) and len(step.parts) > 1:
-            output = joined(map(self._output_of, step.parts))
-        else:
-            output = self._output_of(step.parts[0] if isinstance(step, Passes) else step)
-        if self._group is not None:
-            self._group.agree(output.are_finite)
-        return output
+            return joined(map(self._output_of, step.parts))
+        return self._output_of(step.parts[0] if isinstance(step, Passes) else step)
 
     def _output_of(self, batch: Batch) -> ForwardOutput:
         if isinstance(batch, GraphBatch):
@@ -207,7 +202,10 @@ class ForwardPass:
 
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
-        return ForwardOutput(logits, states, self.cache.are_finite(batch.slots))
+        are_finite = self.cache.are_finite(batch.slots)
+        if self._group is not None:
+            self._group.agree(are_finite)
+        return ForwardOutput(logits, states, are_finite)
 
     def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:
         """Of a part of the model, its pass to logits [num_logits, vocab_size], as fast as the model's own."""

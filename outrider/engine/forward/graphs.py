@@ -12,6 +12,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, Layout, fill
+from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.step_input import Feed
 from outrider.engine.step_timings import Path
 
@@ -46,7 +47,11 @@ class CudaCapture:
         before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # A capture that fails leaves its stream the current one: the outer context puts it right.
-        with torch.cuda.stream(before), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Other threads may go on: NCCL's asks how far exchanges before have come.
+        capturing = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with torch.cuda.stream(before), capturing:
             work()
         return graph.replay
 
@@ -79,6 +84,7 @@ class Graphs:
         device: torch.device,
         blocks: int,
         sizes: Items[int],
+        group: RankGroup | None = None,
         *,
         as_chains: bool,
     ) -> None:
@@ -87,6 +93,7 @@ class Graphs:
             forward: a pass, without a wait for the device.
             blocks: of the longest sequence.
             sizes: numbers of rows, ascending.
+            group: that this process is a rank of: all ranks capture, and replay, the same.
             as_chains: as Layout.padded has it.
         """
         self._forward = forward
@@ -106,6 +113,9 @@ class Graphs:
                 self._graphs[rows] = self._captured(rows)
             except RuntimeError as error:
                 failures[rows] = str(error)
+            if group is not None and not group.least(rows in self._graphs) and rows in self._graphs:
+                del self._graphs[rows]
+                failures[rows] = "another rank cannot"
         self.slow_because = _told(failures)
         self._sizes = sorted(self._graphs)
         logger.info("%d CUDA graphs, of %s tokens", len(self._sizes), ", ".join(map(str, self._sizes)))

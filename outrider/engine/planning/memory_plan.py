@@ -126,7 +126,7 @@ def plan_memory(
         row = parts * heads * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
         at_once = ROWS if settings.batch_invariant else settings.prefill_chunk + num_logits
         activations += at_once * row
-        if settings.graphs and settings.tensor_parallel == 1:
+        if settings.graphs:
             most_rows = settings.max_sequences * (1 + MAX_DEPTH)
             rows = ROWS if settings.batch_invariant else captured_sizes(most_rows)[-1]
             logits = rows * model.vocab_size * model.dtype.itemsize

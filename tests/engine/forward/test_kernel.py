@@ -9,6 +9,7 @@ import logging
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.kernel import find_kernel, part_slots
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
+from outrider.engine.step_input import Feed, StepInput
 from tests.support.checkpoints import write_checkpoint
 from tests.support.paged_attention import PlainAttention
 
@@ -137,11 +139,23 @@ def test_graphs_can_be_switched_off(checkpoint, expected, capture):
     assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
 
 
-def test_one_rank_of_several_goes_without_graphs_and_says_so(checkpoint, capture):
-    group = SimpleNamespace(least=lambda number: number)
+def test_a_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture):
+    """Or they would wait for each other in different places."""
+    asked = []
+
+    def least(number: int) -> int:
+        asked.append(number)
+        return 0 if len(asked) == 3 else number  # after the number of blocks, 32 rows and 8
+
+    group = SimpleNamespace(least=least, agree=lambda flags: None)
     forward = ForwardPass(settings_of(checkpoint, self_check=False), group)
-    assert capture.captured == 0
-    assert forward.slow_because == ("no step has a CUDA graph: tensor_parallel is above 1",)
+    (reason,) = forward.slow_because
+    assert "no CUDA graph of 8 tokens" in reason
+    assert "another rank cannot" in reason
+    feeds = [Feed([1, 2], 1, 8 * place, np.array([place, place + 4]), None) for place in range(4)]
+    step = StepInput([], np.zeros(0, np.int64), feeds)
+    assert forward.prepare(step).paged.token_ids.shape[1] == 32
+    assert asked[1:] == [True] * 4
 
 
 def test_what_a_graph_reads_lives_as_long_as_the_graph(checkpoint, capture, monkeypatch):

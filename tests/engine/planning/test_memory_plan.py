@@ -198,9 +198,8 @@ def test_a_large_model_over_several_devices(large: ModelSkeleton) -> None:
     on_cuda = EngineSettings(model="70B", device="cuda", cache_memory=0.3, tensor_parallel=4)
     plan = plan_memory(large, on_cuda, 80 * 10**9)
     assert plan.num_blocks == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16)  # two heads a device
-    assert plan.graphs == 0  # ranks capture none
     alone = on_cuda.model_copy(update={"tensor_parallel": 1})
-    assert plan_memory(large, alone, 80 * 10**9).graphs > 0
+    assert 0 < plan.graphs < plan_memory(large, alone, 80 * 10**9).graphs
 
 
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 2), ("int4", 4.5 / 16)])

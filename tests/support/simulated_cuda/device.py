@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.simulated_cuda.collectives import COLLECTIVES
 from tests.support.simulated_cuda.counts import cause
 from tests.support.simulated_cuda.graphs import Event, Graph, Stream
 from tests.support.simulated_cuda.tensor import SimulatedTensor, mapped, numbers_of, tensors_in
@@ -143,6 +144,8 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         return mapped(wrap, results)
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func.namespace == "c10d":
+            self.must_not_capture(func)  # the host would wait for the other ranks, and a replay would not
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
         return self.pin(func(*args, **{**kwargs, "pin_memory": None}))
@@ -241,6 +244,7 @@ def _indexed(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _RULES: dict[Any, Rule] = {
+    **COLLECTIVES,
     aten._to_copy.default: _copied,
     aten.copy_.default: _copied_to,
     aten.index.Tensor: _indexed,

@@ -11,6 +11,7 @@ import torch
 import transformers.utils.import_utils
 from triton.runtime.interpreter import GridExecutor
 
+from tests.support.simulated_cuda.collectives import init_group
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import StreamContext
 from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
@@ -77,6 +78,7 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda.graph, "default_capture_stream", None
     yield torch._C, "_host_emptyCache", lambda: None
     yield torch, "Generator", _Generator
+    yield torch.distributed, "init_process_group", init_group
     yield torch.Tensor, "pin_memory", lambda tensor: cuda.pin(tensor.clone())
     yield torch.Tensor, "is_pinned", lambda tensor: cuda.is_pinned(tensor)
     yield SimulatedTensor, "of", cuda

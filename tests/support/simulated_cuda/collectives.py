@@ -1,0 +1,60 @@
+"""NCCL between the simulated devices of several processes: gloo carries numbers, NCCL's rules are checked."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork, Work
+
+from tests.support.simulated_cuda.tensor import SimulatedTensor, mapped, numbers_of, tensors_in
+
+if TYPE_CHECKING:
+    from tests.support.simulated_cuda.device import SimulatedCuda
+
+c10d = torch.ops.c10d
+init_process_group = dist.init_process_group
+
+
+def init_group(backend: str, **options: Any) -> None:
+    """Stands for torch.distributed.init_process_group."""
+    assert backend == "cpu:gloo,cuda:nccl", "what lies on a GPU travels by NCCL"
+    init_process_group("gloo", **options)
+
+
+def collective(cuda: "SimulatedCuda", func: Any, args: Any, kwargs: Any) -> Any:
+    """A kernel at each rank. While a graph is captured it is only recorded: it runs when that is replayed."""
+    given = tensors_in(args)
+    if not all(isinstance(one, SimulatedTensor) for one in given):
+        raise RuntimeError("No backend type associated with device type cpu")
+    cuda.check_devices(func, args, kwargs)
+    called = [str(func), [(tuple(one.shape), str(one.dtype)) for one in _inputs(func, args)]]
+    arguments = mapped(numbers_of, args)
+
+    def run() -> None:
+        _check_order(called)
+        result = func(*arguments, **kwargs)
+        Work.unbox(result[1] if isinstance(result, tuple) else result).wait()
+
+    cuda.launched(func)
+    if cuda.capturing is None:
+        run()
+    else:
+        cuda.capturing.record(run)
+    done = FakeWork().boxed()
+    return done if func is c10d.gather_.default else (args[0], done)
+
+
+def _inputs(func: Any, args: Any) -> list[torch.Tensor]:
+    """What each rank gives, alike at all of them."""
+    return tensors_in(args[1] if func is c10d.gather_.default else args[0])
+
+
+def _check_order(called: object) -> None:
+    """Raises RuntimeError where ranks do not call the same: NCCL would wait forever, or mix their numbers."""
+    others: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(others, called)
+    if any(other != called for other in others):
+        raise RuntimeError(f"the ranks of a group call NCCL in different orders: {others}")
+
+
+COLLECTIVES = {c10d.allreduce_.default: collective, c10d.gather_.default: collective}
