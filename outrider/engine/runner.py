@@ -17,7 +17,7 @@ from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import context_length, end_of_sequence, mask_token
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import empty_cache, free_memory
-from outrider.engine.sampler import Choices, choose_tokens
+from outrider.engine.sampler import Choices, choose_tokens, compile_kernels
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
@@ -88,6 +88,8 @@ class ModelRunner:
         self.context_length = context_length(self.model)
         self.end_token_ids = end_of_sequence(self.model)
         self.mask_token = mask_token(self.model.config)
+        with self.load_timings.timed("graphs"):
+            compile_kernels(self.vocab_size, self.model.dtype, self.model.device)
 
     def free_memory(self) -> int:
         """As of its device, bytes."""

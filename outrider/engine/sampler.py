@@ -118,6 +118,14 @@ def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:
     return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
 
 
+def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Those that choose tokens on a GPU, so that no step waits for it. dtype: of the model's logits."""
+    if device.type == "cuda" and _HAS_TRITON:
+        from outrider.engine.kernels.choice import compile_choice
+
+        compile_choice(vocab_size, dtype, device)
+
+
 def _has_kernels(logits: torch.Tensor) -> bool:
     return logits.is_cuda and _HAS_TRITON
 

@@ -6,7 +6,7 @@ The GPU is simulated: what it shows, and what it cannot, is in tests/support/sim
 import random
 import sys
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,23 @@ def test_the_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
         assert engine.settings.device == "cuda:1"
         assert torch.cuda.current_device() == 1
         assert texts_of(generate(engine, None, requests(**SIMPLE), 0)) == on_the_cpu(folder, **SIMPLE)
+
+
+def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
+    """A request would wait for seconds."""
+    texts = on_the_cpu(folder, **SIMPLE)
+    with simulated_cuda() as cuda:
+        target = engine_of(folder, device="cuda", dtype="float32", graphs=False)
+        loaded = set(cuda.compiled)
+        truncated, with_penalties = requests()[1:3]
+        for one in truncated, with_penalties:
+            sampling = one.sampling.model_copy(update={"max_tokens": 2})
+            generate(target, None, [replace(one, sampling=sampling)], 0)
+        asked = requests(**SIMPLE)
+        guesses = Guesses({one.prompt: text for one, text in zip(asked, texts, strict=True)}, 1)
+        generate(target, guesses, asked, 3)
+    assert {name for name, _ in loaded} == {"_scan", "_collect", "_choose", "_attend_tile", "_join_parts"}
+    assert not cuda.compiled - loaded
 
 
 def test_a_pass_that_cannot_be_captured_leaves_the_stream_as_it_was() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
@@ -25,7 +26,7 @@ from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, capt
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.forward.paged_input import Layout, fill
+from outrider.engine.forward.paged_input import FEW_QUERIES, Layout, fill
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
@@ -100,6 +101,7 @@ class ForwardPass:
         self.settings = settings  # those in force: nothing is left open
         if self.kernel is not None:
             with self.load_timings.timed("graphs"):
+                self._compile_kernels()
                 self.slow_because += self._capture_graphs()
             if beside is not None:
                 self.slow_because += ("passes of the drafter beside the target have no CUDA graphs",)
@@ -126,6 +128,13 @@ class ForwardPass:
             as_chains=settings.batch_invariant,
         )
         return self._graphs.slow_because
+
+    @torch.inference_mode()
+    def _compile_kernels(self) -> None:
+        """Runs a prompt and a single token that belong to nobody, so that no request waits for a compiler."""
+        blocks = np.full(min(FEW_QUERIES + 1, context_length(self.model)), self.cache.spare_block)
+        feeds = [Feed([0] * count, 1, 0, blocks, None) for count in (len(blocks), 1)]
+        self.run(self.prepare(StepInput([], np.zeros(0, np.int64), feeds)))
 
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
         return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)

@@ -83,7 +83,7 @@ class Layout:
     @property
     def size(self) -> int:
         """Numbers in the buffer."""
-        return sum(math.prod(shape) for shape in self._shapes.values())
+        return sum(_aligned(math.prod(shape)) for shape in self._shapes.values())
 
     def split(self, buffer: Any) -> "PagedInput[Any]":
         """Views of a numpy array or a tensor [size]."""
@@ -91,8 +91,13 @@ class Layout:
         for name, shape in self._shapes.items():
             stop = start + math.prod(shape)
             views[name] = buffer[start:stop].reshape(shape)
-            start = stop
+            start += _aligned(stop - start)
         return PagedInput(**views)
+
+
+def _aligned(count: int) -> int:
+    """Room for so many numbers that what follows is aligned to 16 bytes: for others kernels compile anew."""
+    return count + count % 2
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ The settings mean what they do in outrider/decoding/truncation.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.decoding.row import Row
+from outrider.decoding.settings import Sampling
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
@@ -32,6 +34,9 @@ _SAFETY = tl.constexpr(0.01)  # by how much a bound is lower than computed, more
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # what a banned token counts as, beside others
 _INFINITY = tl.constexpr(math.inf)
+
+
+Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # kernel, grid, arguments, constants
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,30 @@ def choose_on_device(
         allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
             lowest bits first; None allows all.
     """
+    choice, launches = _planned(logits, rows, ranks, allowed)
+    for kernel, grid, arguments, constants in launches:
+        kernel[grid](*arguments, **constants)
+    return choice
+
+
+def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compiles the kernels for all that rows may ask, which takes seconds: no step is to wait for it.
+
+    dtype: of the model's logits. Those to which settings of single tokens were applied are float32.
+    """
+    row = Row(Sampling(top_k=2, top_p=0.5), 0, 0, (), ())
+    everything = torch.empty(1, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
+    for of_logits, allowed in ((dtype, None), (dtype, everything), (torch.float32, None)):
+        logits = torch.empty(1, vocab_size, dtype=of_logits, device=device)
+        _, launches = _planned(logits, [row], 1, allowed)
+        for kernel, grid, arguments, constants in launches:
+            kernel.warmup(*arguments, grid=grid, **constants)
+
+
+def _planned(
+    logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None
+) -> tuple[DeviceChoice, list[Launch]]:
+    """Memory for what will be chosen, and the launches that choose it."""
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
@@ -71,14 +100,14 @@ def choose_on_device(
     read = (logits, logits.stride(0), allowed, integers, numbers, num_rows, vocab_size)
     found = (statistics, candidates, counts, ranks)
     sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": WARPS, "enable_fp_fusion": False}
-    _scan[num_rows, num_chunks](*read, *found, block_maxima, CHUNK=CHUNK, BLOCK=BLOCK, **sizes)
+    of_row = {"CHUNK": CHUNK, "BLOCK": BLOCK}
     of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
+    in_chunks, by_chunk = (*read, *found, block_maxima), (num_rows, num_chunks)
+    launches: list[Launch] = [(_scan, by_chunk, in_chunks, {**of_row, **sizes})]
     if are_truncated:
-        _collect[num_rows, num_chunks](
-            *read, *found, block_maxima, CHUNK=CHUNK, BLOCK=BLOCK, **of_chunks, **sizes
-        )
-    _choose[num_rows,](*read, *found, ranked, are_sound, **of_chunks, **sizes)
-    return DeviceChoice(ranked, are_sound)
+        launches.append((_collect, by_chunk, in_chunks, {**of_row, **of_chunks, **sizes}))
+    launches.append((_choose, (num_rows,), (*read, *found, ranked, are_sound), {**of_chunks, **sizes}))
+    return DeviceChoice(ranked, are_sound), launches
 
 
 @triton.jit(do_not_specialize=["num_rows", "ranks"])

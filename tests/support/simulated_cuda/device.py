@@ -51,6 +51,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         Transfers.__init__(self)
         self.device_count = device_count
         self.rules: dict[Any, Rule] = {}  # of operations that are more than their name says
+        self.compiled: set[tuple[str, object]] = set()  # kernels of Triton, and for what arguments
         self._guard = guard
         self.Stream = type("Stream", (Stream,), {"cuda": self})
         self.Event = type("Event", (Event,), {"cuda": self})

@@ -9,13 +9,13 @@ from unittest.mock import patch
 import pytest
 import torch
 import transformers.utils.import_utils
-from triton.runtime.interpreter import GridExecutor
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
 from tests.support.simulated_cuda.collectives import init_group
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import StreamContext
 from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
-from tests.support.simulated_cuda.kernels import interpreted
+from tests.support.simulated_cuda.kernels import compiling, interpreted
 from tests.support.simulated_cuda.tensor import SimulatedTensor
 
 FUTURE = torch.__future__
@@ -83,6 +83,7 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "is_pinned", lambda tensor: cuda.is_pinned(tensor)
     yield SimulatedTensor, "of", cuda
     yield GridExecutor, "__call__", interpreted(cuda, GridExecutor.__call__)
+    yield InterpretedFunction, "run", compiling(cuda, InterpretedFunction.run)
 
 
 def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """Triton's kernels on the simulated device: they run in Triton's interpreter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from inspect import get_annotations
 from typing import Any
 
 import torch
+import triton.language as tl
 
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.tensor import SimulatedTensor, numbers_of
@@ -15,6 +18,41 @@ def launch(cuda: SimulatedCuda, name: str, kernel: Callable[[], None]) -> None:
     if cuda.capturing is not None:
         cuda.capturing.record(kernel)
     kernel()
+
+
+Specialized = tuple[tuple[str, object], ...]  # what of its arguments a kernel is compiled for
+
+
+def specialized(function: Any, args: Items[Any], kwargs: Mapping[str, Any]) -> Specialized:
+    """As Triton does it: types, alignment of pointers, numbers that are 1 or multiples of 16, constants."""
+    given = dict(zip(function.arg_names, args, strict=False)) | dict(kwargs)
+    constants = {name for name, kind in get_annotations(function.fn).items() if kind is tl.constexpr}
+    plain = function.kwargs["do_not_specialize"] or ()
+
+    def of(name: str, value: Any) -> object:
+        if name in constants or name not in function.arg_names or value is None:
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.dtype, value.data_ptr() % 16 == 0
+        if isinstance(value, int) and name not in plain:
+            return "int", value == 1, value % 16 == 0
+        return type(value)
+
+    return tuple((name, of(name, value)) for name, value in sorted(given.items()))
+
+
+def compiling(cuda: SimulatedCuda, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Of Triton's interpreter: notes for what a kernel would be compiled.
+
+    run: InterpretedFunction.run
+    """
+
+    def compile_and_run(function: Any, *args: Any, **kwargs: Any) -> Any:
+        options = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+        cuda.compiled.add((function.__name__, specialized(function, args, options)))
+        return run(function, *args, **kwargs)
+
+    return compile_and_run
 
 
 def interpreted(cuda: SimulatedCuda, run: Callable[..., None]) -> Callable[..., None]:
