@@ -32,6 +32,7 @@ BENCHMARKS = {
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",
     "identity": "same seed, same text: how many requests differ",
     "structured": "JSON by schema: the cost of masks, and what grammars and Drafts bring together",
+    "checking": "what `outrider check` finds of planted defects, and how much it asks for that",
     "batch_invariant": "what batch-invariant numerics cost",
     "tables": "the tables of all these in the docs",
 }

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.tables import heads, host, in_process, service, simulated, summary
+from bench.tables import checking, heads, host, in_process, service, simulated, summary
 from bench.tables.reading import source
 from outrider.tools.pages import begin, rewritten
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "checking.md", ROOT / "README.md")
 COMMAND = "python -m bench tables"
 
 # By mark: the bench whose source is told above, None where it stands there already; and what writes it.
@@ -55,6 +55,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "tracing_costs": (None, host.tracing_costs),
     "sampling": ("sampling", in_process.sampling),
     "metrics": ("metrics", host.metrics),
+    "checking": ("checking", checking.checking),
     "summary": (None, summary.summary),
 }
 

@@ -26,6 +26,7 @@ KINDS: dict[Kind, dict[str, Any]] = {
 }
 LIKELIEST = 20  # log-probabilities told at each position: as many as servers allow
 CHOICES = 16  # texts drawn by one request
+SMALLEST_P = 1e-9  # that is told as a number
 PIECE = 2000  # characters of a text that are scored by one request
 
 Progress = Callable[[str, int, int], None]  # what, how many of it are done, of how many
@@ -80,7 +81,7 @@ class _Both:
         if p_value < settings.false_alarm:
             reasons.append(
                 f"{near_ties} of {len(pairs)} seeded answers part at near-ties, more than rounding explains"
-                f" (p = {p_value:.1g})"
+                f" ({_p(p_value)})"
             )
         reasons += self._of_rounding(largest, "seeded answers")
         kinds = tuple(_count(kind, pairs) for kind in dict.fromkeys(pair.kind for pair in pairs))
@@ -119,7 +120,7 @@ class _Both:
         if test.p_value <= settings.false_alarm:
             reasons = (
                 f"texts drawn at temperature {settings.temperature:g} have another distribution"
-                f" (p = {test.p_value:.1g})",
+                f" ({_p(test.p_value)})",
             )
         return Distributions(
             len(prompts),
@@ -162,7 +163,7 @@ class _Both:
         self._progress("tasks", len(settings.tasks), len(settings.tasks))
         reasons = [
             f"{metric.task}: {metric.metric} is {metric.a:.4g} at A and {metric.b:.4g} at B"
-            f" (p = {metric.p_value:.1g})"
+            f" ({_p(metric.p_value)})"
             for metric in metrics
             if metric.p_value <= settings.false_alarm
         ]
@@ -212,6 +213,10 @@ async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> Text:
 def _count(kind: Kind, pairs: Sequence[Pair]) -> KindCount:
     own = [pair for pair in pairs if pair.kind == kind]
     return KindCount(kind, len(own), sum(pair.difference is None for pair in own))
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.1g}" if value >= SMALLEST_P else f"p < {SMALLEST_P:g}"
 
 
 def _perplexity(logprobs: Sequence[float]) -> float:

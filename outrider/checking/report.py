@@ -1,6 +1,6 @@
 """What a check has found. Whatever makes two deployments different is a reason, a sentence."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.checking.lm_eval import Metric
@@ -95,11 +95,12 @@ class Report:
     distributions: Distributions | None = None
     perplexity: Perplexity | None = None
     tasks: Tasks | None = None
-    reasons: tuple[str, ...] = field(init=False)  # of all parts
 
-    def __post_init__(self) -> None:
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Of all parts."""
         parts = (self.seeded, self.distributions, self.perplexity, self.tasks)
-        object.__setattr__(self, "reasons", tuple(r for part in parts if part for r in part.reasons))
+        return tuple(reason for part in parts if part is not None for reason in part.reasons)
 
     @property
     def differs(self) -> bool:
@@ -108,6 +109,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         return {
             "verdict": "differs" if self.differs else "same",
+            "reasons": self.reasons,
             **asdict(self),
             "settings": self.settings.model_dump(mode="json"),
         }

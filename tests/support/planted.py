@@ -102,16 +102,30 @@ class Defect:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the check
 
 
-SEEDED = {"samples": 0}  # no test of distributions
+SEEDED: dict[str, Any] = {"samples": 0}  # no test of distributions
 RATIO_RULE = {"requests": 0, "verification": "rejection"}  # nothing else
 
 DEFECTS = {
     "residual": Defect("residual distribution with the sign wrong", _residual_sign, settings=RATIO_RULE),
-    "bonus": Defect("grammar's mask missing at the bonus token", _no_mask_at_bonus_token, settings=SEEDED),
-    "top_p": Defect("top-p applied to the draft only", _top_p_at_draft_only, settings=SEEDED),
-    "block": Defect("cache block shared by mistake", _shared_block, settings=SEEDED),
+    "bonus": Defect(
+        "grammar's mask missing at the bonus token",
+        _no_mask_at_bonus_token,
+        settings={**SEEDED, "kinds": ("json",)},
+    ),
+    "top_p": Defect(
+        "top-p applied to the draft only",
+        _top_p_at_draft_only,
+        settings={**SEEDED, "kinds": ("truncated",)},
+    ),
+    "block": Defect(
+        "cache block shared by mistake", _shared_block, settings={**SEEDED, "kinds": ("greedy",)}
+    ),
     "bfloat16": Defect("bfloat16 against float32", b_target={"dtype": "bfloat16"}, settings=SEEDED),
-    "unverified": Defect(f"Draft emitted unverified in one of {ONE_IN} rounds", _unverified, settings=SEEDED),
+    "unverified": Defect(
+        f"Draft emitted unverified in one of {ONE_IN} rounds",
+        _unverified,
+        settings={**SEEDED, "kinds": ("greedy",)},
+    ),
 }
 
 
