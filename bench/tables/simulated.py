@@ -55,3 +55,19 @@ def parallel() -> str:
             for row in rows
         ),
     )
+
+
+def routing() -> str:
+    told = results("routing")
+    drafts = list(told["acceptance"])
+    return table(
+        ["streams", *(f"all by {name}" for name in drafts), "best in hindsight", "routed", "regret"],
+        (
+            [
+                str(row["streams"]),
+                *(number(row[name], 0) for name in (*drafts, "best in hindsight", "routed")),
+                f"{row['regret']:.1%}",
+            ]
+            for row in told["rows"]
+        ),
+    )
