@@ -17,10 +17,11 @@ def test_a_draft_that_is_fitted_to_a_domain_wins_it_by_itself() -> None:
     assert counter.stats.routed["code", "measured"] > 0
 
 
-def test_a_draft_that_is_worse_gets_next_to_nothing() -> None:
+def test_drafts_that_are_worse_get_less_than_a_tenth() -> None:
+    """Few guesses may flatter one for a while; its own rounds then tell."""
     counter = virtual.run(answered({"chat": Speculation()}, LOAD))
     rounds = {name: counts["rounds"] for name, counts in counter.stats.by_drafter.items()}
-    assert rounds["general"] > 0.95 * sum(rounds.values())
+    assert rounds["general"] > 0.9 * sum(rounds.values())
 
 
 def test_what_is_explored_is_bounded() -> None:
