@@ -15,6 +15,7 @@ from tests.support.series import series_of
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
+RARE |= {"outrider_judged_verified_tokens", "outrider_judged_right_tokens"}  # of several drafters only
 
 
 def scraped(service: Service) -> dict[str, dict[str, float]]:
