@@ -12,10 +12,11 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.blame import NO_MEMORY
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheLostError
+from outrider.engine.forward.batch import Batch
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed, Generate, Propose, Proposed, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
-from tests.support.model import model_of
+from tests.support.model import before_passes, model_of
 from tests.support.poison import (
     BLOCK,
     COUNT,
@@ -42,14 +43,12 @@ def engine(folder: Path) -> Engine:
 
 def raising(error: Callable[[], BaseException], engine: Engine) -> None:
     """Has every forward pass raise that feeds the poison."""
-    forward = model_of(engine).forward
 
-    def harmed(*args: Any, **kwargs: Any) -> Any:
-        if (kwargs["input_ids"] == POISON).any():
+    def harmed(batch: Batch) -> None:
+        if (batch.token_ids == POISON).any():
             raise error()
-        return forward(*args, **kwargs)
 
-    model_of(engine).forward = harmed
+    before_passes(engine, harmed)
 
 
 def not_finite(engine: Engine, value: float = torch.nan) -> None:
@@ -154,15 +153,14 @@ def test_under_a_ratio_rule_too(engine: Engine, rule: str) -> None:
 def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
     """Half of the sequences at a time, and half of a prompt."""
     expected = [text_alone(engine, prompt) for prompt in PROMPTS]
-    forward, sizes = model_of(engine).forward, []
+    sizes: list[int] = []
 
-    def small(*args: Any, **kwargs: Any) -> Any:
-        sizes.append(kwargs["input_ids"].shape[1])
+    def small(batch: Batch) -> None:
+        sizes.append(batch.num_tokens)
         if sizes[-1] > 8:
             raise RuntimeError(f"DefaultCPUAllocator: {NO_MEMORY[0]}")
-        return forward(*args, **kwargs)
 
-    model_of(engine).forward = small
+    before_passes(engine, small)
     sequences = [start(engine, prompt) for prompt in PROMPTS]
     assert texts(run(engine), sequences) == expected
     assert max(sizes) > 8
@@ -170,7 +168,11 @@ def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
     engine.submit(Generate(long.number, 0, PROMPTS[0] * 10, COUNT))
     while long.cached < 100:
         assert engine.step() == []
-    model_of(engine).forward = lambda *args, **kwargs: small(input_ids=torch.zeros(1, 99))
+
+    def never(batch: Batch) -> None:
+        raise RuntimeError(f"DefaultCPUAllocator: {NO_MEMORY[0]}")
+
+    before_passes(engine, never)
     with pytest.raises(RuntimeError, match=NO_MEMORY[0]):
         run(engine)
 

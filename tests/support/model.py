@@ -1,8 +1,11 @@
 """The model inside an engine."""
 
+from collections.abc import Callable
 from typing import Any
 
 from outrider.engine.engine import Engine
+from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.runner import ModelRunner
 
 
@@ -10,3 +13,16 @@ def model_of(engine: Engine) -> Any:
     """The transformers model of an engine that was made from a checkpoint."""
     assert isinstance(engine.runner, ModelRunner)
     return engine.runner.model
+
+
+def before_passes(engine: Engine, see: Callable[[Batch], None]) -> None:
+    """Has every forward pass shown to ``see`` first, which may raise."""
+    assert isinstance(engine.runner, ModelRunner)
+    forward = engine.runner._forward
+    compute = forward._compute
+
+    def seen(batch: Batch) -> ForwardOutput:
+        see(batch)
+        return compute(batch)
+
+    forward._compute = seen  # type: ignore[method-assign]

@@ -30,7 +30,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
-from tests.support.model import model_of
+from tests.support.model import before_passes
 from tests.support.ranks import Ranks
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
@@ -179,13 +179,10 @@ def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytes
         lengths.add(key.shape[2])
         return attend(query, key, value, **options)
 
-    def seen(module: object, arguments: object, fields: dict[str, torch.Tensor]) -> None:
-        passes.add((fields["input_ids"].shape, len(fields["logits_to_keep"])))
-
+    before_passes(target, lambda batch: passes.add((batch.token_ids.shape, len(batch.logit_rows))))
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spied)
-    hook = model_of(target).register_forward_pre_hook(seen, with_kwargs=True)
     every_way(target, [], encoded(4), FEW)
-    hook.remove()
+    assert passes
     assert passes <= {((1, ROWS), ROWS), ((1, ROWS), 0)}  # with logits and without
     assert len(queries) == 1
     assert len(lengths) > 1
