@@ -12,12 +12,13 @@ import pytest
 
 from actors.messages import Start
 from outrider.engine.engine import Engine
+from outrider.engine.forward.batch import Batch
 from outrider.engine.settings import EngineSettings
 from protos import rounds_pb2
 from tests.support.checkpoints import write_checkpoint
 from tests.support.local_worker import LocalWorker, local_worker
 from tests.support.messages import PROMPT, end, opening, plain, plain_text, target_stream, turn
-from tests.support.model import model_of
+from tests.support.model import before_passes
 from tests.support.patience import eventually
 from tests.support.trust import TRUST
 
@@ -44,12 +45,11 @@ def harm(*args: Any, **kwargs: Any) -> Any:
 
 
 def in_a_step(engine: Engine) -> None:
-    forward = model_of(engine).forward
+    def harmed(batch: Batch) -> None:
+        if (batch.token_ids == 7).any():
+            harm()
 
-    def harmed(*args: Any, **kwargs: Any) -> Any:
-        return harm() if (kwargs["input_ids"] == 7).any() else forward(*args, **kwargs)
-
-    model_of(engine).forward = harmed
+    before_passes(engine, harmed)
 
 
 def in_submitting(engine: Engine) -> None:

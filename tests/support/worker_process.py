@@ -7,11 +7,11 @@ import asyncio
 import json
 import os
 import sys
-from typing import Any
 
 from outrider.engine.engine import Engine
+from outrider.engine.forward.batch import Batch
 from tests.support.local_worker import local_worker
-from tests.support.model import model_of
+from tests.support.model import before_passes
 from tests.support.service import engine_settings
 
 KILLED = 9  # exit status
@@ -19,14 +19,12 @@ KILLED = 9  # exit status
 
 def killed_by(engine: Engine, token: int) -> None:
     """Has the process end in the middle of a step, as a defect in a library's kernel would end it."""
-    forward = model_of(engine).forward
 
-    def harmed(*args: Any, **kwargs: Any) -> Any:
-        if (kwargs["input_ids"] == token).any():
+    def harmed(batch: Batch) -> None:
+        if (batch.token_ids == token).any():
             os._exit(KILLED)
-        return forward(*args, **kwargs)
 
-    model_of(engine).forward = harmed
+    before_passes(engine, harmed)
 
 
 async def main(token: int) -> None:
