@@ -16,8 +16,9 @@ from outrider.advice.candidates import Candidate, checked, draft_name
 from outrider.advice.judged import Counts, Judged, counted, counted_mixed
 from outrider.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
 from outrider.advice.planned import Planned, planned
+from outrider.advice.progress import HopelessError, Progress
 from outrider.advice.settings import AdviceSettings
-from outrider.advice.speed import ExpectedCosts, Prices, expected
+from outrider.advice.speed import ExpectedCosts, Prices, could_pay, expected
 from outrider.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
 from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.engine.drafters.draft_model import DraftModel
@@ -70,11 +71,12 @@ class Adviser:
         self._asked = asked
         self._memories = memories
         self._accelerators = accelerators
-        self._tell = tell
+        self._progress = Progress(tell)
         self._prices = Prices(asked.price_per_hour, asked.draft_price_per_hour)
         self._answers: dict[float, list[Answer]] = {}  # by temperature
         self._measured: MeasuredSteps | None = None  # of the target
         self._models: dict[tuple[str, Quantization | None], ModelJudged] = {}
+        self._hopeless: dict[tuple[str, Quantization | None], str] = {}  # models, and why
         self._suffixes: AllJudged = {}
 
     def advise(self, prompts: Sequence[Prompt], candidates: Sequence[Candidate]) -> Advice:
@@ -93,11 +95,13 @@ class Adviser:
             step_ms=1e3 * steps.seconds(1, 1),
             dollars=tuple(self._prices.per_million_tokens(rate, with_draft=False) for rate in plain),
         )
-        for candidate in candidates:
+        for number, candidate in enumerate(candidates, start=1):
+            self._progress.tell(f"{candidate.name} is judged, {number} of {len(candidates)}")
             try:
                 advice.judgements.append(self._judgement(checked(candidate, self._settings.target.model)))
-            except EngineError as error:
+            except (EngineError, HopelessError) as error:
                 advice.refused[candidate.name] = str(error)
+                self._progress.tell(f"{candidate.name} is refused: {error}")
         return advice
 
     def _have_answered(self, prompts: Sequence[Prompt]) -> None:
@@ -105,32 +109,26 @@ class Adviser:
         asked = self._asked
         with self._loaded(PLAIN.target_engine(self._settings)) as target:
             for temperature in asked.temperatures:
-                self._tell(f"the target answers {len(prompts)} prompts at temperature {temperature:g}")
+                self._progress.tell(
+                    f"the target answers {len(prompts)} prompts at temperature {temperature:g}"
+                )
                 answers = answered(target, prompts, temperature, asked.tokens, asked.seed)
                 if not answers:
                     raise ValueError(f"no prompt leaves room for an answer in {target.max_length} tokens")
                 self._answers[temperature] = answers
             if self._accelerators.target is None:
-                self._tell("steps of the target are measured")
-                shapes = [
-                    (sequences, tokens)
-                    for sequences in self._batches()
-                    for tokens in _up_to(MEASURED_TOKENS, asked.depth + 1)
-                ]
-                self._measured = measured_steps(target, shapes, self._context(), asked.repetitions)
+                self._progress.tell("steps of the target are measured")
+                self._measured = self._steps_of(target, _up_to(MEASURED_TOKENS, asked.depth + 1))
+
+    def _steps_of(self, engine: Engine, sizes: Sequence[int]) -> MeasuredSteps:
+        """sizes: tokens of each sequence."""
+        batches, context = self._batches(), self._context()
+        return measured_steps(engine, batches, sizes, context, self._asked.repetitions, self._progress)
 
     def _judgement(self, candidate: Candidate) -> Judgement:
-        self._tell(f"{candidate.name} is judged")
         plan = planned(candidate, self._settings, self._memories)
         counts, steps = self._counts(candidate, plan)
-        is_ahead = candidate.info.place is Place.DRAFT_WORKER and self._draft_ahead
-        costs = ExpectedCosts(
-            target=self._target_steps(plan),
-            drafter=candidate.info,
-            draft=steps,
-            round_s=1e-3 * self._asked.round_ms,
-            hidden=PRIOR_HIDDEN if is_ahead else 0.0,
-        )
+        costs = self._costs(candidate.info, plan, steps)
         findings = tuple(
             Finding(
                 task,
@@ -155,6 +153,16 @@ class Adviser:
                 )
                 for index in range(len(self._asked.streams))
             ),
+        )
+
+    def _costs(self, info: DrafterInfo, plan: Planned, steps: StepTimes | None) -> ExpectedCosts:
+        is_ahead = info.place is Place.DRAFT_WORKER and self._draft_ahead
+        return ExpectedCosts(
+            target=self._target_steps(plan),
+            drafter=info,
+            draft=steps,
+            round_s=1e-3 * self._asked.round_ms,
+            hidden=PRIOR_HIDDEN if is_ahead else 0.0,
         )
 
     def _counts(
@@ -197,9 +205,10 @@ class Adviser:
 
     def _beside(self, candidate: Candidate, plan: Planned) -> tuple[AllJudged, StepTimes]:
         judge = BesideJudge(candidate.target_engine(self._settings))
+        self._progress.allow(self._asked.candidate_seconds)
         try:
             judged = {
-                temperature: judge.judge(answers, self._asked.depth)
+                temperature: judge.judge(answers, self._asked.depth, self._progress)
                 for temperature, answers in self._answers.items()
             }
             assert plan.draft_steps is not None
@@ -211,26 +220,49 @@ class Adviser:
             _free_memory()
 
     def _of_model(self, candidate: Candidate, plan: Planned) -> ModelJudged:
-        """Judged once, also where it drafts in several candidates."""
+        """Judged once, also where it drafts in several candidates. Raises HopelessError."""
         assert candidate.model is not None
         key = candidate.model, candidate.quantization
+        if key in self._hopeless:
+            raise HopelessError(self._hopeless[key])
         if key not in self._models:
             with self._loaded(candidate.draft_engine(self._settings)) as engine:
-                self._models[key] = self._guessing(engine, candidate.info, plan)
+                self._progress.allow(self._asked.candidate_seconds)
+                try:
+                    self._models[key] = self._guessing(engine, candidate.info, plan)
+                except HopelessError as error:
+                    self._hopeless[key] = str(error)
+                    raise
         return self._models[key]
 
     def _guessing(self, engine: Engine, info: DrafterInfo, plan: Planned) -> ModelJudged:
-        judge, depth = judge_starts if info.is_parallel else judge_text, self._asked.depth
-        judged = {
-            temperature: judge(DraftModel(engine), answers, depth)
-            for temperature, answers in self._answers.items()
-        }
+        """Raises HopelessError."""
+        depth = self._asked.depth
         assert plan.draft_steps is not None
+        steps: StepTimes
         if self._accelerators.draft is not None:
-            return ModelJudged(judged, self._by_data_sheet(plan.draft_steps, self._accelerators.draft))
-        positions = _up_to(MEASURED_TOKENS, depth) if info.is_parallel else (1,)
-        shapes = [(sequences, tokens) for sequences in self._batches() for tokens in positions]
-        return ModelJudged(judged, measured_steps(engine, shapes, self._context(), self._asked.repetitions))
+            steps = self._by_data_sheet(plan.draft_steps, self._accelerators.draft)
+        else:
+            steps = self._steps_of(engine, _up_to(MEASURED_TOKENS, depth) if info.is_parallel else (1,))
+            self._check_it_could_pay(self._costs(info, plan, steps), steps)
+        judge = judge_starts if info.is_parallel else judge_text
+        return ModelJudged(
+            {
+                temperature: judge(DraftModel(engine), answers, depth, self._progress)
+                for temperature, answers in self._answers.items()
+            },
+            steps,
+        )
+
+    def _check_it_could_pay(self, costs: ExpectedCosts, steps: StepTimes) -> None:
+        """Raises HopelessError."""
+        if any(could_pay(costs, self._asked.depth, streams) for streams in self._asked.streams):
+            return
+        own, of_target = (1e3 * one.seconds(1, 1) for one in (steps, costs.target))
+        raise HopelessError(
+            f"a step takes {own:.1f} ms here, one of the target {of_target:.1f} ms: "
+            "it would not pay if all its guesses were right"
+        )
 
     def _target_steps(self, plan: Planned) -> StepTimes:
         if self._accelerators.target is not None:

@@ -5,7 +5,9 @@ keeps in its own cache is what it would have kept.
 """
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 from statistics import median
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from outrider.advice.answers import Answer
 from outrider.advice.judged import FIRST, Judged, Start
 from outrider.advice.judging import NOTHING
+from outrider.advice.progress import SILENT, Progress
 from outrider.advice.steps import MeasuredSteps
 from outrider.decoding.draft import agreed
 from outrider.engine.asked import Asked
@@ -79,20 +82,25 @@ class BesideJudge:
         self._taken: dict[int, list[float]] = {}  # seconds of a step of the drafter, by sequences
 
     @torch.inference_mode()
-    def judge(self, answers: Items[Answer], depth: int) -> list[Judged]:
-        """A Draft before each token of each answer."""
-        judged = []
+    def judge(self, answers: Items[Answer], depth: int, progress: Progress = SILENT) -> list[Judged]:
+        """A Draft before each token of each answer. Raises HopelessError."""
+        judged: list[Judged] = []
         for first in range(0, len(answers), AT_A_TIME):
-            judged += self._judged_together(answers[first : first + AT_A_TIME], depth)
+            together = answers[first : first + AT_A_TIME]
+            judged += self._judged_together(
+                together, depth, partial(progress.at, len(judged), len(answers), "answers judged")
+            )
         return judged
 
-    def _judged_together(self, answers: Items[Answer], depth: int) -> list[Judged]:
+    def _judged_together(self, answers: Items[Answer], depth: int, go_on: Callable[[], None]) -> list[Judged]:
+        """go_on: is called before each step, and may raise."""
         runs = [_Run(answer, self._read(answer)) for answer in answers]
         while self._engine.has_work:
             self._engine.step()
         for run in runs:
             run.begin(self._runner.states(run.sequence))
         while active := [run for run in runs if not run.has_ended]:
+            go_on()
             if self._drafter.cache_shapes:
                 self._drafter.take_in([run.fed() for run in active])
             asked = [run.asked(depth) for run in active]

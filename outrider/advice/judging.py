@@ -6,6 +6,7 @@ from functools import partial
 
 from outrider.advice.answers import Answer
 from outrider.advice.judged import FIRST, Judged, Start
+from outrider.advice.progress import SILENT, Progress
 from outrider.decoding.draft import agreed
 from outrider.drafters.index import Index
 from outrider.drafters.occurrences import Guess
@@ -43,14 +44,16 @@ def judge_suffix(answers: Sequence[Answer], depth: int, past_tokens: int) -> lis
     return judged
 
 
-def judge_text(drafter: Drafter, answers: Sequence[Answer], depth: int) -> list[Judged]:
+def judge_text(
+    drafter: Drafter, answers: Sequence[Answer], depth: int, progress: Progress = SILENT
+) -> list[Judged]:
     """A drafter whose guess depends on the text before it alone, wherever its Draft began.
 
     So a Draft tells whether each of its tokens up to the first wrong one is right, and the next one goes on
     behind that: no token is guessed twice.
     """
     runs = [_Run(answer) for answer in answers]
-    while active := [run for run in runs if not run.has_ended]:
+    while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
             right = agreed(drafted, run.rest)
             for offset in range(min(right + 1, len(drafted), len(run.rest))):
@@ -61,10 +64,12 @@ def judge_text(drafter: Drafter, answers: Sequence[Answer], depth: int) -> list[
     return [_of_single_tokens(run.judged, depth) for run in runs]
 
 
-def judge_starts(drafter: Drafter, answers: Sequence[Answer], depth: int) -> list[Judged]:
+def judge_starts(
+    drafter: Drafter, answers: Sequence[Answer], depth: int, progress: Progress = SILENT
+) -> list[Judged]:
     """Any drafter: a Draft before each token."""
     runs = [_Run(answer) for answer in answers]
-    while active := [run for run in runs if not run.has_ended]:
+    while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
             run.starts[run.place] = Start(len(drafted), agreed(drafted, run.rest))
             run.go_on(1)
@@ -101,6 +106,13 @@ class _Run:
         self.generation.tokens += self.rest[:count]
         self.generation.round += 1
         self.place += count
+
+
+def _active(runs: Sequence[_Run], progress: Progress) -> list[_Run]:
+    """Those that have not ended. Raises HopelessError."""
+    places, lengths = zip(*((run.place, len(run.starts)) for run in runs), strict=True)
+    progress.at(sum(places), sum(lengths), "tokens judged")
+    return [run for run in runs if not run.has_ended]
 
 
 def _proposed(drafter: Drafter, runs: Sequence[_Run], depth: int) -> list[tuple[int, ...]]:

@@ -31,6 +31,11 @@ class AdviceSettings(BaseModel):
         description="milliseconds of a round beside the steps of draft and target: hops, the gateway's part",
     )
     repetitions: int = Field(default=3, ge=1, description="measured steps of each size")
+    candidate_seconds: float = Field(
+        default=120.0,
+        gt=0.0,
+        description="for which a candidate is measured and judged once it is loaded; then it is given up",
+    )
     price_per_hour: Dollars | None = Field(
         default=None, description="dollars, of the devices of one target replica"
     )

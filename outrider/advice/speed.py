@@ -86,6 +86,12 @@ def expected_at(counts: Counts, costs: ExpectedCosts, streams: int) -> Expected:
     return Expected(streams, counts.depth, counts.tokens_per_pass, rate, speedup)
 
 
+def could_pay(costs: ExpectedCosts, depth: int, streams: int) -> bool:
+    """Whether rounds of any depth up to this would be faster than plain decoding, were all guesses right."""
+    right = (Counts(each, rounds=1, tokens=each + 1, asked=1, drafted=each) for each in range(1, depth + 1))
+    return any(expected_at(counts, costs, streams).speedup > 1.0 for counts in right)
+
+
 def round_time(counts: Counts, costs: ExpectedCosts, streams: int) -> float:
     """Seconds from Verdict to Verdict where all are in rounds of that depth."""
     mix = Mix(

@@ -1,12 +1,14 @@
 """How long a step takes: measured on an engine, or by a data sheet."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from outrider.advice.progress import Progress
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
@@ -15,6 +17,7 @@ from outrider.engine.work import Verify
 
 PROMPT = tuple(range(10, 74))
 GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
+LONGEST_S = 20.0  # of measuring a model: after that no larger number of sequences is begun
 LEAST_TOKEN = 5  # drafted tokens are this one and the next ones: which they are takes no time
 
 
@@ -98,25 +101,45 @@ class DataSheetSteps:
 
 
 def measured_steps(
-    engine: Engine, shapes: Iterable[tuple[int, int]], prompt: Sequence[int], repetitions: int
+    engine: Engine,
+    batches: Sequence[int],
+    sizes: Sequence[int],
+    prompt: Sequence[int],
+    repetitions: int,
+    progress: Progress,
 ) -> MeasuredSteps:
     """Medians.
 
     Args:
-        shapes: sequences, and tokens of each. Those for which the cache has no room are left out.
+        batches: numbers of sequences, the smallest first. Those for which the cache has no room are left
+            out, and larger ones where the smaller have taken long.
+        sizes: tokens of each sequence.
         prompt: that each sequence looks back at.
+
+    Raises:
+        HopelessError: the time of ``progress`` is up.
     """
-    blocks = engine.load().total_blocks
-    block_size = engine.settings.block_size
+    begun = time.monotonic()
     taken: dict[int, dict[int, float]] = {}
-    for sequences, tokens in shapes:
-        length = len(prompt) + (repetitions + 1) * tokens + 1
-        too_many = sequences * -(-length // block_size) > blocks
-        if taken and (too_many or sequences > engine.settings.max_sequences):
-            continue
-        steps = Steps(engine, sequences, tokens, prompt=prompt)
-        steps.take()  # warms up
-        seconds = statistics.median(steps.take() for _ in range(repetitions))
-        taken.setdefault(sequences, {})[sequences * tokens] = seconds
-        steps.close()
+    for sequences in batches:
+        if taken and not _has_room(engine, sequences, len(prompt) + (repetitions + 1) * max(sizes) + 1):
+            break
+        if time.monotonic() - begun > LONGEST_S:
+            progress.tell(
+                f"steps of {sequences} sequences and more are not measured: they take too long here"
+            )
+            break
+        of_sequences = taken[sequences] = {}
+        for tokens in sizes:
+            progress.at(len(taken) - 1, len(batches), "numbers of sequences measured")
+            steps = Steps(engine, sequences, tokens, prompt=prompt)
+            steps.take()  # warms up
+            of_sequences[sequences * tokens] = statistics.median(steps.take() for _ in range(repetitions))
+            steps.close()
     return MeasuredSteps(taken)
+
+
+def _has_room(engine: Engine, sequences: int, length: int) -> bool:
+    """For so many of that length at once."""
+    blocks = sequences * -(-length // engine.settings.block_size)
+    return blocks <= engine.load().total_blocks and sequences <= engine.settings.max_sequences

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from outrider.tools.deployment import add_arguments, check_accelerator, read_deployment
+from outrider.tools.deployment import add_arguments, check_accelerator, read_deployment, run_or_say_why
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,6 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--streams", type=int, nargs="+", help="at a time [1 8 32 128]")
     parser.add_argument("--round-ms", type=float, help="of a round beside the steps [3]")
     parser.add_argument("--repetitions", type=int, help="measured steps of each size [3]")
+    parser.add_argument("--candidate-seconds", type=float, help="for a candidate, once it is loaded [120]")
     parser.add_argument("--price-per-hour", type=float, help="dollars, of the devices of a target replica")
     parser.add_argument("--draft-price-per-hour", type=float, help="dollars, of a draft's own device")
     parser.add_argument("--accelerator", help="of a target: its data sheet tells what steps cost")
@@ -50,16 +51,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """1, with the reason, where nothing can be advised."""
-    from outrider.engine.errors import (
-        EngineError,  # torch and transformers: seconds, that no other command needs
-    )
-
-    try:
-        _advise(options)
-    except (ValueError, OSError, EngineError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_or_say_why(lambda: _advise(options))
 
 
 def _advise(options: argparse.Namespace) -> None:

@@ -1,11 +1,30 @@
 """The arguments of commands that ask about a deployment which need not run: its settings, its devices."""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from outrider.tools.generate_command import INTERRUPTED
 
 if TYPE_CHECKING:
     from cluster.settings import Settings
+
+
+def run_or_say_why(command: Callable[[], None]) -> int:
+    """The exit code; 1 where the command cannot do what it should: stderr has the reason."""
+    from outrider.engine.errors import (
+        EngineError,  # torch and transformers: seconds, that no other command needs
+    )
+
+    try:
+        command()
+    except (ValueError, OSError, EngineError) as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

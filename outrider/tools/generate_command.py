@@ -13,7 +13,7 @@ from outrider.client.client import Answer, Client
 API_KEY = "OUTRIDER_API_KEY"
 COLOURS = {"accepted": "\033[32m", "forced": "\033[36m", "target": "\033[33m", "plain": ""}
 RESET = "\033[0m"
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit code
 ADVICE = {
     grpc.StatusCode.UNAVAILABLE: "is it running? `make serve` starts it, --address says where it is",
     grpc.StatusCode.UNAUTHENTICATED: f"put an API key into {API_KEY}",

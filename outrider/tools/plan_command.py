@@ -2,9 +2,8 @@
 without them."""
 
 import argparse
-import sys
 
-from outrider.tools.deployment import add_arguments, check_accelerator, read_deployment
+from outrider.tools.deployment import add_arguments, check_accelerator, read_deployment, run_or_say_why
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -17,16 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     """1, with the reason, where the deployment would be refused."""
-    from outrider.engine.errors import (
-        EngineError,  # torch and transformers: seconds, that no other command needs
-    )
-
-    try:
-        _print_plan(options)
-    except (ValueError, OSError, EngineError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_or_say_why(lambda: _print_plan(options))
 
 
 def _print_plan(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.advice.advice import Advice, Finding, Judgement
 from outrider.advice.judged import Counts, Judged, Start, counted
-from outrider.advice.speed import Expected, ExpectedCosts, Prices, expected, round_time
+from outrider.advice.speed import Expected, ExpectedCosts, Prices, could_pay, expected, round_time
 from outrider.advice.steps import DataSheetSteps, MeasuredSteps
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.planning.step_costs import ACCELERATORS, StepCosts
@@ -74,6 +74,15 @@ def test_plain_decoding_is_best_where_tokens_cost_what_they_bring() -> None:
     best = expected(by_depth, costs(free=8.0), 128)
     assert (best.depth, best.tokens_per_pass, best.speedup) == (0, 1.0, 1.0)
     assert best.tokens_per_s == pytest.approx(8 / TARGET_S)
+
+
+def test_what_costs_as_much_as_the_target_could_not_pay() -> None:
+    like_target = replace(costs(), draft=Flat(TARGET_S))
+    assert not could_pay(like_target, depth=8, streams=1)
+    assert could_pay(costs(), depth=8, streams=1)
+    parallel = replace(costs("parallel"), draft=Flat(TARGET_S))  # a step for a whole Draft
+    assert could_pay(parallel, depth=8, streams=1)
+    assert not could_pay(parallel, depth=1, streams=1)
 
 
 def test_measured_steps_are_told_between_sizes_and_beyond_by_the_sequence() -> None:

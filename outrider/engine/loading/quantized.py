@@ -20,6 +20,7 @@ from outrider.engine.forward.linear import linear_groups, replace
 from outrider.engine.settings import Quantization
 
 LARGEST_INT8 = 127
+ZERO_UINT8 = 128  # inputs are unsigned: for signed ones oneDNN has a kernel only where there is AMX
 GROUP = 32  # weights of one output that share a scale in 4 bit
 LARGEST_INT4 = 15
 MIDDLE_INT4 = 8  # torch's kernel computes (code - 8) * step + zero
@@ -51,10 +52,10 @@ class Int8Linear(nn.Module):
         flat = rows.reshape(-1, self.in_features)
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True, dtype=torch.float32)
         largest.clamp_min_(SMALLEST_SCALE)
-        codes = torch.mul(flat, LARGEST_INT8 / largest).round_().to(torch.int8)
+        codes = torch.mul(flat, LARGEST_INT8 / largest).round_().add_(ZERO_UINT8).to(torch.uint8)
         weights = self.packed, self.scales, self.zeros, None
         result: Tensor = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, 0, *weights, 1.0, 0, torch.float32, "none", [], ""
+            codes, 1.0, ZERO_UINT8, *weights, 1.0, 0, torch.float32, "none", [], ""
         )
         result = result.mul_(largest).to(rows.dtype).view(*rows.shape[:-1], self.out_features)
         return result if self.bias is None else result + self.bias
@@ -122,13 +123,20 @@ def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 
 def kernel_works(quantization: Quantization) -> bool:
-    """Whether torch has the operators, which are not public, and they compute what they should."""
+    """Whether torch has the operators, which are not public, and they compute what they should.
+
+    The largest of all weights and inputs are among what is tried: where a processor has no instructions for
+    8 bit, sums of two products may not fit into their 16.
+    """
     kind: Callable[[Tensor, Tensor | None], nn.Module] = {"int8": Int8Linear, "int4": Int4Linear}[
         quantization
     ]
-    weight, rows = torch.eye(GROUP), torch.ones(2, GROUP)
+    rows = torch.ones(2, GROUP)
     try:
-        return torch.allclose(kind(weight, None)(rows), rows, atol=1e-2)
+        return all(
+            torch.allclose(kind(weight, None)(rows), rows @ weight.T, rtol=1e-2, atol=1e-2)
+            for weight in (torch.eye(GROUP), rows.repeat(GROUP // 2, 1))
+        )
     except (AttributeError, RuntimeError):
         return False
 

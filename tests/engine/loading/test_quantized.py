@@ -1,5 +1,6 @@
 """Weights in 8 and 4 bit: near the original; and a draft made of them never changes a text."""
 
+import ctypes
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import quantized
-from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu
+from outrider.engine.loading.quantized import Int4Linear, Int8Linear, kernel_works, quantize_for_cpu
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.speculate import Request, generate
 from tests.support.checkpoints import write_checkpoint
@@ -65,6 +66,31 @@ def test_in_8_bit_a_row_is_the_same_in_any_company() -> None:
     together = layer(rows)
     for first, count in [(0, 1), (7, 2), (3, 5), (11, 17), (39, 1)]:
         assert torch.equal(layer(rows[first : first + count]), together[first : first + count])
+
+
+def test_in_8_bit_onednn_has_a_kernel_of_this_processor(capfd: pytest.CaptureFixture[str]) -> None:
+    """Not its reference, which is written for nothing but being right: it takes a hundred times as long."""
+    layer = Int8Linear(torch.randn(256, 512), None)
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        for count in (1, 5, 40):
+            layer(torch.randn(count, 512))
+    ctypes.CDLL(None).fflush(None)
+    told = capfd.readouterr().out.splitlines()
+    kernels = [
+        line.partition(",matmul,")[2].partition(",")[0] for line in told if ",exec,cpu,matmul," in line
+    ]
+    assert len(kernels) == 3
+    assert not [kernel for kernel in kernels if kernel.startswith("ref")]
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_a_kernel_whose_sums_do_not_fit_is_not_taken(
+    kind: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without instructions for 8 bit, where two products are added up in 16 bit."""
+    right = LAYERS[kind].forward
+    monkeypatch.setattr(LAYERS[kind], "forward", lambda layer, rows: right(layer, rows).clamp(max=16.0))
+    assert not kernel_works(kind)
 
 
 def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> None:
