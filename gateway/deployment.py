@@ -41,6 +41,8 @@ class Gateway(GenerationServicer):
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
+        if self.generation.keeping is not None:
+            self._leaving.callback(self.generation.keeping.close)
         publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))
         self._publishing = asyncio.get_running_loop().create_task(publishing)
         if settings.direct_grpc is not None:

@@ -13,6 +13,31 @@ NAMES = ["model", "ngram", "suffix", "model+suffix"]  # of the drafters that a d
 Priority = Literal["interactive", "batch"]
 
 
+class KeepSettings(BaseModel):
+    """Traffic that gateways keep, for `outrider distil`: token ids of prompts and answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fraction: float = Field(ge=0.0, le=1.0, description="of all answers; 0: none")
+    folder: str = Field(
+        pattern="^/", description="absolute path, where each gateway writes; bounded on each machine"
+    )
+    days: float = Field(default=7.0, gt=0.0, description="after which an answer is deleted")
+    max_bytes: int = Field(
+        default=2**30, ge=2**12, description="of all files in the folder; the oldest go first"
+    )
+    by_caller: bool = Field(
+        default=False,
+        description="a folder for each API key, named by the first 12 digits of its SHA-256, so that one"
+        " caller's can be deleted",
+    )
+    callers: tuple[Annotated[str, Field(pattern="^[0-9a-f]{8,64}$")], ...] = Field(
+        default=(),
+        description="first digits, 8 at least, of the SHA-256 of API keys: answers to these alone are kept;"
+        " JSON. Without: to everybody",
+    )
+
+
 class RequestSettings(BaseModel):
     """How a gateway treats requests, and how many."""
 
@@ -58,6 +83,9 @@ class RequestSettings(BaseModel):
     unknown_fields: Literal["refuse", "ignore"] = Field(
         default="refuse",
         description="what becomes of a field that nobody knows; one that is ignored is named in a header",
+    )
+    keep: KeepSettings | None = Field(
+        default=None, description="of traffic, to fit a draft to it; None: nothing is kept"
     )
     trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
 

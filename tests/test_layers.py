@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "outrider.drafters": {"outrider.decoding"},
     "outrider.pace": {"outrider.decoding", "outrider.drafters"},
     "outrider.telemetry": set(),
+    "outrider.traffic": set(),
     "protos": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.engine": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.client": {"protos"},
@@ -28,11 +29,25 @@ MAY_IMPORT = {
         "outrider.telemetry",
         "protos",
     },
-    "gateway": {"outrider.decoding", "outrider.drafters", "outrider.pace", "outrider.telemetry", "protos"},
+    "gateway": {
+        "outrider.decoding",
+        "outrider.drafters",
+        "outrider.pace",
+        "outrider.telemetry",
+        "outrider.traffic",
+        "protos",
+    },
 }
 NOT_SERVED = {"outrider.demo", "outrider.training", "outrider.client", "outrider.checking"}
 MAY_IMPORT["cluster"] = {*MAY_IMPORT} - NOT_SERVED
 MAY_IMPORT["outrider.advice"] = {*MAY_IMPORT} - NOT_SERVED
+MAY_IMPORT["outrider.distillation"] = {
+    "outrider.advice",
+    "outrider.decoding",
+    "outrider.engine",
+    "outrider.traffic",
+    "outrider.training",
+}
 MAY_IMPORT["outrider.tools"] = {*MAY_IMPORT} - {"outrider.demo"}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}
 FILES = sorted(

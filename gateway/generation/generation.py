@@ -18,6 +18,7 @@ from gateway.generation.merge import merged
 from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
+from gateway.keeping import Keeping
 from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.observe.tracing import GenerationTrace
@@ -52,6 +53,8 @@ class Generation:
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = Grammars(tokenizer)
+        keep = settings.keep
+        self.keeping = Keeping(keep, self.totals.gateway) if keep is not None and keep.fraction else None
 
     async def prepare(self, request: Request, caller: str | None = None) -> Prepared:
         """Whatever can be refused is refused here, before anything reaches a worker.
@@ -174,6 +177,8 @@ class Generation:
                         sequence.finish_reason = "stop"
                     if sequence.finish_reason is not None:
                         total.add(rounds.stats)
+                        if self.keeping is not None:
+                            self.keeping.offer(sequence)
                     tokens = step.tokens[: len(pieces)]
                     yield Chunk(
                         choice,

@@ -6,13 +6,22 @@ import sys
 from outrider.tools import (
     advise_command,
     check_command,
+    distil_command,
     generate_command,
     plan_command,
     top_command,
     trace_command,
 )
 
-COMMANDS = (generate_command, top_command, plan_command, advise_command, trace_command, check_command)
+COMMANDS = (
+    generate_command,
+    top_command,
+    plan_command,
+    advise_command,
+    distil_command,
+    trace_command,
+    check_command,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

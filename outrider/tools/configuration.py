@@ -36,6 +36,7 @@ TABLES: dict[tuple[str, str], type[BaseModel]] = {
 # A field says otherwise by json_schema_extra={"unit": "..."}.
 UNITS = {
     "s": "seconds",
+    "days": "days",
     "ms": "milliseconds",
     "bytes": "bytes",
     "memory": "bytes, or a share",

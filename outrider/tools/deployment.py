@@ -27,15 +27,28 @@ def run_or_say_why(command: Callable[[], None]) -> int:
     return 0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings and devices."""
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Without devices."""
     parser.add_argument(
         "settings",
         nargs="*",
         help="name=value, as `serve run cluster.app` takes them, or a YAML file of them",
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Settings and devices."""
+    add_settings(parser)
     parser.add_argument("--memory", help="of each device of a target: 80GB, 24GiB [as the settings tell]")
     parser.add_argument("--draft-memory", help="of each device of a draft [as --memory]")
+
+
+def given_settings(options: argparse.Namespace) -> "Settings":
+    """On the devices of this machine. Raises ValueError."""
+    from cluster.arguments import read_settings
+    from cluster.devices import gpus_here
+
+    return read_settings(_arguments(options.settings)).with_gpus(len(gpus_here()))
 
 
 def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, int]]":

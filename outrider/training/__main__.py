@@ -16,13 +16,16 @@ from outrider.engine.errors import EngineError
 from outrider.training.card import write_card
 from outrider.training.eagle3 import Eagle3Trainee
 from outrider.training.early_exit import EarlyExitTrainee
+from outrider.training.held_out import SumOfMinima
 from outrider.training.loop import Training
 from outrider.training.medusa import MedusaTrainee
+from outrider.training.model import ModelTrainee
 from outrider.training.parallel import ParallelTrainee
 from outrider.training.settings import (
     Eagle3Settings,
     EarlyExitSettings,
     MedusaSettings,
+    ModelSettings,
     ParallelSettings,
     TargetSettings,
     TextSettings,
@@ -37,6 +40,7 @@ TRAINEES: dict[str, tuple[str, type[TrainingSettings], Callable[[Any, Target], T
     "eagle3": ("an EAGLE-3 head", Eagle3Settings, Eagle3Trainee),
     "medusa": ("Medusa heads", MedusaSettings, MedusaTrainee),
     "early_exit": ("exits of the target itself", EarlyExitSettings, EarlyExitTrainee),
+    "model": ("a draft model that drafts token by token", ModelSettings, ModelTrainee),
     "parallel": ("a draft model that guesses several tokens in one pass", ParallelSettings, ParallelTrainee),
 }
 TEXT = "text"
@@ -90,11 +94,13 @@ def _train(command: str, given: dict[str, Any]) -> None:
     settings = of_settings.model_validate(given)
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    text = read_text(settings.text)
+    text, held_out = read_text(settings.text)
     target = Target(settings.target)
     trainee = make(settings, target)
-    Training(trainee, target, settings).run(*text)
-    write_card(trainee, command, settings, len(text[0].tokens))
+    training = Training(trainee, target, settings, SumOfMinima(held_out, settings))
+    training.run(text)
+    training.finish()
+    write_card(trainee, command, settings, len(text.tokens))
 
 
 if __name__ == "__main__":

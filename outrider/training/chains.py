@@ -53,7 +53,7 @@ class Chains:
         of_layer.tokens.append((key, value))
         text_keys, text_values = of_layer.text
         length = text_keys.shape[2]
-        unseen = torch.arange(length) > self.starts[:, None]
+        unseen = torch.arange(length, device=self.starts.device) > self.starts[:, None]
         scores = (query @ text_keys.transpose(-1, -2)).float().masked_fill_(unseen, -torch.inf)
         own = [(query * keys).sum(-1, keepdim=True).float() for keys, _ in of_layer.tokens]
         weights = (torch.cat([scores, *own], dim=-1) * scaling).softmax(-1).to(value.dtype)

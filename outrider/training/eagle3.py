@@ -49,7 +49,7 @@ class Eagle3Trainee(Trainee):
         for weight in self.network.parameters():
             if weight.ndim == 2:
                 torch.nn.init.normal_(weight, std=0.02)
-        self._rotary = rotary(self._shape, torch.device("cpu"))
+        self._rotary = rotary(self._shape, target.device)
 
     def depth(self, done: float, depth: int) -> int:
         return next((min(least, depth) for share, least in DEPTHS.items() if done < share), depth)
@@ -59,8 +59,8 @@ class Eagle3Trainee(Trainee):
         count = length - depth  # of positions that have all their Draft's tokens after them
         hidden = reading.hidden[:, :count]
         states = self.network.reduce(hidden.flatten(0, 1)).view(rows, count, -1).float()
-        embeddings = embedding(reading.tokens, self._target.embedding)
-        chains, starts = Chains(), torch.arange(count)
+        embeddings = embedding(reading.tokens, self._target.embedding).float()
+        chains, starts = Chains(), torch.arange(count, device=reading.tokens.device)
         for position in range(depth):
             # The state at a token goes with the token after it, in the slot of the former.
             rotation = self._rotary(states, starts[None] + position)

@@ -44,7 +44,7 @@ class EarlyExitTrainee(Trainee):
 
     def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
         """One for each exit, whatever the depth: at every position it is as good."""
-        places = torch.arange(reading.tokens.shape[1])
+        places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
         for index, one in enumerate(self.network.values()):
             yield Guess(self._logits(one(reading.hidden[:, :, index])), places)
 

@@ -29,7 +29,8 @@ class MedusaTrainee(Trainee):
 
     def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
         count = reading.tokens.shape[1] - depth
-        starts, states = torch.arange(count), reading.hidden[:, :count, 0]
+        starts = torch.arange(count, device=reading.tokens.device)
+        states = reading.hidden[:, :count, 0]
         for position, layer in enumerate(self.network):
             logits = linear(states + silu(layer(states)), self._target.projection)
             yield Guess(logits.float(), starts + position + 1)

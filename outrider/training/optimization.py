@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+LEARNING_RATE = 5e-3  # at its peak, for weights that are trained from the beginning
+OTHERS = 0.8  # share of it for embeddings, norms and biases
 WARMUP_STEPS = 40
 FINAL_LEARNING_RATE = 0.03  # share of the peak
 REPORT_EVERY = 25  # steps
@@ -15,7 +17,15 @@ REPORT_EVERY = 25  # steps
 class Optimization:
     """Optimizer steps on one or more models, with progress printed."""
 
-    def __init__(self, name: str, models: list[Any], steps: int, constant_steps: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        models: list[Any],
+        steps: int,
+        constant_steps: int,
+        peak: float = LEARNING_RATE,
+    ) -> None:
+        """peak: of the learning rate of hidden matrices, the others' is a little lower."""
         named = [
             (name, weight)
             for model in models
@@ -24,10 +34,13 @@ class Optimization:
         ]
         hidden = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
         others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(hidden, lr=5e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0),
-        ]
+        self.optimizers: list[torch.optim.Optimizer] = []
+        if hidden:
+            muon = torch.optim.Muon(hidden, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+            self.optimizers.append(muon)
+        if others:
+            adamw = torch.optim.AdamW(others, lr=OTHERS * peak, betas=(0.9, 0.95), weight_decay=0.0)
+            self.optimizers.append(adamw)
         self.name, self.steps, self.constant_steps = name, steps, constant_steps
         self.schedulers = [LambdaLR(optimizer, self.learning_rate) for optimizer in self.optimizers]
         self.step, self.started = 0, time.monotonic()

@@ -4,21 +4,19 @@ Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draf
 the chains of masks a part is dropped at each position, since the deeper ones cost as much and teach less.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from outrider.training.chains import ATTENTION, Chains
+from outrider.training.draft import load_draft, save_draft
 from outrider.training.settings import ParallelSettings
 from outrider.training.target import Reading, Target
 from outrider.training.trainee import Guess, Trainee
 
 LEAST_KEPT = 0.2  # of all chains, at any position
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 class ParallelTrainee(Trainee):
@@ -32,9 +30,7 @@ class ParallelTrainee(Trainee):
             ValueError: the draft's vocabulary is not the target's, or does not have the mask token.
         """
         self._settings = settings
-        model = AutoModelForCausalLM.from_pretrained(
-            settings.draft, dtype=torch.float32, attn_implementation=ATTENTION
-        )
+        model = load_draft(settings.draft, attn_implementation=ATTENTION)
         vocabulary, found = target.config.vocab_size, model.config.vocab_size
         if found != vocabulary:
             raise ValueError(
@@ -46,14 +42,15 @@ class ParallelTrainee(Trainee):
 
     def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
         rows, length = reading.tokens.shape
-        starts, chains = torch.arange(length - depth), Chains()
+        starts = torch.arange(length - depth, device=reading.tokens.device)
+        chains = Chains()
         yield Guess(self._logits(reading.tokens[:, starts], starts, chains), starts)
         chains.start(starts)
         for position in range(1, depth):
             kept = self._kept(len(starts), position, length - depth, generator)
             chains.keep(kept)
             starts = starts[kept]
-            masks = torch.full((rows, len(starts)), self._settings.mask_token)
+            masks = starts.new_full((rows, len(starts)), self._settings.mask_token)
             yield Guess(self._logits(masks, starts + position, chains), starts + position)
 
     def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, chains: Chains) -> torch.Tensor:
@@ -72,9 +69,5 @@ class ParallelTrainee(Trainee):
 
     def save(self, folder: Path) -> None:
         """An ordinary checkpoint whose config names its mask token."""
-        model, draft = self.network, self._settings.draft
-        model.config.pard_token = self._settings.mask_token
-        model.to(torch.bfloat16).save_pretrained(folder)
-        for name in TOKENIZER:
-            if (draft / name).exists():
-                shutil.copy(draft / name, folder / name)
+        self.network.config.pard_token = self._settings.mask_token
+        save_draft(self.network, self._settings.draft, folder)

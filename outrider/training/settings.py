@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, DirectoryPath, Field, FilePath
 
+from outrider.training.optimization import LEARNING_RATE
+
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -42,6 +44,15 @@ class TrainingSettings(TargetSettings):
     rows: int = Field(default=8, ge=1, description="windows of text in a step")
     length: int = Field(default=256, ge=8, description="tokens of a window")
     depth: int = Field(default=4, ge=1, le=16, description="positions of a Draft that are trained")
+    learning_rate: float = Field(
+        default=LEARNING_RATE, gt=0.0, description="at its peak; less for weights that are trained already"
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="measures in a row without a gain, after which it stops, and keeps the weights that were"
+        " best; None: all steps are taken, and the last weights are kept",
+    )
     save_every: int = Field(default=100, ge=1, description="steps, after which a killed training goes on")
     measure_every: int = Field(default=100, ge=1, description="steps between measures on held-out text")
 
@@ -70,6 +81,19 @@ class EarlyExitSettings(TrainingSettings):
     exits: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         default=None,
         description="numbers of layers, after each of which it may leave; None: all but the last",
+    )
+
+
+class ModelSettings(TrainingSettings):
+    """Of a draft model that drafts token by token."""
+
+    draft: DirectoryPath = Field(description="checkpoint folder of the model that is trained on")
+    depth: int = Field(default=1, ge=1, le=1, description="one position: all of its Draft are guessed alike")
+    lora: int | None = Field(
+        default=None,
+        ge=1,
+        description="rank of adapters (LoRA) that are trained in its place and then become a part of it;"
+        " needs peft; None: all of its weights are trained",
     )
 
 

@@ -1,5 +1,6 @@
 """The target as training reads it: frozen, whole texts at once."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,12 @@ class Reading:
 class Target:
     """A checkpoint. Nothing of it is trained."""
 
-    def __init__(self, folder: Path) -> None:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model: Any = model.eval().requires_grad_(False)
+    def __init__(self, folder: Path, device: torch.device = CPU) -> None:
+        """In float32 on a CPU, in the checkpoint's own type elsewhere."""
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.model: Any = model.eval().requires_grad_(False).to(device)
+        self.device = device
         self.config: Any = model.config.get_text_config()
 
     @property
@@ -38,10 +44,14 @@ class Target:
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight
 
+    def measuring(self) -> AbstractContextManager[Any]:
+        """In which a drafter guesses as it will when it drafts: on a CPU without rounding its products."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type != "cpu")
+
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: tuple[int, ...]) -> Reading:
         """layers: by their inputs, as drafters beside the target count them; -1 is the last state, normed."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=bool(layers))
         hidden = [output.hidden_states[layer].float() for layer in layers]
         stacked = torch.stack(hidden, dim=2) if hidden else tokens.new_empty(*tokens.shape, 0, 0).float()

@@ -41,6 +41,11 @@ class Trainee(ABC):
         """Of so many guesses, in their order."""
         return [f"position {index}" for index in range(1, count + 1)]
 
+    def settle(self) -> None:
+        """Takes the weights that it will have when they are stored, in bfloat16."""
+        for weight in self.network.parameters():
+            weight.data = weight.data.bfloat16().float()
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Its checkpoint, as the engine and others read it."""

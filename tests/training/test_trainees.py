@@ -1,5 +1,7 @@
 """What is trained guesses as the engine will: the same logits, from the checkpoint that is written."""
 
+import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,8 +20,15 @@ from outrider.engine.step_input import Feed
 from outrider.training.eagle3 import Eagle3Trainee
 from outrider.training.early_exit import EarlyExitTrainee
 from outrider.training.medusa import MedusaTrainee
+from outrider.training.model import ModelTrainee
 from outrider.training.parallel import ParallelTrainee
-from outrider.training.settings import Eagle3Settings, EarlyExitSettings, MedusaSettings, ParallelSettings
+from outrider.training.settings import (
+    Eagle3Settings,
+    EarlyExitSettings,
+    MedusaSettings,
+    ModelSettings,
+    ParallelSettings,
+)
 from outrider.training.target import Reading, Target
 from outrider.training.trainee import Guess, Trainee
 from tests.support.beside import engine_with
@@ -162,6 +171,52 @@ def test_a_guess_is_compared_with_what_the_target_says_where_the_token_before_it
     _, guesses = guesses_of(trainee)
     first = 0 if make is parallel else 1
     assert [guess.places[0].item() for guess in guesses] == [first, first + 1, first + 2]
+
+
+@torch.inference_mode()
+def test_a_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path) -> None:
+    trainee = shaken(ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft"), target()))
+    read, (guess,) = guesses_of(trainee)
+    trainee.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(model(input_ids=read.tokens).logits, guess.logits, atol=1e-3, rtol=1e-3)
+    assert guess.places.tolist() == list(range(read.tokens.shape[1]))
+    assert (tmp_path / "tokenizer.json").read_bytes() == (DEMO / "draft" / "tokenizer.json").read_bytes()
+
+
+def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    settings = ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4)
+    trainee = ModelTrainee(settings, target())
+    plain = ModelTrainee(settings.model_copy(update={"lora": None}), target())
+    assert 0 < trainee.size < 0.2 * plain.size
+    for name, weight in trainee.network.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1)
+    (before,) = guesses_of(plain)[1]
+    read, (guess,) = guesses_of(trainee)
+    assert (guess.logits - before.logits).abs().max() > 0.5
+    trainee.settle()
+    trainee.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert {*model.state_dict()} == {*plain.network.state_dict()}
+    with torch.no_grad():
+        logits = model(input_ids=read.tokens).logits
+    assert (logits - guess.logits).abs().mean() < 0.05 * (logits - before.logits).abs().mean()
+
+
+def test_adapters_without_peft_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"lora=4 needs peft: pip install 'outrider\[lora\]'"):
+        ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4), target())
+
+
+def test_a_quantized_draft_is_refused(tmp_path: Path) -> None:
+    config = json.loads((DEMO / "draft" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="is quantized: name the checkpoint it was made from"):
+        ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=tmp_path), target())
 
 
 def test_deeper_positions_are_trained_on_fewer_chains() -> None:

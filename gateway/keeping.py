@@ -1,0 +1,162 @@
+"""Keeping of traffic, where it is asked for: token ids of answers go into files, off the event loop."""
+
+import logging
+import math
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.sequence import Sequence
+from gateway.settings import KeepSettings
+from outrider.drafters.past_answers import Scope
+from outrider.traffic.kept import SUFFIX, Kept
+
+logger = logging.getLogger("ray.serve")
+
+FILES = 16  # that the folder's bytes and days are at least divided into: so much goes at a time
+LONGEST_FILE_S = 3600.0
+CLEAN_EVERY_S = 60.0  # while nothing is written
+CLEAN_WITHIN_S = 1.0  # of what others write
+WAITING = 1024  # answers that are not written yet; what comes beyond is not kept
+END_WITHIN_S = 5.0
+DIGEST_DIGITS = 12  # of an API key's, in the name of its folder
+
+
+class Offered(NamedTuple):
+    """An answer that is to be kept."""
+
+    folder: Path
+    kept: Kept
+
+
+class Keeping:
+    """Draws which answers are kept, and has a thread of its own write them."""
+
+    def __init__(self, settings: KeepSettings, gateway: str) -> None:
+        """gateway: tells it from others that write into the same folder."""
+        self._settings = settings
+        self._folder = KeptFolder(settings, gateway)
+        self._random = random.Random()
+        self._offered: queue.Queue[Offered | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._write_always, name="keeping", daemon=True)
+        self._thread.start()
+        logger.info("keeps %g of all answers, as token ids, in %s", settings.fraction, settings.folder)
+
+    def offer(self, sequence: Sequence) -> None:
+        """An answer that is complete. Returns at once."""
+        if not sequence.generated or not self._wants(sequence.scope):
+            return
+        kept = Kept.model_construct(  # checked already
+            prompt=sequence.prompt,
+            answer=tuple(sequence.generated),
+            temperature=sequence.sampling.temperature,
+            task=sequence.scope.task,
+        )
+        try:
+            self._offered.put_nowait(Offered(self._folder_of(sequence.scope), kept))
+        except queue.Full:
+            logger.warning("keep: %d answers wait to be written, so others are not kept", WAITING)
+
+    def close(self) -> None:
+        """Once what was offered is written."""
+        self._offered.put(None)
+        self._thread.join(END_WITHIN_S)
+
+    def _wants(self, scope: Scope) -> bool:
+        callers = self._settings.callers
+        if callers and not (scope.caller or "").startswith(callers):
+            return False
+        return self._random.random() < self._settings.fraction
+
+    def _folder_of(self, scope: Scope) -> Path:
+        folder = Path(self._settings.folder)
+        if not self._settings.by_caller:
+            return folder
+        return folder / (scope.caller or "anonymous").replace(" ", "-")[:DIGEST_DIGITS]
+
+    def _write_always(self) -> None:
+        while True:
+            try:
+                offered = self._offered.get(timeout=CLEAN_EVERY_S)
+            except queue.Empty:
+                self._folder.clean()
+                continue
+            if offered is None:
+                return
+            self._folder.write(offered)
+
+
+class KeptFolder:
+    """Files that are never more than so many bytes, and never older than so many days."""
+
+    def __init__(self, settings: KeepSettings, gateway: str, clock: Callable[[], float] = time.time) -> None:
+        """clock: seconds since 1970."""
+        self._root, self._gateway, self._clock = Path(settings.folder), gateway, clock
+        self._max_bytes, self._max_age_s = settings.max_bytes, settings.days * 86400
+        self._file_bytes = settings.max_bytes // FILES
+        self._file_s = min(LONGEST_FILE_S, self._max_age_s / FILES)
+        self._begun: dict[Path, Path] = {}  # by folder, the file that is written to
+        self._room, self._cleaned_at = 0, -math.inf  # bytes that may be written before the next look
+        self._is_failing = False
+
+    def write(self, offered: Offered) -> None:
+        """What cannot be written is not kept; the log says so once."""
+        line = offered.kept.line().encode()
+        if len(line) > self._max_bytes:
+            return
+        try:
+            if len(line) > self._room or self._clock() - self._cleaned_at >= CLEAN_WITHIN_S:
+                self.clean(len(line))
+            offered.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(self._file_in(offered.folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
+            self._room -= len(line)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                logger.error("keep.folder=%r cannot be written: %s", str(self._root), error.strerror)
+            self._is_failing = True
+
+    def clean(self, wanted: int = 0) -> None:
+        """Deletes what is too old, and the oldest files until there is room. wanted: bytes of it."""
+        self._cleaned_at = self._clock()
+        oldest = self._cleaned_at - self._max_age_s
+        files = sorted((_began(file), file) for file in self._root.rglob(f"*{SUFFIX}"))
+        sizes = {file: _size(file) for _, file in files}
+        total = sum(sizes.values()) + wanted
+        for began, file in files:
+            if began >= oldest and total <= self._max_bytes:
+                break
+            file.unlink(missing_ok=True)
+            total -= sizes[file]
+        self._room = self._max_bytes - total + wanted
+
+    def _file_in(self, folder: Path) -> Path:
+        """That takes the next line: one of its own for each gateway, until it is large or old enough."""
+        file, now = self._begun.get(folder), self._clock()
+        if file is None or _size(file) >= self._file_bytes or now - _began(file) >= self._file_s:
+            file = folder / f"{1000 * now:.0f}-{self._gateway}{SUFFIX}"
+            self._begun[folder] = file
+        return file
+
+
+def _began(file: Path) -> float:
+    """Seconds since 1970, by its name; the beginning of time for a name that says nothing."""
+    digits = file.name.partition("-")[0]
+    return int(digits) / 1000 if digits.isdecimal() else 0.0
+
+
+def _size(file: Path) -> int:
+    """0 of one that somebody has deleted."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

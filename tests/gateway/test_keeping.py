@@ -1,0 +1,192 @@
+"""Kept traffic: what goes into the folder, for how long, and what never does."""
+
+import json
+import logging
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.api.access import digest
+from gateway.keeping import DIGEST_DIGITS, Keeping, KeptFolder, Offered
+from gateway.sequence import Sequence
+from gateway.settings import KeepSettings
+from outrider.decoding.settings import Sampling
+from outrider.drafters.past_answers import Scope
+from outrider.traffic.kept import Kept, read_kept
+from protos import generation_pb2
+from tests.fakes.scripted import ScriptedTarget, fleet_of
+from tests.support.grpc_calls import Context, servicer_of
+from tests.support.http_calls import ANSWER, ASK, TEXT, client_of
+from tests.support.patience import eventually
+
+KEYS = ["mine", "theirs"]
+DAY_S = 86400.0
+
+
+def settings(folder, **others):
+    return {"fraction": 1.0, "folder": str(folder), **others}
+
+
+def lines(folder):
+    files = sorted(folder.rglob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def sequence(*prompt, caller=None, task=None):
+    made = Sequence(prompt, Sampling(temperature=0.5), 0, scope=Scope(caller, task))
+    made.generated = [7, 8]
+    return made
+
+
+async def ask(client, key=None, **fields):
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    response = await client.post("/v1/completions", json={**ASK, **fields}, headers=headers)
+    assert response.status_code == 200, response.text
+
+
+async def test_an_answer_is_kept_as_token_ids_and_no_text_is_in_files_or_logs(tokenizer, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), keep=settings(tmp_path)) as client:
+        await ask(client, temperature=0.5, task="letters", n=2)
+        await eventually(lambda: len(lines(tmp_path)) == 2)
+    wanted = {"prompt": [ord("x")], "answer": ANSWER, "temperature": 0.5, "task": "letters"}
+    assert lines(tmp_path) == [wanted, wanted]
+    written = "".join(file.read_text() for file in tmp_path.rglob("*.jsonl"))
+    assert TEXT[:7] not in written + caplog.text
+    assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.rglob("*.jsonl"))
+
+
+async def test_over_grpc_too(tokenizer, tmp_path):
+    message = generation_pb2.GenerateRequest(
+        text="x", sampling=generation_pb2.Sampling(max_tokens=len(ANSWER))
+    )
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        await servicer_of(fleet, tokenizer, keep=settings(tmp_path)).Complete(message, Context())
+        await eventually(lambda: lines(tmp_path))
+    assert lines(tmp_path)[0]["answer"] == ANSWER
+
+
+async def test_nothing_is_kept_unless_it_is_asked_for(tokenizer, tmp_path):
+    for keep in (None, settings(tmp_path / "kept", fraction=0.0)):
+        async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+            servicer = servicer_of(fleet, tokenizer, keep=keep)
+            await servicer.Complete(generation_pb2.GenerateRequest(text="x"), Context())
+            assert servicer.generation.keeping is None
+    assert not (tmp_path / "kept").exists()
+
+
+async def test_each_api_key_has_a_folder_that_can_be_deleted(tokenizer, tmp_path):
+    keep = settings(tmp_path, by_caller=True)
+    mine, theirs = (tmp_path / digest(key)[:DIGEST_DIGITS] for key in KEYS)
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS, keep=keep) as client:
+        for key in KEYS:
+            await ask(client, key)
+        await eventually(lambda: len(lines(tmp_path)) == 2)
+        assert [len(lines(folder)) for folder in (mine, theirs)] == [1, 1]
+        for file in mine.iterdir():
+            file.unlink()
+        mine.rmdir()
+        await ask(client, "mine")
+        await eventually(lambda: lines(mine))
+    assert len(lines(mine)) == 1
+
+
+def test_only_the_named_callers_are_kept(tmp_path):
+    keep = KeepSettings(**settings(tmp_path, callers=(digest("mine")[:8],)))
+    keeping = Keeping(keep, "gateway")
+    for number, caller in enumerate([digest("theirs"), digest("mine"), None]):
+        keeping.offer(sequence(number, caller=caller))
+    keeping.close()
+    assert [line["prompt"] for line in lines(tmp_path)] == [[1]]
+
+
+def test_a_fraction_of_the_answers_is_kept(tmp_path):
+    keeping = Keeping(KeepSettings(**settings(tmp_path, fraction=0.25)), "gateway")
+    for number in range(800):
+        keeping.offer(sequence(number))
+    keeping.close()
+    assert 120 < len(lines(tmp_path)) < 280  # 200 are expected; each bound is 6 standard deviations away
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+def folder_of(tmp_path, **others):
+    clock = Clock()
+    return KeptFolder(KeepSettings(**settings(tmp_path, **others)), "gateway", clock), clock
+
+
+def offered(tmp_path, number, tokens=100):
+    return Offered(tmp_path, Kept(prompt=(number,) * tokens, answer=(1,), temperature=1.0))
+
+
+def test_the_folder_is_bounded_and_the_oldest_go_first(tmp_path):
+    folder, clock = folder_of(tmp_path, max_bytes=2**14)
+    for number in range(200):
+        folder.write(offered(tmp_path, number))
+        clock.now += 0.5
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
+    kept = [one.prompt[0] for one in read_kept(tmp_path, 1000)]
+    assert kept == list(range(199, 199 - len(kept), -1))
+    assert len(kept) > 2**14 / len(offered(tmp_path, 199).kept.line()) * 0.8  # most of the room is used
+
+
+def test_several_gateways_share_the_bound(tmp_path):
+    clock = Clock()
+    keep = KeepSettings(**settings(tmp_path, max_bytes=2**14))
+    folders = [KeptFolder(keep, name, clock) for name in ("a", "b")]
+    for number in range(100):
+        for folder in folders:
+            folder.write(offered(tmp_path, number))
+            clock.now += 1.0
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
+
+
+def test_what_is_larger_than_the_folder_may_be_is_not_kept(tmp_path):
+    folder, _ = folder_of(tmp_path, max_bytes=2**12)
+    folder.write(offered(tmp_path, 1))
+    folder.write(offered(tmp_path, 2, tokens=4000))
+    assert [line["prompt"][0] for line in lines(tmp_path)] == [1]
+
+
+def test_nothing_is_kept_for_longer_than_the_days(tmp_path):
+    folder, clock = folder_of(tmp_path, days=1.0)
+    for number in range(10):  # over 20 hours
+        folder.write(offered(tmp_path, number))
+        clock.now += 7200.0
+    assert len(lines(tmp_path)) == 10
+    clock.now = Clock.now + DAY_S + 1.0
+    folder.clean()
+    assert [line["prompt"][0] for line in lines(tmp_path)] == list(range(1, 10))
+    clock.now += DAY_S
+    folder.clean()
+    assert lines(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_costs_no_answer_and_is_told_once(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    folder, _ = folder_of(tmp_path / "file" / "below")
+    for number in range(3):
+        folder.write(offered(tmp_path / "file" / "below", number))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "keep.folder=" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"fraction": 1.5}, "fraction"),
+        ({"folder": "kept"}, "folder"),
+        ({"days": 0}, "days"),
+        ({"callers": ["a key"]}, "callers.0"),
+        ({"texts": True}, "texts"),
+    ],
+)
+def test_what_does_not_hold_is_refused_by_name(tmp_path, given, field):
+    with pytest.raises(ValidationError) as error:
+        KeepSettings(**{**settings(tmp_path), **given})
+    assert ".".join(map(str, error.value.errors()[0]["loc"])) == field

@@ -1,0 +1,47 @@
+"""What is read of kept traffic: whole lines, the newest first, and no more than is asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.traffic.kept import Kept, read_kept
+
+
+def kept(*prompt: int, task: str | None = None) -> Kept:
+    return Kept(prompt=prompt, answer=(7, 8), temperature=0.7, task=task)
+
+
+def write(file: Path, *lines: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(lines))
+
+
+def test_a_line_holds_token_ids_the_temperature_and_the_label() -> None:
+    assert kept(1, 2).line() == '{"prompt":[1,2],"answer":[7,8],"temperature":0.7}\n'
+    assert kept(1, task="chat").line().endswith('"temperature":0.7,"task":"chat"}\n')
+
+
+def test_the_newest_come_first_from_all_folders_below(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "1000-x.jsonl", kept(1).line(), kept(2).line())
+    write(tmp_path / "b" / "2000-y.jsonl", kept(3).line())
+    assert [one.prompt for one in read_kept(tmp_path, 9)] == [(3,), (2,), (1,)]
+    assert [one.prompt for one in read_kept(tmp_path, 2)] == [(3,), (2,)]
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "1000-x.jsonl", kept(1, task="Zürich\u2028Süd").line(), kept(2).line()[:9])
+    assert [one.prompt for one in read_kept(tmp_path, 9)] == [(1,)]
+
+
+def test_a_folder_without_any_is_refused_with_what_keeps_some(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no kept traffic: gateway.keep has gateways write some"):
+        read_kept(tmp_path, 9)
+
+
+def test_a_line_of_another_kind_is_refused_by_its_place_without_its_content(tmp_path: Path) -> None:
+    write(tmp_path / "1000-x.jsonl", kept(1).line(), '{"prompt":["secret"],"answer":[],"temperature":1}\n')
+    with pytest.raises(
+        ValueError, match=r"1000-x.jsonl:2: prompt.0: Input should be a valid integer"
+    ) as error:
+        read_kept(tmp_path, 9)
+    assert "secret" not in str(error.value)
