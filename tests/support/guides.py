@@ -1,0 +1,117 @@
+"""Commands that a page of docs/ says to run, and what it shows of what they print.
+
+They stand in blocks marked ``console``: a command after ``$ ``, its further lines after ``> ``, then what it
+prints. There ``...`` stands for anything, alone on a line for any lines. Numbers with a point, or in powers
+of ten, are measured and may differ. All else is printed as it is shown, but for the width of columns.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.patience import PATIENCE
+from tests.support.running import serve_run
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = ("choosing-a-draft.md", "checking.md")  # whose commands are run
+COMMAND_S = 900.0 * PATIENCE  # that a command may take
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
+VARIES = re.compile(r"(\.{3})|(\d[\d,]*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+))")
+ANYTHING, NUMBER, ANY_LINES = r".*", r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", r"(?:.*\n)*?"
+SERVE = "serve run "
+
+
+@dataclass(frozen=True)
+class Command:
+    """For a shell, and the lines that it is shown to print on its standard output."""
+
+    text: str
+    shown: tuple[str, ...] = ()
+
+
+def commands(page: str) -> Iterator[Command]:
+    """In the order of the page. Raises ValueError where a block begins with something else."""
+    for block in BLOCK.findall(page):
+        if not block.startswith("$ "):
+            raise ValueError(f"a command begins with '$ ', not as {block[:40]!r}")
+        for part in block.removeprefix("$ ").split("\n$ "):
+            first, *lines = part.rstrip("\n").split("\n")
+            more = next(
+                (number for number, line in enumerate(lines) if not line.startswith("> ")), len(lines)
+            )
+            text = "\n".join([first, *(line.removeprefix("> ") for line in lines[:more])])
+            yield Command(text, tuple(lines[more:]))
+
+
+def agrees(printed: str, shown: Sequence[str]) -> bool:
+    """Whether that was printed which is shown; empty lines count for nothing."""
+    lines = "".join(f"{line}\n" for line in map(_evened, printed.splitlines()) if line)
+    patterns = (_pattern(line) for line in map(_evened, shown) if line)
+    return re.fullmatch("".join(patterns), lines) is not None
+
+
+def _evened(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _pattern(line: str) -> str:
+    if line == "...":
+        return ANY_LINES
+    pattern, end = "", 0
+    for varies in VARIES.finditer(line):
+        pattern += re.escape(line[end : varies.start()]) + (ANYTHING if varies[1] else NUMBER)
+        end = varies.end()
+    return pattern + re.escape(line[end:]) + r"\n"
+
+
+class Terminal:
+    """Runs a page's commands in turn, in a folder. A service runs until the next one begins, or the end."""
+
+    def __init__(self, folder: Path, services: ExitStack) -> None:
+        self._folder = folder
+        self._services = services
+        self._environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def run(self, command: Command) -> None:
+        """Raises AssertionError where it fails, or prints something else."""
+        if command.text.startswith(SERVE):
+            self._serve(command.text.removeprefix(SERVE).split())
+            return
+        process = subprocess.Popen(
+            ["bash", "-c", command.text],
+            cwd=self._folder,
+            env={**os.environ, **self._environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            printed, errors = process.communicate(timeout=COMMAND_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        assert process.returncode == 0, f"{command.text}\n{printed}{errors}"
+        shown = "\n".join(command.shown)
+        assert not shown or agrees(printed, command.shown), f"{command.text}\n{printed}\nis not\n{shown}"
+
+    def _serve(self, arguments: Sequence[str]) -> None:
+        self._services.close()
+        started = serve_run(
+            self._folder, arguments, "local", self._environment, lambda log: "A first request" in log
+        )
+        self._services.enter_context(started)
+
+
+@contextmanager
+def terminal(folder: Path) -> Iterator[Terminal]:
+    """What it has started is gone afterwards."""
+    with ExitStack() as services:
+        yield Terminal(folder, services)
