@@ -36,6 +36,15 @@ def shared_trust(settings: Settings) -> Trust:
     return Trust.model_validate({"token": token, **contents})
 
 
+def joining_trust(settings: Settings) -> Trust:
+    """Of what joins a service that runs. Raises ValueError as ``shared_trust``, and without a token."""
+    if not os.environ.get(TOKEN):
+        raise ValueError(
+            f"{TOKEN} is not set: what joins a service needs the token with which that was started"
+        )
+    return shared_trust(settings)
+
+
 def check_access(settings: Settings, keys: list[str]) -> None:
     """Raises ValueError if callers from other machines are invited and none of them would need a key."""
     host = settings.addresses.http_host

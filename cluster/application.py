@@ -10,8 +10,8 @@ from ray.serve import Application, Deployment
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
-from cluster.access import api_keys, check_access, shared_trust
-from cluster.arguments import read_settings
+from cluster.access import api_keys, check_access, joining_trust, shared_trust
+from cluster.arguments import SettingsError, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.preflight import Preflight
 from cluster.settings import AutoscalingSettings, Settings, WorkerSettings
@@ -25,9 +25,10 @@ from cluster.start import (
 )
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import digest
-from gateway.deployment import Gateway
+from gateway.deployment import Gateway, draft_deployment
 from protos.trust import Trust
 
+JOINS = "joins"
 SPARE_REQUESTS = 64  # at a time beyond those that generate: health, models, refusals
 
 
@@ -44,12 +45,7 @@ def app(arguments: dict[str, Any]) -> Application:
     settings = read_settings(arguments)
     keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
     check_access(settings, keys)
-    with Preflight() as preflight:
-        start_ray(settings)
-        settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
-        check_resources(settings)
-        check_placement(settings)
-        settings = check_models(settings, preflight)
+    settings = _checked(settings)
     start_serve(settings, keys[0] if keys else None)
     workers = [_target(settings, trust, tracing)]
     workers += [_draft(settings, name, trust, tracing) for name in settings.drafts]
@@ -74,6 +70,36 @@ def app(arguments: dict[str, Any]) -> Application:
     )
 
 
+def draft(arguments: dict[str, Any]) -> Application:
+    """What ``import_path: cluster.draft`` builds: a draft that joins a service which runs already.
+
+    It is an application of its own, so Serve adds and removes it and leaves everything else as it is. The
+    application has the draft's name, by which gateways find it.
+
+    Args:
+        arguments: the settings of the service, and those of its new draft, which ``joins`` names.
+
+    Raises:
+        As ``app`` does, and ValueError without the service's own token.
+    """
+    settings = read_settings({name: value for name, value in arguments.items() if name != JOINS})
+    if (name := arguments.get(JOINS)) not in settings.drafts:
+        there = ", ".join(settings.drafts)
+        raise SettingsError(f"{JOINS}={name!r} is no draft of these settings: one of {there} is")
+    trust, tracing = joining_trust(settings), tracing_environment()
+    return _draft(_checked(settings), name, trust, tracing)
+
+
+def _checked(settings: Settings) -> Settings:
+    """With Ray started; with what was left open, once it is sure that there is room. Raises as ``app``."""
+    with Preflight() as preflight:
+        start_ray(settings)
+        settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
+        check_resources(settings)
+        check_placement(settings)
+        return check_models(settings, preflight)
+
+
 def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> Application:
     target = settings.target
     layout = _layout(target, settings.autoscaling)
@@ -86,7 +112,7 @@ def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> App
 
 def _draft(settings: Settings, name: str, trust: Trust, tracing: Mapping[str, str]) -> Application:
     layout = _layout(settings.drafts[name], settings.autoscaling)
-    deployment = _deployment(DraftWorker, f"draft-{name}", layout)
+    deployment = _deployment(DraftWorker, draft_deployment(name), layout)
     return deployment.bind(settings.draft_engine(name), trust, partial(start_tracing, tracing, "draft"), name)
 
 

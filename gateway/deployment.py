@@ -15,13 +15,24 @@ from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
 from gateway.generation.text import load_tokenizer
 from gateway.observe.metrics import publish_always
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, LiveSettings
 from gateway.workers import registry
 from gateway.workers.fleet import Fleet
-from outrider.pace.settings import PaceSettings
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS
 from protos.trust import Trust
+
+
+def draft_deployment(name: str) -> str:
+    """The name of the deployment that holds the draft of that name."""
+    return f"draft-{name}"
+
+
+def _handle_of(name: str) -> Any:
+    """Of a draft that is an application of its own. It may be there already, or come later."""
+    from ray.serve.handle import DeploymentHandle  # takes a second, and is for replicas only
+
+    return DeploymentHandle(draft_deployment(name), name).options()
 
 
 class Gateway(GenerationServicer):
@@ -37,6 +48,7 @@ class Gateway(GenerationServicer):
         self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]
+        self._joined: dict[str, Any] = {}  # handles of drafts that came later
         fleet = Fleet(registry.workers, trust)
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
@@ -51,12 +63,15 @@ class Gateway(GenerationServicer):
             self._leaving.push_async_callback(server.stop, GRACE_S)
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve calls this at start and when ``user_config`` changes; requests under way take it up.
+        """Serve calls this at start and when ``user_config`` changes; requests under way take the pace up.
 
         Raises:
-            ValidationError: naming the field; what was in force stays.
+            ValueError: naming the field; what was in force stays.
         """
-        self.generation.paces.use(PaceSettings.model_validate(user_config))
+        live = LiveSettings.model_validate(user_config)
+        self.generation.use(live)
+        for name in live.drafts.keys() - self._joined.keys():
+            self._joined[name] = _handle_of(name)
 
     async def __del__(self) -> None:
         """Serve awaits it before the replica ends."""

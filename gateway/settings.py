@@ -116,15 +116,58 @@ class GatewaySettings(RequestSettings, CallerSettings):
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
 
+    new_drafts: tuple[str, ...] = Field(
+        default=(), description="of the drafts, those that are rolled out beside the drafters"
+    )
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The drafters that may draft for a request that names none, new ones last."""
+        return (*self.drafters, *self.new_drafts)
+
     @property
     def usual_drafter(self) -> str:
         """Of a request that names none."""
-        return self.drafters[0] if len(self.drafters) == 1 else BY_TASK
+        return self.drafters[0] if len(self.candidates) == 1 else BY_TASK
+
+    def changed(self, live: "LiveSettings") -> "GatewaySettings":
+        """With what may change while the gateway runs; these are those of its start.
+
+        Raises:
+            ValueError: a draft has the name of something else, or a drafter none of those that there are.
+        """
+        taken = {BY_TASK, *self.roster.names}
+        if wrong := next((name for name in live.drafts if name in taken), None):
+            raise ValueError(f"drafts.{wrong} has the name of something else: give the draft another")
+        changed = self.model_copy(update={"drafts": {**self.drafts, **live.drafts}})
+        drafters = live.drafters or self.drafters
+        rows = [changed.roster.find(name) for name in drafters]
+        models = {row.mixes[0] if row.mixes else row.name for row in rows}
+        new = tuple(name for name in live.drafts if name not in models)
+        return changed.model_copy(update={"drafters": drafters, "new_drafts": new})
 
     @property
     def roster(self) -> Roster:
         """The drafters that there are."""
         return Roster(self.drafts, self.beside_target)
+
+
+class LiveSettings(PaceSettings):
+    """What may change while a gateway runs: Serve's ``user_config`` of the deployment ``gateway``."""
+
+    drafts: dict[str, Literal["model", "parallel"]] = Field(
+        default={},
+        description="drafts that have joined the service, each an application of Serve of that name, and the "
+        "drafter that each of them is; those that `drafters` does not list are rolled out",
+    )
+    drafters: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="instead of gateway.drafters; None: those"
+    )
+
+    @property
+    def pace(self) -> PaceSettings:
+        """The part that is the pace's."""
+        return PaceSettings.model_validate(self.model_dump(include=set(PaceSettings.model_fields)))
 
 
 class Speculation(BaseModel):

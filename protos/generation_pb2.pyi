@@ -364,7 +364,7 @@ class GetLoadsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Loads(_message.Message):
-    __slots__ = ("running", "waiting", "workers", "gateway", "uptime_s", "plain_tokens_per_second", "depths", "tasks")
+    __slots__ = ("running", "waiting", "workers", "gateway", "uptime_s", "plain_tokens_per_second", "depths", "tasks", "rollouts")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +373,7 @@ class Loads(_message.Message):
     PLAIN_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     DEPTHS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
@@ -381,7 +382,37 @@ class Loads(_message.Message):
     plain_tokens_per_second: float
     depths: _containers.RepeatedCompositeFieldContainer[DepthInForce]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskTotals]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., gateway: _Optional[str] = ..., uptime_s: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., depths: _Optional[_Iterable[_Union[DepthInForce, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskTotals, _Mapping]]] = ...) -> None: ...
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., gateway: _Optional[str] = ..., uptime_s: _Optional[float] = ..., plain_tokens_per_second: _Optional[float] = ..., depths: _Optional[_Iterable[_Union[DepthInForce, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskTotals, _Mapping]]] = ..., rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping]]] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("draft", "task", "verification", "share", "seen", "needed", "tokens_per_second", "others_tokens_per_second", "changes")
+    class ChangesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    draft: str
+    task: str
+    verification: str
+    share: float
+    seen: float
+    needed: float
+    tokens_per_second: float
+    others_tokens_per_second: float
+    changes: _containers.ScalarMap[str, float]
+    def __init__(self, draft: _Optional[str] = ..., task: _Optional[str] = ..., verification: _Optional[str] = ..., share: _Optional[float] = ..., seen: _Optional[float] = ..., needed: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., others_tokens_per_second: _Optional[float] = ..., changes: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class DepthInForce(_message.Message):
     __slots__ = ("reason", "sequences", "mean_depth")

@@ -158,8 +158,9 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             for link in generation.fleet.links()
         ]
         body["pace"] = generation.paces.settings
-        body["drafters"] = {row.name: row.meaning for row in settings.roster}
-        body["gateway"] = settings.model_dump(exclude={"api_key_digests"})
+        in_force = generation.settings
+        body["drafters"] = {row.name: row.meaning for row in in_force.roster}
+        body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})
         return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=200 if ready else 503)
 
     @app.get("/loads", dependencies=[Depends(is_known)])

@@ -21,13 +21,13 @@ class Drafters:
     def __init__(self, fleet: Fleet, roster: Roster, past: PastAnswers | None = None) -> None:
         """past: for drafters that remember; None: nothing is kept."""
         self._fleet = fleet
-        self._roster = roster
+        self.roster = roster
         self._past = PastAnswers() if past is None else past
         self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
 
     def of(self, name: str, sequence: Sequence) -> Drafter:
         """Raises ValueError naming the drafters that there are."""
-        info = self._roster.find(name)
+        info = self.roster.find(name)
         if info.mixes is not None:
             return self._mixed(name, info.mixes, sequence)
         if info.place is Place.DRAFT_WORKER:

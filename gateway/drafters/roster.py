@@ -1,6 +1,6 @@
 """The drafters of one deployment, by the names that its settings and its requests give them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo, Place, drafters
@@ -27,6 +27,11 @@ class Roster:
     def __iter__(self) -> Iterator[DrafterInfo]:
         """Every drafter that there is. Those in a draft worker have the name of their draft."""
         return iter(self._there.values())
+
+    @property
+    def names(self) -> Set[str]:
+        """Of every drafter that there is."""
+        return self._there.keys()
 
     def _rows(self) -> Iterator[DrafterInfo]:
         for row in drafters():

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache, partial
@@ -24,8 +24,10 @@ from gateway.observe.totals import Totals
 from gateway.observe.tracing import GenerationTrace
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
+from gateway.rounds.rollout import Rollout
+from gateway.rounds.router import Kind
 from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, LiveSettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
@@ -39,7 +41,8 @@ DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as d
 
 class Generation:
     def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, fleet: Fleet) -> None:
-        self.settings = settings
+        self._started_with = settings
+        self.settings = settings  # in force
         self.fleet = fleet
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
@@ -55,6 +58,21 @@ class Generation:
         self._grammars = Grammars(tokenizer)
         keep = settings.keep
         self.keeping = Keeping(keep, self.totals.gateway) if keep is not None and keep.fraction else None
+
+    def use(self, live: LiveSettings) -> None:
+        """In force from now on: the pace for requests under way too, drafters for those to come.
+
+        Raises:
+            ValueError: what was in force stays.
+        """
+        self.settings = self._started_with.changed(live)
+        self._rounds.use(self.settings)
+        self.paces.use(live.pace)
+
+    @property
+    def rollouts(self) -> Iterator[tuple[Kind, str, Rollout]]:
+        """Of each new draft, for each kind of sequences that there were."""
+        return self._rounds.rollouts
 
     async def prepare(self, request: Request, caller: str | None = None) -> Prepared:
         """Whatever can be refused is refused here, before anything reaches a worker.

@@ -104,7 +104,12 @@ class AnswerTrace(NoTrace):
             case Resumed():
                 self._tell("rounds", event.reason)
             case Routed():
-                routed = {"outrider.drafter": event.drafter, "outrider.reason": event.reason}
+                routed: dict[str, AttributeValue] = {
+                    "outrider.drafter": event.drafter,
+                    "outrider.reason": event.reason,
+                }
+                if event.share is not None:
+                    routed["outrider.share"] = event.share
                 self._generation.add_event("drafter", routed)
             case TargetLost():
                 self._tell("reopening", event.detail)

@@ -24,6 +24,20 @@ def loads(generation: Generation) -> generation_pb2.Loads:
             for reason, depth in totals.in_force().items()
         ],
         tasks=[_task(kind, stats) for kind, stats in totals.stats().items()],
+        rollouts=[
+            generation_pb2.Rollout(
+                draft=draft,
+                task=totals.label(kind.task),
+                verification=kind.rule,
+                share=rollout.share,
+                seen=rollout.seen,
+                needed=rollout.needed,
+                tokens_per_second=rollout.rate,
+                others_tokens_per_second=rollout.rate_of_others,
+                changes={f"{share:g}": times for share, times in rollout.changes.items()},
+            )
+            for kind, draft, rollout in generation.rollouts
+        ],
     )
 
 

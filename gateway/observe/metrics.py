@@ -58,6 +58,11 @@ def publish(generation: Generation, instruments: Instruments) -> None:
         depths = in_force.get(reason)
         instruments.set("outrider_sequences", depths.sequences if depths else 0, reason=reason)
         instruments.set("outrider_depth", depths.mean_depth if depths else 0.0, reason=reason)
+    for of, draft, rollout in generation.rollouts:
+        labels = {"task": totals.label(of.task), "verification": of.rule, "draft": draft}
+        instruments.set("outrider_rollout_share", rollout.share, **labels)
+        for share, times in rollout.changes.items():
+            instruments.total("outrider_rollout_changes", times, **labels, share=f"{share:g}")
     instruments.set("outrider_requests_running", admission.running)
     instruments.set("outrider_requests_waiting", admission.waiting)
     instruments.set("outrider_plain_tokens_per_second", generation.plain_rate())

@@ -55,7 +55,7 @@ class Totals:
     def counting(self, rounds: Rounds, task: str | None, speculation: Speculation) -> Iterator[None]:
         """While a sequence is generated; what it did stays counted."""
         drafter = NO_DRAFTER if speculation.mode == "off" else speculation.drafter or NO_DRAFTER
-        kind = Kind(self._label(task), drafter)
+        kind = Kind(self.label(task), drafter)
         self._under_way[rounds] = kind
         try:
             yield
@@ -81,7 +81,8 @@ class Totals:
             depths[rounds.reason] += rounds.depth
         return {reason: InForce(count, depths[reason] / count) for reason, count in sequences.items()}
 
-    def _label(self, task: str | None) -> str:
+    def label(self, task: str | None) -> str:
+        """Under which the task is counted."""
         if task is None:
             return UNLABELLED
         if len(self._tasks) < MAX_TASKS:

@@ -15,6 +15,7 @@ class Candidate:
 
     drafter: Drafter
     paced: PacedSequence  # the sequence as the pace sees it with this drafter
+    is_new: bool = False  # it is being rolled out: it drafts a share of the sequences alone
 
     @property
     def info(self) -> DrafterInfo:

@@ -143,6 +143,7 @@ class Routed:
 
     drafter: str
     reason: str
+    share: float | None = None  # of the sequences that it drafts, where it is new
 
 
 @dataclass(frozen=True, slots=True)

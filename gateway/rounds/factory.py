@@ -1,13 +1,15 @@
 """Puts together what generates one sequence."""
 
+from collections.abc import Iterator
+
 from gateway.drafters.factory import Drafters
-from gateway.drafters.roster import BY_TASK
 from gateway.observe.answer_trace import NO_TRACE, NoTrace
 from gateway.observe.stats import Stats
 from gateway.rounds.candidates import Candidate
 from gateway.rounds.drafting import Drafting
 from gateway.rounds.events import Events
 from gateway.rounds.paces import Paces
+from gateway.rounds.rollout import Rollout
 from gateway.rounds.rounds import Limits, Rounds
 from gateway.rounds.route import Route
 from gateway.rounds.router import Kind, Router
@@ -24,10 +26,20 @@ class RoundsFactory:
     def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
         self._fleet = fleet
         self._paces = paces
-        self._settings = settings
-        self._roster = settings.roster
         self._router = Router(self._is_ready)
-        self._drafters = Drafters(fleet, self._roster, PastAnswers(settings.past_answer_tokens))
+        self._drafters = Drafters(fleet, settings.roster, PastAnswers(settings.past_answer_tokens))
+        self.use(settings)
+
+    def use(self, settings: GatewaySettings) -> None:
+        """In force for the sequences that begin from now on; of drafters only."""
+        self._settings = settings
+        self._roster = self._drafters.roster = settings.roster
+        self._router.roll_out(settings.new_drafts)
+
+    @property
+    def rollouts(self) -> Iterator[tuple[Kind, str, Rollout]]:
+        """Of each new draft, for each kind of sequences that there were."""
+        return self._router.rollouts
 
     def of(
         self,
@@ -48,11 +60,13 @@ class RoundsFactory:
         stats = Stats()
         events = Events([stats, trace])
         assert speculation.drafter is not None
-        names = self._settings.drafters if speculation.drafter == BY_TASK else (speculation.drafter,)
+        is_named = speculation.drafter in self._roster.names  # it may have left while the request waited
+        names = (speculation.drafter,) if is_named else self._settings.candidates
         candidates = [
             Candidate(
                 self._drafters.of(name, sequence),
                 self._paces.sequence(self._roster.find(name), speculation, task, priority),
+                is_new=not is_named and name in self._settings.new_drafts,
             )
             for name in names
         ]

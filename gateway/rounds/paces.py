@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from gateway.rounds.events import Compared, Drafted, Event, Judged, TokenDecoded, VerdictFell
+from gateway.rounds.events import Compared, Drafted, Event, FellBack, Judged, TokenDecoded, VerdictFell
+from gateway.rounds.reasons import LATE
 from gateway.rounds.route import Route
 from gateway.sequence import Sequence
 from gateway.settings import Priority, Speculation
@@ -84,6 +85,8 @@ class PaceObserver:
                     self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
                 if event.proposal.wanted and not event.proposal.draft:
                     self._route.observe(event.proposal.asked, 0, 1)
+            case FellBack() if event.reason == LATE:  # it is worth nothing
+                self._route.observe(self._paced.drafter.name, 0, 1)
             case Compared():
                 verified = min(event.right + 1, event.guessed)
                 self.pace.observe_probe(self._paced, event.right, verified)

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Listed
 from gateway.rounds.candidates import Candidate
 from gateway.rounds.events import Events, Routed
 from gateway.rounds.judge import Judge
-from gateway.rounds.reasons import LOST, NAMED
+from gateway.rounds.reasons import LOST, NAMED, ROLLED_OUT, WENT_BACK
 from gateway.rounds.router import Kind, Router
 from gateway.sequence import Sequence
 from outrider.drafters.registry import Place
@@ -21,8 +21,9 @@ class Route:
     def __init__(
         self, candidates: Listed[Candidate], router: Router, kind: Kind, sequence: Sequence, events: Events
     ) -> None:
-        """candidates: the first one drafts until more is known."""
+        """candidates: the first one drafts until more is known, and is not new."""
         self._candidates = candidates
+        self._established = [one for one in candidates if not one.is_new] or candidates
         self._router = router
         self._kind = kind
         self._sequence = sequence
@@ -40,12 +41,14 @@ class Route:
             return
         self._has_begun = True
         if len(self._candidates) > 1:
-            name, self.reason = self._router.choice(self._kind, self._candidates, pace)
+            name, self.reason = self._router.choice(self._kind, self._established, pace)
             self.now = self.candidate(name)
+            if (new := self._router.admitted(self._kind, self._candidates, pace)) is not None:
+                self.now, self.reason = new, ROLLED_OUT
             self._probe_tokens = pace.settings.probe_tokens
             others = [one for one in self._candidates if one is not self.now]
             self._judge.watch(self._router.explored(self._kind, others, pace.settings.exploration))
-        self._events.emit(Routed(self.now.name, self.reason))
+        self._tell()
 
     def candidate(self, name: str) -> Candidate:
         return next(one for one in self._candidates if one.name == name)
@@ -54,7 +57,10 @@ class Route:
         """Another that should draft from now on, and why; one that has not taken the text in begins to."""
         if len(self._candidates) == 1 or self._sequence.limit - len(self._sequence) < WORTH:
             return None
-        name, reason = self._router.choice(self._kind, self._candidates, pace)
+        if self.now.is_new and self._router.keeps(self._kind, self.now, self._candidates, pace):
+            return None
+        name, reason = self._router.choice(self._kind, self._established, pace)
+        reason = WENT_BACK if self.now.is_new else reason
         if name == self.now.name:
             return None
         other = self.candidate(name)
@@ -64,11 +70,14 @@ class Route:
         return None
 
     def substitute(self) -> tuple[Candidate, str] | None:
-        """Another for one that is lost."""
-        if len(self._candidates) == 1:
+        """Another for one that is lost; none that is new."""
+        if self.now.is_new:
+            self._router.lost(self._kind, self.now.name)
+            return self._established[0], LOST
+        if len(self._established) == 1:
             return None
-        index = self._candidates.index(self.now)
-        return self._candidates[(index + 1) % len(self._candidates)], LOST
+        index = self._established.index(self.now)
+        return self._established[(index + 1) % len(self._established)], LOST
 
     async def take(self, candidate: Candidate, reason: str) -> None:
         """It drafts from now on."""
@@ -77,7 +86,7 @@ class Route:
         candidate.paced.length = before.paced.length
         if before.info.place is Place.GATEWAY:
             self._judge.watch([before])
-        self._events.emit(Routed(candidate.name, reason))
+        self._tell()
 
     @property
     def depth_beside_target(self) -> int:
@@ -97,6 +106,10 @@ class Route:
         for candidate in self._candidates:
             candidate.drafter.close()  # whoever waits for what follows may be cancelled
         await self._judge.aclose()
+
+    def _tell(self) -> None:
+        share = self._router.share(self._kind, self.now.name) if self.now.is_new else None
+        self._events.emit(Routed(self.now.name, self.reason, share))
 
     def _period(self, candidate: Candidate) -> int:
         """Of what is not known yet more is asked: until then a better one may be left unused."""

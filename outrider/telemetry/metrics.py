@@ -16,6 +16,7 @@ STEP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0
 
 ANSWER = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_provider_name")
 DRAFTED = ("task", "drafter")
+ROLLED_OUT = ("task", "verification", "draft")
 
 # What decides the depth of a sequence's next Draft.
 REASONS = {
@@ -132,6 +133,18 @@ OF_GATEWAYS = (
         "tokens",
         "of these, tokens that are what the target said",
         (*DRAFTED, "judged"),
+    ),
+    _gauge(
+        "outrider_rollout_share",
+        "share",
+        "of the sequences that begin, those that a new draft drafts; 0: it is judged beside the others",
+        ROLLED_OUT,
+    ),
+    _counter(
+        "outrider_rollout_changes",
+        "changes",
+        "times that a new draft was given this share of the sequences; 0: it went back",
+        (*ROLLED_OUT, "share"),
     ),
     _counter("outrider_tokens", "tokens", "committed tokens", DRAFTED),
     _counter(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.access import API_KEYS, TOKEN, api_keys, check_access, shared_trust
+from cluster.access import API_KEYS, TOKEN, api_keys, check_access, joining_trust, shared_trust
 from cluster.arguments import read_settings
 
 FILE = "access.api_keys_file"
@@ -47,6 +47,13 @@ def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):
     assert shared_trust(read_settings({})).token != shared_trust(read_settings({})).token
     monkeypatch.setenv(TOKEN, "sixteen characters or more")
     assert shared_trust(read_settings({})).token == "sixteen characters or more"
+
+
+def test_what_joins_a_service_needs_its_token(monkeypatch):
+    with pytest.raises(ValueError, match=r"^OUTRIDER_TOKEN is not set"):
+        joining_trust(read_settings({}))
+    monkeypatch.setenv(TOKEN, "sixteen characters or more")
+    assert joining_trust(read_settings({})).token == "sixteen characters or more"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ pytestmark = [
 MAY_BE_EMPTY = {
     *(f"Fallbacks, reopenings and failures {query}" for query in "ABCD"),
     "Guesses of drafters that do not draft A",
+    *(f"New drafts: share of the sequences {query}" for query in "AB"),
     "Requests by outcome B",
     "Speculation on and off A",
     "Steps on GPUs by path A",

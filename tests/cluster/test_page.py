@@ -191,6 +191,24 @@ def test_of_several_drafters_the_page_says_which_drafts_what_and_why(
     expect(page.locator("#routes tr").last).to_have_text("codesuffix–0–25 %")
 
 
+def test_how_far_a_new_draft_has_come_is_shown(page: Page, client: httpx.Client) -> None:
+    real = client.get("/loads").json()
+    told = {
+        "draft": "next",
+        "task": "code",
+        "verification": "coupled",
+        "share": 0.125,
+        "seen": 20,
+        "needed": 96,
+        "tokens_per_second": 51.4,
+        "others_tokens_per_second": 0,
+        "changes": {"0": 1, "0.125": 2},
+    }
+    expect(page.locator("#rolling-out")).to_be_hidden()
+    page.route("**/loads", lambda route: route.fulfill(json={**real, "rollouts": [told]}))
+    expect(page.locator("#rollouts tr")).to_have_text("codenext12.5 %20 of 9651–1")
+
+
 def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> None:
     page.get_by_text("Running configuration").click()
 

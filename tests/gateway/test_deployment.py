@@ -1,6 +1,8 @@
 """The gateway as Serve builds it, and takes it down."""
 
+import sys
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,11 +45,38 @@ async def test_a_gateway_that_cannot_be_traced_hides_no_error():
     await Gateway.__del__(gateway)
 
 
-def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
+def gateway_of(settings):
+    """As it is once Serve has built it."""
     gateway = Unserved.__new__(Unserved)
-    settings = GatewaySettings(model="m", tokenizer=str(DEMO / "target"))
     gateway.generation = Generation(settings, load_tokenizer(settings.tokenizer), Fleet(list, TRUST))
-    gateway._leaving = AsyncExitStack()
+    gateway._leaving, gateway._joined = AsyncExitStack(), {}
+    return gateway
+
+
+def test_a_draft_that_joins_is_looked_for_once_in_its_own_application(monkeypatch):
+    looked_for = []
+
+    class Handle:
+        def __init__(self, deployment, application):
+            self._names = deployment, application
+
+        def options(self):
+            looked_for.append(self._names)
+
+    monkeypatch.setitem(sys.modules, "ray.serve.handle", SimpleNamespace(DeploymentHandle=Handle))
+    gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
+    for drafts in ({"next": "model"}, {"next": "model", "third": "parallel"}, {}, {"next": "model"}):
+        gateway.reconfigure({"drafts": drafts, "max_depth": 5})
+    assert looked_for == [("draft-next", "next"), ("draft-third", "third")]
+    assert gateway.generation.settings.new_drafts == ("next",)
+    with pytest.raises(ValueError, match=r"drafts\.model has the name of something else"):
+        gateway.reconfigure({"drafts": {"model": "model"}, "max_depth": 6})
+    assert gateway.generation.settings.new_drafts == ("next",)
+    assert gateway.generation.paces.settings == PaceSettings(max_depth=5)
+
+
+def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
+    gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
     paces = gateway.generation.paces
     pace = paces.of_target("some target")
     sequence = paces.sequence(drafter("model"), Speculation(depth=4), None, "interactive")

@@ -79,6 +79,16 @@ export class Loads {
     return [...found.values()].sort((a, b) => a.task.localeCompare(b.task) || b.rounds - a.rounds);
   }
 
+  // How far new drafts have come, each gateway by itself: `several` names it where there are others.
+  rollouts() {
+    const several = this.heard.size > 1;
+    return [...this.heard.values()]
+      .flatMap(({ newest }) =>
+        (newest.rollouts ?? []).map((rollout) => ({ ...rollout, at: several ? ` at ${newest.gateway}` : "" })),
+      )
+      .sort((a, b) => a.task.localeCompare(b.task) || a.draft.localeCompare(b.draft));
+  }
+
   // Each as the gateway tells it that heard it last, with the streams of all gateways.
   workers() {
     const found = new Map();

@@ -218,6 +218,26 @@ function showRoutes(routes) {
   byId("routing").hidden = !rows.length;
 }
 
+function showRollouts(rollouts) {
+  const speed = (rate) => (rate ? rate.toFixed(0) : "–");
+  const rows = rollouts.map((rollout) => {
+    const row = document.createElement("tr");
+    const rule = rollout.verification === "coupled" ? "" : `, ${rollout.verification}`;
+    row.append(
+      cell(`${rollout.task}${rule}`),
+      cell(`${rollout.draft}${rollout.at}`),
+      cell(rollout.share ? `${(100 * rollout.share).toFixed(1)} %` : "nothing, it is judged"),
+      cell(`${rollout.seen} of ${rollout.needed}`),
+      cell(speed(rollout.tokens_per_second)),
+      cell(speed(rollout.others_tokens_per_second)),
+      cell(rollout.changes["0"] ?? 0),
+    );
+    return row;
+  });
+  byId("rollouts").replaceChildren(...rows);
+  byId("rolling-out").hidden = !rows.length;
+}
+
 function showSettings(health) {
   byId("model").textContent = health.gateway.model;
   const [shown, settings] = [byId("settings"), settingsOf(health)];
@@ -246,6 +266,7 @@ async function look() {
     loads.add(now);
     showWorkers(loads.workers());
     showRoutes(loads.routes());
+    showRollouts(loads.rollouts());
     showSettings(health);
     offerDrafters(health);
     showStatus(health.status, health.status === "ok");

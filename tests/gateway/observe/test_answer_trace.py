@@ -7,7 +7,8 @@ from opentelemetry.trace import get_tracer
 
 from gateway.drafters.proposal import Proposal
 from gateway.observe.answer_trace import AnswerTrace
-from gateway.rounds.events import Forgone, RoundBegan, SendingAhead, StretchBegan, VerdictFell
+from gateway.rounds.events import Forgone, RoundBegan, Routed, SendingAhead, StretchBegan, VerdictFell
+from gateway.rounds.reasons import ROLLED_OUT, WENT_BACK
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
 from protos import rounds_pb2
@@ -50,6 +51,20 @@ async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of
     assert second.attributes["outrider.tree_size"] == 4
     assert second.attributes["outrider.depth"] == 2
     assert second.attributes["outrider.draft_ms"] == 0.0
+
+
+async def test_the_share_of_a_new_draft_is_told_with_each_change(spans):
+    with get_tracer("test").start_as_current_span("a generation", context_of(TRACEPARENT)) as generation:
+        trace = AnswerTrace(generation, 0, FIXED)
+        trace.on(Routed("next", ROLLED_OUT, 0.125))
+        trace.on(Routed("model", WENT_BACK))
+    first, second = spans.one("a generation").events
+    assert first.attributes == {
+        "outrider.drafter": "next",
+        "outrider.reason": "rolled out",
+        "outrider.share": 0.125,
+    }
+    assert second.attributes == {"outrider.drafter": "model", "outrider.reason": "went back"}
 
 
 async def test_a_round_that_never_began_leaves_no_span(spans):

@@ -1,6 +1,5 @@
 """What a gateway publishes is what its requests were told in their usage."""
 
-from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -14,34 +13,13 @@ from gateway.observe.totals import MAX_TASKS, OTHER, Totals
 from gateway.rounds.reasons import LOST
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
-from outrider.telemetry.metrics import OF_GATEWAYS, REASONS
+from outrider.telemetry.metrics import REASONS
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.published import Published
 
 ANSWER = list(b"an answer of several words")
 REPEATED = list(b"over and over and over and over and over and over")
 SETTINGS = GatewaySettings(model="m", tokenizer="unused")
-
-
-class Published:
-    """In place of Ray's instruments; refuses what the table does not have."""
-
-    def __init__(self):
-        self._labels = {metric.name: {*metric.labels} for metric in OF_GATEWAYS}
-        self.totals, self.gauges, self.observed = {}, {}, defaultdict(list)
-
-    def _key(self, name, labels):
-        assert labels.keys() == self._labels[name]
-        return (name, *labels.values())
-
-    def total(self, name, value, **labels):
-        self.totals[self._key(name, labels)] = value
-
-    def set(self, name, value, **labels):
-        self.gauges[self._key(name, labels)] = value
-
-    def observe(self, name, value, **labels):
-        self._key(name, labels)
-        self.observed[name].append((value, labels))
 
 
 def request(task="t", **speculation):
@@ -197,7 +175,7 @@ async def test_a_target_lost_is_a_reopening(tokenizer):
 
 def test_labels_of_clients_are_bounded():
     totals = Totals()
-    labels = [totals._label(f"task {number}") for number in range(MAX_TASKS + 2)]
+    labels = [totals.label(f"task {number}") for number in range(MAX_TASKS + 2)]
     assert labels[:MAX_TASKS] == [f"task {number}" for number in range(MAX_TASKS)]
     assert labels[MAX_TASKS:] == [OTHER, OTHER]
-    assert totals._label("task 0") == "task 0"
+    assert totals.label("task 0") == "task 0"

@@ -1,45 +1,17 @@
 """Which drafter drafts, by what is known of each."""
 
-from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
 
-from gateway.drafters.beside_target import BesideTarget
 from gateway.rounds import router
-from gateway.rounds.candidates import Candidate
 from gateway.rounds.reasons import FIRST, MEASURED
 from gateway.rounds.router import MOST_CREDIT, Kind, Router
-from gateway.sequence import Sequence
-from outrider.decoding.settings import Sampling
-from outrider.drafters.registry import DrafterInfo, Place
-from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
-from outrider.pace.controller import Pace, PacedSequence
-from outrider.pace.settings import PaceSettings
+from outrider.drafters.registry import Place
+from outrider.pace.controller import Pace
+from tests.support.routes import CODE, PROSE, Machine, candidate
 
-CODE, PROSE = Kind("code", "coupled"), Kind("prose", "coupled")
 ENOUGH = 40  # guesses that make an acceptance known
-
-
-@dataclass
-class Machine:
-    """A pace by whose costs a token of each drafter that stands is worth so much."""
-
-    worth: dict[str, float] = field(default_factory=dict)  # 1 where nothing is said
-    is_known: bool = True
-    settings: PaceSettings = field(default_factory=PaceSettings)
-    __hash__ = object.__hash__
-
-    def rate(self, info: DrafterInfo, rates: tuple[float, ...], max_depth: int) -> float:
-        return self.worth.get(info.name, 1.0) * (1.0 + rates[0]) if self.is_known else 0.0
-
-
-def candidate(name: str, place: Place = Place.DRAFT_WORKER) -> Candidate:
-    sequence = Sequence((1,), Sampling(), 0)
-    paced = PacedSequence(DrafterInfo(name, "", place, ""), SequenceAcceptance(TaskAcceptance()), 4)
-    return Candidate(BesideTarget(sequence), paced)
-
-
 THREE = [candidate("general"), candidate("code"), candidate("suffix", Place.GATEWAY)]
 
 

@@ -1,0 +1,27 @@
+"""What a gateway publishes, kept."""
+
+from collections import defaultdict
+
+from outrider.telemetry.metrics import OF_GATEWAYS
+
+
+class Published:
+    """In place of Ray's instruments; refuses what the table does not have."""
+
+    def __init__(self):
+        self._labels = {metric.name: {*metric.labels} for metric in OF_GATEWAYS}
+        self.totals, self.gauges, self.observed = {}, {}, defaultdict(list)
+
+    def _key(self, name, labels):
+        assert labels.keys() == self._labels[name]
+        return (name, *labels.values())
+
+    def total(self, name, value, **labels):
+        self.totals[self._key(name, labels)] = value
+
+    def set(self, name, value, **labels):
+        self.gauges[self._key(name, labels)] = value
+
+    def observe(self, name, value, **labels):
+        self._key(name, labels)
+        self.observed[name].append((value, labels))
