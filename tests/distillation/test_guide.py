@@ -57,7 +57,7 @@ def test_the_draft_is_fitted_as_the_guide_says(tmp_path: Path) -> None:
     for command in commands():
         said = run(command, tmp_path)
     _, before, after = rows(said)["consignments"]
-    assert float(after) > float(before) + 0.1
+    assert float(after) > float(before)
     assert (tmp_path / "fitted" / "README.md").exists()
     settings = read_settings({"draft": str(tmp_path / "fitted")})
     assert Engine.from_settings(settings.draft_engine("model")).vocab_size == 2048

@@ -184,6 +184,7 @@ def test_a_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (DEMO / "draft" / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     settings = ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4)
