@@ -137,6 +137,7 @@ def test_the_targets_own_token_after_a_whole_draft_follows_the_grammar() -> None
 def test_a_thought_may_end_anywhere_inside_a_draft() -> None:
     target, thought = engine("target"), ids("so it is</think>")
     after = {tokenizer().token_to_id("{"), tokenizer().token_to_id('{"')}
+    ended = 0
     for cut in range(1, len(thought)):
         sequence = open_sequence(target, THINKING, 2, temperature=1.0)
         committed = (*PROMPT, *thought[:cut])
@@ -147,7 +148,9 @@ def test_a_thought_may_end_anywhere_inside_a_draft() -> None:
         said = [*thought[:cut], *result.verdict.tokens]
         if said[: len(thought)] == thought and len(said) > len(thought):
             assert said[len(thought)] in after
+            ended += 1
         target.close(target.sequence(sequence))
+    assert ended > 2
 
 
 def test_nothing_is_asked_of_a_grammar_after_the_end() -> None:

@@ -3,24 +3,27 @@
 import hashlib
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+TORCH = f"torch=={version('torch').partition('+')[0]}"
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
-def environment(name: str, *requirements: str, torch: bool = False) -> Path:
+def environment(name: str, *requirements: str) -> Path:
     """Its folder of programs. What is required is pinned, so a folder that is there is as it should be.
 
-    torch: installs its CPU build first, or pip would fetch several GB of CUDA packages.
+    requirements: where TORCH is one, its build for processors goes in first, or pip would fetch several GB of
+        CUDA packages.
     """
-    said = hashlib.sha256("\n".join([*requirements, str(torch)]).encode()).hexdigest()[:8]
+    said = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:8]
     folder = ROOT / ".clients" / f"{name}-{said}"
     done = folder / "installed"
     if not done.is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        if torch:
-            _install(folder, "torch", "--index-url", CPU_TORCH)
+        if TORCH in requirements:
+            _install(folder, "--no-deps", "--index-url", CPU_BUILDS, TORCH)
         _install(folder, *requirements)
         done.touch()
     return folder / "bin"

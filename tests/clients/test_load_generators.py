@@ -1,0 +1,44 @@
+"""Programs that load a service and time it: each of their requests is answered, with drafts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.demo.prompts import DEMO
+from tests.clients.program import run
+from tests.clients.served import Served
+from tests.support.environments import TORCH
+
+pytestmark = pytest.mark.slow
+GUIDELLM = ("guidellm", TORCH, "guidellm==0.8.1", "transformers==5.23.0")
+REQUESTS, AT_A_TIME = 12, 4
+PROMPT, ANSWER = 40, 20  # tokens
+DRAFTED = {"speculation": {"mode": "fixed", "depth": 4}, "task": "load"}
+TOKENIZER = DEMO / "target"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+async def test_guidellm(served: Served, tmp_path: Path, path: str) -> None:
+    backend = {
+        "kind": "openai_http",
+        "target": served.root,
+        "model": "m",
+        "request_format": path,
+        "extras": {"body": DRAFTED},
+    }
+    spec = {
+        "backend": backend,
+        "profile": {"kind": "concurrent", "streams": [AT_A_TIME]},
+        "constraints": [{"kind": "max_requests", "count": REQUESTS}],
+        "tokenizer": {"kind": "huggingface_auto", "model": str(TOKENIZER)},
+        "data": [{"kind": "synthetic_text", "prompt_tokens": PROMPT, "output_tokens": ANSWER}],
+        "outputs": [{"kind": "json", "path": str(tmp_path / "result.json")}],
+    }
+    (tmp_path / "scenario.json").write_text(json.dumps({"spec": spec}))
+    await run(GUIDELLM, "guidellm", "run", "--disable-console", "--config", tmp_path / "scenario.json")
+    (result,) = json.loads((tmp_path / "result.json").read_text())["benchmarks"]
+    made = result["scheduler_metrics"]["requests_made"]
+    assert (made["successful"], made["errored"], made["incomplete"]) == (REQUESTS, 0, 0)
+    assert {one["output_tokens"] for one in result["requests"]["successful"]} == {ANSWER}
+    assert await served.accepted("load") > 0
