@@ -55,10 +55,8 @@ def in_process(engine: Engine, asked: Sequence[Request]) -> float:
 
 
 def by_generate(model: Any, asked: Sequence[Request], tokens: int) -> float:
-    """Tokens/s of one batch. Its prompts have to be of one length: the longer ones lose their beginnings."""
-    length = min(len(request.prompt) for request in asked)
-    cut = [list(request.prompt[-length:]) for request in asked]
-    return len(asked) * tokens / generate_seconds(model, cut, tokens)
+    """Tokens/s of one batch of the same prompts."""
+    return len(asked) * tokens / generate_seconds(model, [request.prompt for request in asked], tokens)
 
 
 async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> tuple[float, int]:

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.checkpoints import random_llama
+from bench.peers.transformers_generate import padded
 from bench.report import save, table
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
@@ -39,14 +40,14 @@ def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> floa
     return seconds
 
 
-def generate_seconds(model: Any, prompts: list[list[int]], count: int) -> float:
+def generate_seconds(model: Any, prompts: Sequence[Sequence[int]], count: int) -> float:
     """The same with `generate` and its static batch."""
-    token_ids = torch.tensor(prompts)
+    token_ids, mask = padded(prompts)
     begun = time.perf_counter()
     with torch.inference_mode():
         model.generate(
             token_ids,
-            attention_mask=torch.ones_like(token_ids),
+            attention_mask=mask,
             do_sample=False,
             min_new_tokens=count,
             max_new_tokens=count,

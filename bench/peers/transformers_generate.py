@@ -37,15 +37,12 @@ def answer_with(target: Any, draft: Any, depth: int | None, tokens: int, tempera
         )
 
     def generated(prompts: list[list[int]], seed: int | None) -> list[list[int]]:
-        longest = max(map(len, prompts))
-        padding = [longest - len(prompt) for prompt in prompts]
-        token_ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])
-        mask = torch.arange(longest) >= torch.tensor(padding)[:, None]
+        token_ids, mask = padded(prompts)
         if seed is not None:
             torch.manual_seed(seed)
         made = target.generate(
             token_ids,
-            attention_mask=mask.long(),
+            attention_mask=mask,
             assistant_model=draft,
             do_sample=seed is not None,
             temperature=None if seed is None else temperature,
@@ -54,7 +51,7 @@ def answer_with(target: Any, draft: Any, depth: int | None, tokens: int, tempera
             max_new_tokens=tokens,
             pad_token_id=0,
         )
-        ids: list[list[int]] = made[:, longest:].tolist()
+        ids: list[list[int]] = made[:, token_ids.shape[1] :].tolist()
         return ids
 
     def answer(prompts: list[list[int]], seeds: Sequence[int] | None) -> Answers:
@@ -72,6 +69,18 @@ def answer_with(target: Any, draft: Any, depth: int | None, tokens: int, tempera
         return Answers(token_ids, passes * len(prompts) if draft is None else passes)
 
     return answer
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts of any length as `generate` takes a batch: padded on the left, with the mask that tells so.
+
+    Both are [num_prompts, longest prompt], int64.
+    """
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    token_ids = torch.tensor([[0] * pad + [*prompt] for pad, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.arange(longest) >= torch.tensor(padding)[:, None]
+    return token_ids, mask.long()
 
 
 def _loaded(path: str) -> Any:

@@ -22,6 +22,7 @@ class TaskAcceptance:
         self._rates: tuple[float, ...] | None = None  # until the next round
         self._wrong = 0.0  # first guesses that were
         self._second = 0.0  # of these, where the second one was right
+        self.failed_probes = 0  # guesses in a row that did not bring drafting back
 
     def observe_rank(self, rank: int) -> None:
         """The target's token was the drafter's guess of that rank, the first being 0."""

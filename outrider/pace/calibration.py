@@ -1,19 +1,29 @@
 """By how much rounds miss the speed that costs predict, beside how much plain decoding misses its own."""
 
+import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.pace.settings import MAX_DEPTH
 
 MEMORY = 32.0  # times that each sequence in the batch observed it, after which an older one weighs 1/e
+DEPTH_MEMORY = 4 * MEMORY  # the same for what rounds of some depths have of their own
 FADING = 400.0  # steps without one kind, after which the rest of what was seen of it is 1/e
-LARGEST = 2.0  # factor by which one time may be off; beyond it counts as this
+LARGEST = math.log(2.0)  # by which one time may be off what it was taken to be; beyond it counts as this
+DEPTHS = (2, 4, 8, MAX_DEPTH)  # up to each of them rounds are taken to be alike
 
 
 @dataclass
 class _Rounds:
     """Of one drafter."""
 
-    time: float = 1.0  # taken / expected
+    time: float = 0.0  # logarithm of taken / expected
+    own: list[float] = field(default_factory=lambda: [0.0] * len(DEPTHS))  # on top of it, by depth
     tokens: float = 1.0  # of a round
     expected_tokens: float = 1.0
 
@@ -28,29 +38,39 @@ class Calibration:
     taken to be more and more like the other one, so what did not pay once is tried again.
 
     Each drafter has its own rounds: its Drafts are made on machines of their own. One that has none is taken
-    to be like the others.
+    to be like the others. Deep rounds may miss their speed by more than shallow ones, so what is left is
+    learned by depth, more slowly.
+
+    Times are kept as logarithms: depths are chosen by the mean logarithm of the speed
+    (``outrider/pace/optimizer.py``).
     """
 
     def __init__(self) -> None:
-        self._plain = 1.0  # time taken / expected
+        self._plain = 0.0  # logarithm of time taken / expected
         self._rounds: defaultdict[str, _Rounds] = defaultdict(self._usual)  # by drafter
 
-    def of_rounds(self, drafter: str) -> float:
-        """Factor by which the drafter's rounds take longer for their tokens than expected."""
+    def of_rounds(self, drafter: str) -> NDArray[np.float64]:
+        """[MAX_DEPTH] by depth: factor by which the drafter's rounds take longer for their tokens."""
         rounds = self._rounds[drafter]
-        return rounds.time / self._plain * rounds.expected_tokens / rounds.tokens
+        time = rounds.time - self._plain + np.repeat(rounds.own, np.diff(DEPTHS, prepend=0))
+        return np.asarray(np.exp(time) * rounds.expected_tokens / rounds.tokens)
 
-    def observe_round(self, drafter: str, seconds: float, expected_s: float, sequences: int) -> None:
+    def observe_round(
+        self, drafter: str, depth: int, seconds: float, expected_s: float, sequences: int
+    ) -> None:
         """A sequence waited so long from one Verdict to the next.
 
         sequences: the number of those in rounds with that drafter; each observes the same.
         """
         rounds = self._rounds[drafter]
-        rounds.time += (_factor(seconds, expected_s) - rounds.time) / (MEMORY * sequences)
+        alike = min(bisect_left(DEPTHS, depth), len(DEPTHS) - 1)
+        error = _error(seconds, expected_s, rounds.time + rounds.own[alike])
+        rounds.time += error / (MEMORY * sequences)
+        rounds.own[alike] += error / (DEPTH_MEMORY * sequences)
 
     def observe_plain(self, seconds: float, expected_s: float, sequences: int) -> None:
         """The same from one token of plain decoding to the next."""
-        self._plain += (_factor(seconds, expected_s) - self._plain) / (MEMORY * sequences)
+        self._plain += _error(seconds, expected_s, self._plain) / (MEMORY * sequences)
 
     def observe_tokens(self, drafter: str, tokens: float, expected: float, sequences: int) -> None:
         """A Verdict on a Draft gave so many tokens."""
@@ -60,10 +80,11 @@ class Calibration:
 
     def stepped(self, drafters: Collection[str]) -> None:
         """A step that verified Drafts of these; of none: it was one of plain decoding."""
-        like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(self._plain)
+        like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         if drafters:
             self._plain += (like.time - self._plain) / FADING
         for name, rounds in self._rounds.items():
+            rounds.own = [(1.0 - 1.0 / FADING) * of_depth for of_depth in rounds.own]
             if name not in drafters:
                 tokens = rounds.expected_tokens * like.tokens / like.expected_tokens
                 rounds.time += (like.time - rounds.time) / FADING
@@ -76,11 +97,13 @@ class Calibration:
 
 def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
     return _Rounds(
-        sum(one.time for one in rounds) / len(rounds),
-        sum(one.tokens for one in rounds) / len(rounds),
-        sum(one.expected_tokens for one in rounds) / len(rounds),
+        time=sum(one.time for one in rounds) / len(rounds),
+        own=[sum(of_depth) / len(rounds) for of_depth in zip(*(one.own for one in rounds), strict=True)],
+        tokens=sum(one.tokens for one in rounds) / len(rounds),
+        expected_tokens=sum(one.expected_tokens for one in rounds) / len(rounds),
     )
 
 
-def _factor(seconds: float, expected_s: float) -> float:
-    return min(max(seconds / expected_s, 1.0 / LARGEST), LARGEST)
+def _error(seconds: float, expected_s: float, taken_for: float) -> float:
+    """By how much the logarithm of a time is off what it was taken to be, within reason."""
+    return min(max(math.log(seconds / expected_s) - taken_for, -LARGEST), LARGEST)

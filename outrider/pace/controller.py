@@ -20,7 +20,7 @@ TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
 TRIAL_ROUNDS = 3  # in a row: before the first nothing could be foreseen
 FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
-LONGEST_PROBE = 4  # times probe_tokens between two guesses, reached by doubling
+DOUBLINGS = 2  # of the tokens between two guesses, one after each that changed nothing
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
 THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
@@ -41,7 +41,6 @@ class PacedSequence:
         self.depth = max_depth  # as last decided; a new one counts as drafting
         self.decided_by = THRESHOLDS  # what the depth comes from: that or MEASURED
         self.leaves = 0  # runners-up beside its chain, as last decided
-        self.failed_probes = 0  # in a row
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
 
@@ -144,11 +143,11 @@ class Pace:
         """
         if not sequence.trial_turns and sequence.decided_by == MEASURED:
             name, count = sequence.drafter.name, max(self._counts[sequence.drafter.name], 1)
-            self._calibration.observe_round(name, seconds + target_s, self._expected_s[True], count)
+            self._calibration.observe_round(name, depth, seconds + target_s, self._expected_s[True], count)
             expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
             self._calibration.observe_tokens(name, 1.0 + accepted, expected, count)
         sequence.acceptance.observe(accepted, verified)
-        sequence.failed_probes = 0
+        sequence.acceptance.task.failed_probes = 0
         sequence.trial_turns = max(sequence.trial_turns - 1, 0)
         self._observations += 1
         in_rounds = sum(other.depth > 0 for other in self._sequences)
@@ -170,9 +169,13 @@ class Pace:
 
     def observe_probe(self, sequence: PacedSequence, accepted: int, verified: int) -> None:
         """A guess that was made while the sequence was plain, compared with what the target said."""
+        task = sequence.acceptance.task
         sequence.acceptance.observe(accepted, verified)
         self._decide()
-        sequence.failed_probes += sequence.depth == 0 and sequence.acceptance.is_known
+        if sequence.depth > 0:
+            task.failed_probes = 0
+        elif task.is_known:
+            task.failed_probes += 1
 
     def refresh(self) -> None:
         """Decides again if enough was observed since: to be called where nobody waits for it."""
@@ -218,7 +221,7 @@ class Pace:
             rounds=in_rounds,
             drafted=np.asarray(running * depths, np.float64),
             log_tokens=running * np.log(tokens),
-            log_overrun=in_rounds * np.log(costs.calibration),
+            log_overrun=in_rounds * np.log(costs.calibration[0, depths - 1]),
             depth=depths.astype(np.float64),
         )
         return float(np.exp(log_rate(mix, costs).max()))
@@ -238,10 +241,13 @@ class Pace:
     def probe_tokens(self, sequence: PacedSequence) -> int:
         """Plain tokens until its drafter is to guess again.
 
-        More after every guess that changed nothing, and where many guess: together they tell as much.
+        More after every guess in a row that changed nothing, whichever of the task's sequences it was for,
+        and where many guess: together they tell as much. A guess is not free where the draft shares a
+        processor with others: for a new sequence it takes the whole prompt in.
         """
         many = min(len(self._sequences), MANY_PROBERS) // PROBERS
-        return self._settings.probe_tokens * min(1 << sequence.failed_probes, LONGEST_PROBE) * max(many, 1)
+        doublings = min(sequence.acceptance.task.failed_probes, DOUBLINGS)
+        return self._settings.probe_tokens * max(many, 1) << doublings
 
     def _cost_of(self, drafter: DrafterInfo) -> DrafterCost:
         if drafter.name not in self._drafters:
@@ -326,7 +332,7 @@ class _Costs:
     target: StepCost
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
     context: float  # tokens per sequence
-    calibration: Vector  # [sequences]
+    calibration: Vector  # [sequences, MAX_DEPTH]
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)

@@ -28,8 +28,8 @@ class Costs(Protocol):
 
     @property
     def calibration(self) -> Vector | float:
-        """[sequences] factor by which its rounds take longer than these costs say, divided by that of plain
-        decoding; or one for all."""
+        """[sequences, max_depth] factor by which rounds as deep take longer than these costs say, divided by
+        that of plain decoding; or one for all."""
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
@@ -58,12 +58,13 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float 
     drafted = np.arange(reach.shape[1]) < depths[:, None]
     in_rounds = depths > 0
     log_tokens = np.log1p((reach * drafted).sum(axis=1))
+    overrun = np.take_along_axis(_log_overrun(costs, reach), np.maximum(depths - 1, 0)[:, None], axis=1)
     return Mix(
         plain=np.asarray(scale * (~in_rounds).sum(), np.float64),
         rounds=np.asarray(scale * in_rounds.sum(), np.float64),
         drafted=np.asarray(scale * drafted.sum(), np.float64),
         log_tokens=np.asarray(scale * log_tokens.sum(), np.float64),
-        log_overrun=np.asarray(scale * (in_rounds * np.log(costs.calibration)).sum(), np.float64),
+        log_overrun=np.asarray(scale * (in_rounds * overrun[:, 0]).sum(), np.float64),
         depth=np.asarray(depths.max(initial=0), np.float64),
     )
 
@@ -183,7 +184,7 @@ def _extended(
     """With the Drafts among ``open_reach`` that pay."""
     max_depth = reach.shape[1]
     given = mix_of(depths, reach, costs)
-    overrun = np.broadcast_to(np.log(costs.calibration), len(reach))
+    overrun = np.diff(_log_overrun(costs, reach), axis=1, prepend=0.0).ravel()  # of each drafted token
     log_tokens = np.log1p(np.cumsum(reach, axis=1))  # of a round as deep
     gains = np.diff(log_tokens, axis=1, prepend=0.0)  # of each drafted token; they fall along a row
     gains = np.where(open_reach >= LEAST_REACH, gains, 0.0).ravel()
@@ -202,13 +203,18 @@ def _extended(
         rounds=scale * (given.rounds + begun),
         drafted=scale * (given.drafted + added),
         log_tokens=scale * (given.log_tokens + _counted(allowed * gains[order])[:, counts]),
-        log_overrun=scale * (given.log_overrun + _counted(is_first * overrun[order // max_depth])[:, counts]),
+        log_overrun=scale * (given.log_overrun + _counted(allowed * overrun[order])[:, counts]),
         depth=np.maximum(np.arange(deepest + 1)[:, None], given.depth) + np.zeros_like(begun),
     )
     depth, point = np.unravel_index(log_rate(mix, costs).argmax(), begun.shape)
     chosen = order[: counts[point]][allowed[depth, : counts[point]]]
     more: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
     return depths + more
+
+
+def _log_overrun(costs: Costs, reach: Vector) -> Vector:
+    """[sequences, max_depth]"""
+    return np.broadcast_to(np.log(costs.calibration), reach.shape)
 
 
 def _counted(values: NDArray[Any]) -> Vector:

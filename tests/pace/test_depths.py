@@ -56,6 +56,12 @@ def test_rounds_that_take_longer_than_their_costs_say_do_not_pay():
     assert depths([0.8], Machine(calibration=4.0)) == [0]
 
 
+def test_where_only_deep_rounds_take_longer_they_get_shallower():
+    costly_from = np.array([[1.0] * 2 + [3.0] * (MAX_DEPTH - 2)])
+    assert depths([0.8])[0] > 2
+    assert depths([0.8], Machine(calibration=costly_from)) == [2]
+
+
 def test_a_full_batch_loses_its_drafts():
     assert depths([0.6] * 256) == [0] * 256
 

@@ -27,6 +27,7 @@ class Service:
         self.foreseen = 0.0  # share of the verdicts
         self.draft_step = 2e-3
         self.token = 0.3e-3  # seconds per token beyond 32
+        self.deep_waiting = 0.0  # the same of one with more than 2 tokens
         self.waiting = 0.0  # of a Draft at the target, as a share of its step, which costs do not tell
         self.steps = 0
         self.sequences: list[PacedSequence] = []
@@ -77,7 +78,7 @@ class Service:
                     depth,
                     seconds - (could_hide if foreseen else 0.0),
                     1e-3,
-                    step.seconds * (1 + self.waiting),
+                    step.seconds * (1 + self.waiting + (self.deep_waiting if depth > 2 else 0.0)),
                     foreseen,
                 )
                 continue
@@ -206,6 +207,29 @@ def test_rounds_that_take_longer_than_their_costs_say_are_given_up_and_tried_aga
     assert mean(service.run(200)) > 1
 
 
+def test_where_only_deep_rounds_take_longer_than_their_costs_say_they_get_shallower():
+    service = Service(streams=8)
+    service.rate, service.deep_waiting = 0.7, 2.0
+    service.run(1500)
+    depths = service.run(300)
+    assert sum(1 <= depth <= 2 for depth in depths) > 200
+
+
+def test_guesses_that_change_nothing_get_rare_for_new_sequences_too():
+    service = Service()
+    service.rate = 0.05
+    service.run(300)
+    first = service.sequences[0]
+    usual = PaceSettings().probe_tokens
+    assert service.pace.probe_tokens(first) > usual
+    service.resize(0)
+    service.resize(1)
+    assert service.pace.probe_tokens(service.sequences[0]) > usual
+    service.rate = 0.95
+    service.run(200)
+    assert service.pace.probe_tokens(service.sequences[0]) == usual
+
+
 def test_a_few_in_rounds_that_take_longer_are_given_up_as_soon_as_many_are():
     """Whoever decodes freely tells nothing of rounds."""
     service = Service(streams=64)
@@ -255,7 +279,7 @@ def test_what_is_hidden_by_draft_ahead_is_drafted_deeper():
     ahead = Service()
     ahead.rate, ahead.draft_step, ahead.foreseen = 0.7, 12e-3, 0.9
     ahead.run(300)
-    assert mean(ahead.run(300)) > 0.7
+    assert mean(ahead.run(1000)) > 0.7
 
 
 def test_a_draft_is_waited_for_no_longer_than_it_is_worth():
