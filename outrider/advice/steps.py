@@ -85,6 +85,12 @@ class MeasuredSteps:
         each, scale = [of_sequences[size] for size in sizes], max(sequences / nearest, 1.0)
         return scale * float(np.interp(tokens / scale, sizes, each))
 
+    def faster(self, times: float) -> "MeasuredSteps":
+        """As if each step took that many times less."""
+        return MeasuredSteps(
+            {count: {tokens: s / times for tokens, s in of.items()} for count, of in self.taken.items()}
+        )
+
 
 @dataclass(frozen=True)
 class DataSheetSteps:

@@ -194,10 +194,10 @@ def of_a_slow_draft(step_s: float, accelerators: Accelerators, **asked: float) -
 
 
 def test_a_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None:
-    advice, told = of_a_slow_draft(0.3, Accelerators())
+    advice, told = of_a_slow_draft(1.5, Accelerators())
     assert {*advice.refused} == {"draft", "draft + suffix"}
     assert re.match(
-        r"a step takes 3\d\d\.\d ms here, one of the target .* would not pay", advice.refused["draft"]
+        r"a step takes 1\d\d\d\.\d ms here, one of the target .* would not pay", advice.refused["draft"]
     )
     assert f"draft is refused: {advice.refused['draft']}" in told
     assert {one.name for one in advice.judgements} == {"ngram", "suffix"}
