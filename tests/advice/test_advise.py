@@ -158,7 +158,7 @@ def test_the_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Pat
     # In 8 and 4 bit a step of so small a target is hardly shorter.
     assert {*found, *written["refused"]} >= COPIES
     for name in COPIES & found.keys():
-        assert found[name]["acceptance_rate"] > found["draft"]["acceptance_rate"]
+        assert found[name]["acceptance_rate"] >= max(found["draft"]["acceptance_rate"], 0.9)
         assert any("times faster" in warning for warning in found[name]["warnings"])
     assert all("would not pay" in reason for reason in written["refused"].values())
     assert (tmp_path / "advice.svg").exists()
