@@ -16,6 +16,7 @@ RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "ou
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
 RARE |= {"outrider_judged_verified_tokens", "outrider_judged_right_tokens"}  # of several drafters only
+RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # of a new draft only
 
 
 def scraped(service: Service) -> dict[str, dict[str, float]]:
