@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TORCH = f"torch=={version('torch').partition('+')[0]}"
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+# No client needs these, and those of PyPI fit another build of torch.
+OF_OTHER_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def environment(name: str, *requirements: str) -> Path:
@@ -23,11 +25,13 @@ def environment(name: str, *requirements: str) -> Path:
     if not done.is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         if TORCH in requirements:
-            _install(folder, "--no-deps", "--index-url", CPU_BUILDS, TORCH)
-        _install(folder, *requirements)
+            _pip(folder, "install", "--no-deps", "--index-url", CPU_BUILDS, TORCH)
+        _pip(folder, "install", *requirements)
+        if TORCH in requirements:
+            _pip(folder, "uninstall", "-y", *OF_OTHER_BUILDS)
         done.touch()
     return folder / "bin"
 
 
-def _install(folder: Path, *arguments: str) -> None:
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *arguments], check=True)
+def _pip(folder: Path, *arguments: str) -> None:
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "--quiet", *arguments], check=True)
