@@ -21,6 +21,7 @@ TRIAL_ROUNDS = 3  # in a row: before the first nothing could be foreseen
 FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 DOUBLINGS = 2  # of the tokens between two guesses, one after each that changed nothing
+PLAIN_STEPS = 8  # after which it is decided anew where nobody drafts
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
 THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
@@ -178,8 +179,12 @@ class Pace:
             task.failed_probes += 1
 
     def refresh(self) -> None:
-        """Decides again if enough was observed since: to be called where nobody waits for it."""
-        if self._observations >= len(self._sequences):
+        """Decides again if enough was observed since: to be called where nobody waits for it.
+
+        While nobody drafts, steps tell only what the target costs, which is known.
+        """
+        is_drafting = any(self.may_pay(sequence) for sequence in self._sequences)
+        if self._observations >= max(len(self._sequences), 1 if is_drafting else PLAIN_STEPS):
             self._decide()
 
     def may_pay(self, sequence: PacedSequence) -> bool:

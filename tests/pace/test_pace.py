@@ -140,7 +140,7 @@ def test_a_slow_draft_pays_where_it_drafts_in_one_pass(drafter, pays):
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_load_takes_drafts_away_and_gives_them_back(noise):
     service = Service()
-    service.noise, service.rate = noise, 0.6
+    service.noise, service.rate = noise, 0.7
     service.run(200)
     assert mean(service.run(50)) > 1
     for streams in (2, 4, 8, 16, 32, 64, 128, 256):
