@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.tables import checking, heads, host, in_process, service, simulated, summary
+from bench.tables import advice, checking, heads, host, in_process, service, simulated, summary
 from bench.tables.reading import source
 from outrider.tools.pages import begin, rewritten
 
@@ -57,6 +57,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "sampling": ("sampling", in_process.sampling),
     "metrics": ("metrics", host.metrics),
     "checking": ("checking", checking.checking),
+    "advice": ("advise", advice.advice),
+    "advice_summary": (None, advice.advice_summary),
     "summary": (None, summary.summary),
 }
 

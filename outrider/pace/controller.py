@@ -18,7 +18,7 @@ from outrider.pace.thresholds import threshold_depth
 
 TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
 TRIAL_ROUNDS = 3  # in a row: before the first nothing could be foreseen
-FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled
+FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled; then twice as many
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 DOUBLINGS = 2  # of the tokens between two guesses, one after each that changed nothing
 PLAIN_STEPS = 8  # after which it is decided anew where nobody drafts
@@ -70,7 +70,8 @@ class Pace:
         self._drafters: dict[str, DrafterCost] = {}
         self._running = 0.0  # sequences that decode at the target, those of other gateways too
         # Steps of one kind since there was one of the other: verifying Drafts, or decoding.
-        self._uniform_steps = float(settings.trial_steps - FIRST_TRIAL)
+        self._uniform_steps = 0.0
+        self._trial_after = FIRST_TRIAL  # of them; what is measured first is not to be believed for long
         self._had_drafts = False
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._calibration = Calibration()
@@ -93,7 +94,7 @@ class Pace:
     def join(self, sequence: PacedSequence) -> None:
         self._sequences.append(sequence)
         if len(self._sequences) >= 2 * self._tried_with:
-            self._uniform_steps = max(self._uniform_steps, self._settings.trial_steps - FIRST_TRIAL)
+            self._uniform_steps = max(self._uniform_steps, self._trial_after - FIRST_TRIAL)
             self._tried_with = len(self._sequences)
         alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)
         if alike is None or len(self._sequences) >= 2 * self._decided_for:
@@ -280,8 +281,10 @@ class Pace:
                 sequence.leaves, sequence.decided_by = 0, THRESHOLDS
         if measured:
             self._allot(measured)
-        if self._settings.policy == "measured" and self._uniform_steps >= self._settings.trial_steps:
+        trial_after = min(self._trial_after, self._settings.trial_steps)
+        if self._settings.policy == "measured" and self._uniform_steps >= trial_after:
             self._uniform_steps = 0.0
+            self._trial_after = min(2 * trial_after, self._settings.trial_steps)
             self._tried_with = len(self._sequences)
             for sequence in self._sequences:
                 sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else 1

@@ -247,7 +247,19 @@ def test_noise_does_not_make_it_flap():
     service.run(200)
     depths = service.run(400)
     switched = sum((before > 0) != (after > 0) for before, after in pairwise(depths))
-    assert switched <= 4  # a trial is two
+    trials = 1 + 400 // PaceSettings().trial_steps
+    assert switched <= 2 * trials  # there and back
+
+
+def test_what_noise_ended_at_first_is_tried_again_soon():
+    """A first misjudgement does not last until the next trial of one who has long been plain."""
+    drafted = []
+    for seed in range(10):
+        service = Service()
+        service.drawn = random.Random(seed)
+        service.rate = 0.6
+        drafted += [depth > 0 for depth in service.run(150)]
+    assert mean(drafted) > 0.7
 
 
 def test_a_request_s_cap_and_the_settings_cap_are_kept():
