@@ -272,7 +272,7 @@ class Pace:
             else:
                 fixed = threshold_depth(
                     self._settings,
-                    sequence.acceptance.overall_rate,
+                    self._rate_for_thresholds(sequence),
                     self._running,
                     is_drafting=sequence.depth > 0,
                     is_batch=sequence.is_batch,
@@ -288,6 +288,11 @@ class Pace:
             self._tried_with = len(self._sequences)
             for sequence in self._sequences:
                 sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else 1
+
+    def _rate_for_thresholds(self, sequence: PacedSequence) -> float:
+        """Of acceptance; all is taken to be right until it is known: then costs can say what pays."""
+        is_known = self._settings.policy == "thresholds" or sequence.acceptance.is_known
+        return sequence.acceptance.overall_rate if is_known else 1.0
 
     def _is_measured(self, sequence: PacedSequence) -> bool:
         return self._settings.policy == "measured" and self._target.is_known and sequence.acceptance.is_known

@@ -95,6 +95,7 @@ class Service:
 
 
 def mean(values):
+    values = list(values)
     return sum(values) / len(values)
 
 
@@ -249,6 +250,16 @@ def test_noise_does_not_make_it_flap():
     switched = sum((before > 0) != (after > 0) for before, after in pairwise(depths))
     trials = 1 + 400 // PaceSettings().trial_steps
     assert switched <= 2 * trials  # there and back
+
+
+def test_drafts_that_are_right_less_than_half_the_time_are_not_given_up_before_costs_are_known():
+    first = []
+    for seed in range(10):
+        service = Service()
+        service.drawn = random.Random(seed)
+        service.rate, service.draft_step = 0.45, 0.2e-3
+        first += service.run(100)[20:]
+    assert mean(depth > 0 for depth in first) > 0.9
 
 
 def test_what_noise_ended_at_first_is_tried_again_soon():
