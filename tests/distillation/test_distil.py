@@ -17,16 +17,13 @@ from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.tools.command_line import main
 from outrider.traffic.kept import Kept, read_kept
-from outrider.training.loop import PROGRESS, Training
+from outrider.training.loop import PROGRESS
 from tests.support.demo_pair import prompt_of
+from tests.support.killed_training import killed_at
 
 QUICK = ["target.self_check=false", "target.cache_memory=100000000"]
 SMALL = ["--tokens", "16", "--steps", "24", "--rows", "4", "--length", "96", "--learning-rate", "4e-3"]
 SMALL += ["--measure-every", "8", "--threads", "1"]
-
-
-class KilledError(Exception):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +93,11 @@ def test_nothing_of_the_traffic_stays_in_the_folder(fitted: Path) -> None:
 
 @pytest.mark.slow
 def test_one_that_is_killed_ends_as_if_it_had_not_been(
-    fitted: Path, prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    fitted: Path, prompts_file: Path, tmp_path: Path, capsys
 ) -> None:
-    loss = Training._loss
-
-    def dies(training, stream, step):
-        if step == 18:
-            raise KilledError
-        return loss(training, stream, step)
-
-    monkeypatch.setattr(Training, "_loss", dies)
-    with pytest.raises(KilledError):
+    with killed_at(18):
         distil(tmp_path / "fitted", "--prompts", str(prompts_file))
     assert not (tmp_path / "fitted" / "model.safetensors").exists()
-    monkeypatch.setattr(Training, "_loss", loss)
     assert distil(tmp_path / "fitted", "--prompts", str(prompts_file), "--seed", "2") == 1
     assert "unfinished distillation with another seed" in capsys.readouterr().err
     assert distil(tmp_path / "fitted", "--prompts", str(prompts_file)) == 0

@@ -16,6 +16,7 @@ from outrider.training.stream import Stream
 from outrider.training.target import Target
 from outrider.training.trainee import Trainee
 from tests.support.demo_pair import prompt_of
+from tests.support.killed_training import killed_at
 
 
 class Told:
@@ -30,10 +31,6 @@ class Told:
     def measure(self, trainee: Trainee, target: Target) -> list[float]:
         self.seen.append(weight_of(trainee).clone())
         return [next(self._values), 0.0]
-
-
-class KilledError(Exception):
-    pass
 
 
 def weight_of(trainee: Trainee) -> torch.Tensor:
@@ -84,23 +81,12 @@ def test_without_a_patience_all_steps_are_taken_and_the_last_weights_stay(
     assert torch.equal(weight_of(trainee), held_out.seen[-1])
 
 
-def test_one_that_is_killed_remembers_what_was_best(
-    text: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_killed_remembers_what_was_best(text: Stream, tmp_path: Path) -> None:
     whole, of_whole = training_of(tmp_path / "whole", Told(0.1, 0.5, 0.4, 0.3), patience=2)
     whole.run(text)
-    loss = Training._loss
-
-    def dies(training, stream, step):
-        if step == 5:
-            raise KilledError
-        return loss(training, stream, step)
-
-    monkeypatch.setattr(Training, "_loss", dies)
     killed, _ = training_of(tmp_path / "killed", Told(0.1, 0.5, 0.4), patience=2)
-    with pytest.raises(KilledError):
+    with killed_at(5):
         killed.run(text)
-    monkeypatch.setattr(Training, "_loss", loss)
     resumed, of_resumed = training_of(tmp_path / "killed", Told(0.3), patience=2)
     resumed.run(text)
     assert (resumed.steps, resumed.best_step) == (whole.steps, whole.best_step) == (6, 2)

@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 
 from outrider.demo.prompts import DEMO, prompts
 from outrider.training.__main__ import main
-from outrider.training.loop import PROGRESS, UNFINISHED, Training
+from outrider.training.loop import PROGRESS, UNFINISHED
 from outrider.training.text import read_text
 from tests.support.demo_pair import prompt_of, text_of
+from tests.support.killed_training import killed_at
 
 KINDS = ("json", "arithmetic")
 
@@ -66,25 +67,11 @@ def test_held_out_texts_are_not_trained_on(text: Path) -> None:
     assert training.tokens.tolist() == [token for one in texts[1:] for token in one]
 
 
-def test_a_training_that_is_killed_ends_as_if_it_had_not_been(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
     assert train(text, tmp_path / "whole") == 0
 
-    class KilledError(Exception):
-        pass
-
-    loss = Training._loss
-
-    def dies(training, stream, step):
-        if step == 5:
-            raise KilledError
-        return loss(training, stream, step)
-
-    monkeypatch.setattr(Training, "_loss", dies)
-    with pytest.raises(KilledError):
+    with killed_at(5):
         train(text, tmp_path / "killed")
-    monkeypatch.setattr(Training, "_loss", loss)
     assert (tmp_path / "killed" / UNFINISHED).exists()
     assert train(text, tmp_path / "killed", "--seed", "2") == 1  # another one's steps
     assert train(text, tmp_path / "killed") == 0

@@ -1,0 +1,29 @@
+"""A training that ends at a step as if it had been killed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from outrider.training.loop import Training
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """The training within ends before that step; fails where it does not come so far."""
+
+    class KilledError(Exception):
+        pass
+
+    loss = Training._loss
+
+    def dies(training: Training, stream: Any, of_step: int) -> Any:
+        if of_step == step:
+            raise KilledError
+        return loss(training, stream, of_step)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Training, "_loss", dies)
+        with pytest.raises(KilledError):
+            yield
