@@ -106,4 +106,6 @@ def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
 
 def _error(seconds: float, expected_s: float, taken_for: float) -> float:
     """By how much the logarithm of a time is off what it was taken to be, within reason."""
+    if seconds <= 0.0:  # a worker told no timings
+        return -LARGEST
     return min(max(math.log(seconds / expected_s) - taken_for, -LARGEST), LARGEST)

@@ -53,6 +53,14 @@ def test_one_round_that_took_for_ever_changes_little():
     assert overrun(calibration, "model") == pytest.approx(math.exp(LARGEST / MEMORY + LARGEST / DEPTH_MEMORY))
 
 
+def test_a_time_of_nothing_changes_as_little():
+    """A worker that tells no timings has its steps take none."""
+    calibration = Calibration()
+    calibration.observe_round("model", 4, 0.0, 0.1, 1)
+    calibration.observe_plain(0.0, 0.1, 1)
+    assert 0.9 < overrun(calibration, "model") < 1.1
+
+
 def test_what_is_not_seen_any_more_is_taken_to_be_like_the_other_kind():
     calibration = Calibration()
     for _ in range(LONG):
