@@ -2,7 +2,7 @@
 
 Neither runs without CUDA: here plain arithmetic stands in for the kernels, and a capture runs its pass again.
 What is tested is all that surrounds them. The kernels are in tests/engine/kernels, and all of it together in
-tests/engine/test_on_simulated_gpu.py.
+tests/engine/test_on_gpu.py.
 """
 
 import logging

@@ -1,6 +1,7 @@
 """On a GPU the engine says what it says on the CPU, by every way that it has there.
 
-The GPU is simulated: what it shows, and what it cannot, is in tests/support/simulated_cuda/README.md.
+Where the machine has none it is simulated: what that shows, and what it cannot, is in
+tests/support/simulated_cuda/README.md.
 """
 
 import random
@@ -26,12 +27,14 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.gpu import gpu
 from tests.support.hidden_states import pass_of, transformers_states
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 pytestmark = needs_compiler
 
+HAS_GPU = torch.cuda.is_available()
 PROMPT_LENGTHS = (1, 5, 9, 20, 30)
 COUNT = 14
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -126,13 +129,14 @@ def on_the_cpu(folder: Path, **sampling: Any) -> list[tuple[int, ...]]:
     return texts_of(generate(engine, None, requests(**sampling), 0))
 
 
-def launched(cuda: SimulatedCuda, name: str) -> bool:
-    return any(name in cause for cause in cuda.counts.launches)
+def launched(cuda: SimulatedCuda | None, name: str) -> bool:
+    """Of a real GPU only the path of a step is known."""
+    return cuda is None or any(name in cause for cause in cuda.counts.launches)
 
 
 @EVERY_SAMPLING
 def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> None:
-    with simulated_cuda() as cuda:
+    with gpu() as cuda:
         engine = engine_of(folder, device="cuda", dtype="float32", **way.settings)
         texts = texts_of(generate(engine, None, requests(**sampling), 0))
     assert launched(cuda, way.launched)
@@ -144,7 +148,7 @@ def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> 
 
 def test_a_drafter_is_given_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:
     layers = (-1, 0, 1)
-    with simulated_cuda() as cuda:
+    with gpu() as cuda:
         states = pass_of(folder, layers, device="cuda", dtype="float32", **way.settings).states
     assert launched(cuda, way.launched)
     expected = transformers_states(folder)
@@ -193,12 +197,24 @@ def test_drafts_change_nothing(folder: Path, way: Way, siblings: int, sampling: 
     """Drafts are verified, kept in part, moved and rolled back."""
     plain, asked = on_the_cpu(folder, **sampling), requests(**sampling)
     known = {request.prompt: text for request, text in zip(asked, plain, strict=True)}
-    with simulated_cuda():
+    with gpu():
         target = engine_of(folder, device="cuda", dtype="float32", **way.settings)
         outputs = generate(target, Guesses(known, siblings), asked, 4)
     assert sum(output.accepted for output in outputs) > COUNT * len(outputs) // 3
     assert sum(output.drafted - output.accepted for output in outputs) >= len(outputs)
     assert texts_of(outputs) == plain
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter is wrong in bfloat16: needs a GPU")
+@pytest.mark.parametrize("siblings", [0, 1])
+def test_batch_invariant_numerics_keep_a_text_in_bfloat16(folder: Path, siblings: int) -> None:
+    """Alone and plain, or in company and with Drafts: not a bit of its logits differs."""
+    engine = engine_of(folder, device="cuda", dtype="bfloat16", batch_invariant=True)
+    asked = requests(temperature=1.0)
+    alone = [generate(engine, None, [one], 0)[0].tokens for one in asked]
+    known = {one.prompt: text for one, text in zip(asked, alone, strict=True)}
+    assert texts_of(generate(engine, None, asked, 0)) == alone
+    assert texts_of(generate(engine, Guesses(known, siblings), asked, 4)) == alone
 
 
 @pytest.mark.slow
@@ -214,7 +230,7 @@ def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, v
         return generate(target, DraftModel(draft), asked, 3, leaves)
 
     expected = answered("cpu")
-    with simulated_cuda():
+    with gpu():
         outputs = answered("cuda")
     assert texts_of(outputs) == texts_of(expected)
     assert sum(output.accepted for output in outputs) > COUNT
@@ -223,7 +239,7 @@ def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, v
 @pytest.mark.slow
 def test_a_short_cache_changes_nothing(folder: Path) -> None:
     block = 8 * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, kv heads, dimension, float32
-    with simulated_cuda():
+    with gpu():
         engine = engine_of(folder, device="cuda", dtype="float32", cache_memory=12 * block)
         asked = requests(**SIMPLE)
         opened = [engine.open(len(one.prompt), one.noise_key, one.sampling) for one in asked]
@@ -242,14 +258,16 @@ def test_a_short_cache_changes_nothing(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs, or none: then they are simulated")
 def test_the_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
-    with simulated_cuda():
+    with gpu():
         engine = engine_of(folder, device="cuda:1", dtype="float32", self_check=True)
         assert engine.settings.device == "cuda:1"
         assert torch.cuda.current_device() == 1
         assert texts_of(generate(engine, None, requests(**SIMPLE), 0)) == on_the_cpu(folder, **SIMPLE)
 
 
+@pytest.mark.skipif(HAS_GPU, reason="only the simulated GPU tells what was compiled")
 def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
     """A request would wait for seconds."""
     texts = on_the_cpu(folder, **SIMPLE)
@@ -268,7 +286,7 @@ def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
 
 
 def test_a_pass_that_cannot_be_captured_leaves_the_stream_as_it_was() -> None:
-    with simulated_cuda():
+    with gpu():
         numbers = torch.zeros(3, device="cuda")
         before = torch.cuda.current_stream()
 
