@@ -22,7 +22,9 @@ from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.linear import SMALLEST_PACKED_BYTES
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
-from outrider.engine.loading.weights import attach, context_length, is_quantized
+from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
+from outrider.engine.loading.weights import attach, context_length
+from outrider.engine.parallel.plan import generic, style_of_parameter
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
@@ -49,6 +51,7 @@ class ModelSkeleton:
         name: str,
         dtype: torch.dtype | None = None,
         stored: int | None = None,
+        fp8: Mapping[str, int] | None = None,
         beside: BesideTarget | None = None,
     ) -> None:
         """
@@ -56,7 +59,8 @@ class ModelSkeleton:
             config: of transformers.
             name: for messages.
             dtype: of weights and cache; None: the config's, float32 where it has none.
-            stored: bytes of all weights, where they are quantized already.
+            stored: bytes of all weights, where a library keeps them as they are stored.
+            fp8: bytes of the weights that a GPU keeps in FP8, by name.
             beside: the drafter that stands beside it.
 
         Raises:
@@ -65,6 +69,7 @@ class ModelSkeleton:
         self.name = name
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._stored = stored
+        self._fp8 = fp8 or {}
         self._beside_bytes = 0 if beside is None else beside.weight_bytes
         self._beside_layers = {} if beside is None else beside.numbered_shapes
         self._hidden_layers = () if beside is None else beside.hidden_layers
@@ -98,7 +103,8 @@ class ModelSkeleton:
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
             kind = quantization if is_linear else None
-            stored = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
+            stored = self._fp8.get(name, 0) if on_cuda else 0
+            stored = stored or self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
             size += -(-stored // devices) if self._is_shared(name) else stored
         is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
         if is_tied and not on_cuda:
@@ -124,14 +130,8 @@ class ModelSkeleton:
 
     def _is_shared(self, parameter: str) -> bool:
         """Whether tensor parallelism gives each device a part of it."""
-        style = self._style(parameter) or self._style(parameter.rpartition(".")[0])
+        style = style_of_parameter(parameter, self._model.tp_plan)
         return style is not None and style not in WHOLE
-
-    def _style(self, name: str) -> str | None:
-        """In which tensor parallelism shares out a module or a parameter; None: not by its name."""
-        generic = ".".join("*" if part.isdigit() else part for part in name.split("."))
-        style: str | None = self._model.tp_plan.get(generic)
-        return style
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
         """What each of ``devices`` stores, where they can share the model (weights.check_shares), and what a
@@ -174,7 +174,8 @@ class ModelSkeleton:
 
     def modules_in(self, styles: Collection[str]) -> int:
         """That tensor parallelism shares out in one of these styles."""
-        return sum(self._style(name) in styles for name, _ in self._model.named_modules() if name)
+        plan = self._model.tp_plan
+        return sum(plan.get(generic(name)) in styles for name, _ in self._model.named_modules() if name)
 
     def _pass(self, num_tokens: int, num_logits: int) -> "AliveBytes":
         with self._fake, torch.inference_mode():
@@ -198,9 +199,14 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = AutoConfig.from_pretrained(settings.model)
-    files = Path(settings.model).glob("*.safetensors") if is_quantized(config) else ()
-    stored = sum(file.stat().st_size for file in files)
-    return ModelSkeleton(config, settings.model, dtype, stored or None, beside_target(settings))
+    stored, fp8 = None, {}
+    if is_quantized(config):
+        checkpoint = QuantizedCheckpoint(config, settings.model)
+        if checkpoint.is_kept_as_stored:
+            stored = sum(file.stat().st_size for file in Path(settings.model).glob("*.safetensors")) or None
+        elif multiplies_fp8(torch.device("cuda")):
+            fp8 = {name: weight.num_bytes for name, weight in checkpoint.fp8.items()}
+    return ModelSkeleton(config, settings.model, dtype, stored, fp8, beside_target(settings))
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

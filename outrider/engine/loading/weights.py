@@ -1,6 +1,7 @@
 """Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
 from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
+from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
 
@@ -32,15 +34,17 @@ def load_model(settings: EngineSettings) -> Any:
     several devices each process loads its share alone, in its process group.
 
     Raises:
-        UnsupportedModelError: transformers cannot load it as a decoder, or it cannot be quantized or shared.
+        UnsupportedModelError: transformers cannot load it as a decoder, a library that it needs is missing,
+            or it cannot be quantized or shared.
     """
     device = resolve_device(settings.device)
     if device.index is not None:
         torch.cuda.set_device(device)  # kernels and graphs that are not torch's own run on the current one
     try:
         config = AutoConfig.from_pretrained(settings.model)
+        options = _loading(config, settings, device)
         check_config(config, settings)
-        model = AutoModelForCausalLM.from_pretrained(settings.model, **_loading(config, settings, device))
+        model = AutoModelForCausalLM.from_pretrained(settings.model, **options)
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
@@ -61,7 +65,8 @@ def check_shares(settings: EngineSettings) -> None:
     Raises:
         UnsupportedModelError: so many ranks cannot share this model evenly; the message says what would do.
     """
-    config = AutoConfig.from_pretrained(settings.model).get_text_config()
+    whole = AutoConfig.from_pretrained(settings.model)
+    config = whole.get_text_config()
     size = settings.tensor_parallel
     if size > 1 and not config.base_model_tp_plan:
         raise UnsupportedModelError(
@@ -76,6 +81,8 @@ def check_shares(settings: EngineSettings) -> None:
                     f"tensor_parallel={size}: model={settings.model!r} has {name}={count}, which they "
                     f"cannot share evenly; give a divisor of {count}"
                 )
+    if size > 1 and is_quantized(whole):
+        QuantizedCheckpoint(whole, settings.model).check_shares(size)
 
 
 def check_config(config: Any, settings: EngineSettings) -> None:
@@ -99,31 +106,36 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
     """Arguments of from_pretrained."""
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     options: dict[str, Any] = {"dtype": dtype}
+    ranks = settings.tensor_parallel
+    if ranks > 1:
+        check_shares(settings)
+        options["distributed_config"] = DistributedConfig(tp_size=ranks)
     if is_quantized(config):
         if settings.quantization is not None:
             raise UnsupportedModelError(
                 f"quantization={settings.quantization!r}: model={settings.model!r} is quantized already;"
                 " leave it unset, or name the checkpoint it was made from"
             )
-        options["device_map"] = {"": device}
+        checkpoint = QuantizedCheckpoint(config, settings.model)
+        checkpoint.check_libraries(device)
+        options["config"] = deepcopy(config)
+        options["config"].quantization_config = checkpoint.told_to_transformers(device)
+        checkpoint.check_device(device, ranks)
+        if ranks > 1:
+            options["distributed_config"].tp_plan = checkpoint.share_plan or None
+        else:
+            options["device_map"] = {"": device}
     elif settings.quantization is not None and device.type == "cuda":
+        if ranks > 1:
+            raise UnsupportedModelError(
+                f"tensor_parallel={ranks}: weights that quantization={settings.quantization!r} makes on a GPU"
+                f" cannot be shared between devices; give 1, or leave quantization unset, for"
+                f" model={settings.model!r}"
+            )
         compute = config.dtype or torch.bfloat16 if dtype == "auto" else dtype
         options["quantization_config"] = bitsandbytes_config(settings.quantization, compute)
         options["device_map"] = {"": device}
-    if settings.tensor_parallel > 1:
-        check_shares(settings)
-        if "device_map" in options:
-            raise UnsupportedModelError(
-                f"tensor_parallel={settings.tensor_parallel}: weights that a library quantizes cannot "
-                f"be shared between devices; give 1, or weights that are not, for model={settings.model!r}"
-            )
-        options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
     return options
-
-
-def is_quantized(config: Any) -> bool:
-    """Whether the checkpoint's weights are, already."""
-    return getattr(config, "quantization_config", None) is not None
 
 
 def attach(model: Any, name: str) -> Probe:

@@ -12,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import embedding, pad
 from transformers import PreTrainedModel
 
+# Linear layers whose share is one of the same kind. Those of FP8 keep scales beside their weights.
+LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
+
 
 class RowParallelLinear(nn.Module):
     """A product of which each rank has some input features: the results are added up, then the bias."""
@@ -80,7 +83,7 @@ def use_parallel_layers(model: PreTrainedModel) -> None:
         elif style == "embedding_rowwise" and type(module) is nn.Embedding:
             share = VocabParallelEmbedding(_share_of(module.weight), module.num_embeddings)
             model.set_submodule(name, share)
-        elif type(module) is nn.Linear:
+        elif isinstance(module, nn.Linear) and type(module).__name__ in LINEAR:
             if style == "colwise":
                 _take_share(module)
             elif style == "rowwise":
@@ -96,10 +99,15 @@ def _take_share(linear: nn.Linear) -> nn.Linear:
     for name, weight in linear.named_parameters():
         setattr(linear, name, nn.Parameter(_share_of(weight), requires_grad=False))
     linear.out_features, linear.in_features = linear.weight.shape
+    if type(linear).__name__ == "CompressedTensorsFP8Linear":
+        scales: Tensor = linear.get_parameter("weight_scale")  # [1, outputs of all ranks]
+        parts = scales.chunk(scales.shape[1] // linear.out_features, 1)
+        own = parts[dist.get_rank() % len(parts)].contiguous()
+        linear.register_parameter("weight_scale", nn.Parameter(own, requires_grad=False))
     return linear
 
 
 def _share_of(weight: Tensor) -> Tensor:
-    assert isinstance(weight, DTensor)
-    share: Tensor = weight.to_local().detach()
+    """Of what is not shared out, such as one scale for all weights, the whole."""
+    share: Tensor = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return share

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,6 @@ MODES: dict[str, tuple[str | None, int, int]] = {
     "another's trees": ("other", 3, 6),
     "n-grams": ("n-gram", 4, 0),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:

@@ -1,0 +1,278 @@
+"""A checkpoint that is quantized already: what it needs here, how its weights are kept, who may share it.
+
+transformers loads it, by the library of its ``quant_method``. What becomes of its linear layers:
+
+    fp8                   FP8, with a scale for each block of weights or for all of a layer
+    compressed-tensors    FP8, with a scale for each output, where all have weights and inputs in FP8;
+                          others are dequantized as they load
+    awq, gptq, others     as the library keeps them
+
+On devices that do not multiply FP8, such weights are dequantized as they load.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+from transformers.utils import (
+    is_bitsandbytes_available,
+    is_compressed_tensors_available,
+    is_gptqmodel_available,
+    is_kernels_available,
+    is_optimum_available,
+)
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.parallel.plan import generic, style_of_parameter
+
+FP8_CAPABILITY = 8, 9  # of the first GPUs that multiply FP8
+ROW_UNIT = 16  # outputs and inputs come in multiples of this to the product with a scale for each output
+FP8_STRATEGIES = ("channel", "tensor")  # of compressed-tensors: scales that this product takes
+SCALE_BYTES = 4
+# Which dimension of a weight a tensor-parallel style splits, and into how many parts for each rank.
+SPLITS = {
+    "colwise": (-2, 1),
+    "colwise_gather_output": (-2, 1),
+    "colwise_rep": (-2, 1),
+    "packed_colwise": (-2, 2),
+    "rowwise": (-1, 1),
+    "rowwise_rep": (-1, 1),
+    "rowwise_split_input": (-1, 1),
+    "packed_rowwise": (-1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a ``quant_method`` needs beside transformers."""
+
+    extra: str  # of pyproject.toml, which brings it
+    libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds one in a version that it takes
+
+
+REQUIREMENTS = {
+    "awq": Requirement("awq", {"gptqmodel": is_gptqmodel_available}),
+    "bitsandbytes": Requirement("quantized", {"bitsandbytes": is_bitsandbytes_available}),
+    "compressed-tensors": Requirement(
+        "compressed-tensors", {"compressed-tensors": is_compressed_tensors_available}
+    ),
+    "fp8": Requirement("fp8", {"kernels": is_kernels_available}),
+    "gptq": Requirement("gptq", {"gptqmodel": is_gptqmodel_available, "optimum": is_optimum_available}),
+}
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """A weight of one linear layer, or of one kind of layer of all experts, that stays in FP8."""
+
+    shape: torch.Size  # [..., outputs, inputs]
+    num_bytes: int  # scales included
+    style: str | None  # in which tensor parallelism shares it out
+
+
+def is_quantized(config: Any) -> bool:
+    """Whether the checkpoint's weights are, already."""
+    return getattr(config, "quantization_config", None) is not None
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """A GPU that is not in this machine is taken for one that does."""
+    if device.type != "cuda":
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+
+
+class QuantizedCheckpoint:
+    """What the config says of it; no weight is read."""
+
+    def __init__(self, config: Any, name: str) -> None:
+        """
+        Args:
+            config: of transformers, of a checkpoint that ``is_quantized``.
+            name: for messages.
+        """
+        self.name = name
+        self._config = config
+        self._said: dict[str, Any] = config.quantization_config
+        self.method: str = self._said.get("quant_method") or "bitsandbytes"  # older checkpoints name none
+
+    def check_libraries(self, device: torch.device) -> None:
+        """Raises UnsupportedModelError naming what is not installed, and what installs it."""
+        requirement = REQUIREMENTS.get(self.method)
+        if requirement is None or (self.method == "fp8" and not multiplies_fp8(device)):
+            return
+        missing = [name for name, is_available in requirement.libraries.items() if not is_available()]
+        if missing:
+            raise UnsupportedModelError(
+                f"model={self.name!r}: quant_method={self.method!r} needs {' and '.join(missing)}, which is"
+                f" not installed here, or not in a version that transformers takes:"
+                f" pip install 'outrider[{requirement.extra}]'"
+            )
+
+    def told_to_transformers(self, device: torch.device) -> dict[str, Any]:
+        """The config's ``quantization_config``, with what is to become of the weights on this device."""
+        if self.method != "compressed-tensors":
+            return self._said
+        if self.keeps_fp8(device):
+            # As if nothing were packed: nothing is left for the library to unpack with the first pass.
+            return {**self._said, "use_optimized_inference": True, "quantization_status": "frozen"}
+        # Of several groups transformers would dequantize all by one's scheme. The library knows each.
+        return {**self._said, "dequantize": True} if len(self._groups) == 1 else self._said
+
+    def keeps_fp8(self, device: torch.device) -> bool:
+        """Else its weights are dequantized, or kept as another library does."""
+        return bool(self.fp8) and multiplies_fp8(device)
+
+    @property
+    def is_kept_as_stored(self) -> bool:
+        """By a library that knows how to multiply it."""
+        return self.method not in ("fp8", "compressed-tensors")
+
+    @cached_property
+    def fp8(self) -> dict[str, Fp8Weight]:
+        """Weights that a GPU keeps in FP8, by name; empty if there are none."""
+        if self.method == "fp8":
+            return self._fp8_of_transformers()
+        return self._fp8_of_compressed_tensors() if self.method == "compressed-tensors" else {}
+
+    def _fp8_of_transformers(self) -> dict[str, Fp8Weight]:
+        quantizer = FineGrainedFP8HfQuantizer(FineGrainedFP8Config.from_dict(self._said))
+        model = self._empty_model()
+        quantizer.preprocess_model(model)
+        weights = dict(model.named_parameters())
+        return {
+            name: Fp8Weight(
+                weight.shape,
+                sum(part.nbytes for other, part in weights.items() if other in (name, f"{name}_scale_inv")),
+                style_of_parameter(name, model.tp_plan),
+            )
+            for name, weight in weights.items()
+            if f"{name}_scale_inv" in weights
+        }
+
+    def _fp8_of_compressed_tensors(self) -> dict[str, Fp8Weight]:
+        if len(self._groups) != 1 or not _is_fp8(self._groups[0], self._said.get("format")):
+            return {}
+        model = self._empty_model()
+        if any(name.endswith(".experts") for name, _ in model.named_modules()):
+            return {}  # of which transformers keeps none in FP8
+        targets, ignored = self._groups[0].get("targets") or (), self._said.get("ignore") or ()
+        found = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear)
+            and _matches(name, module, targets)
+            and not _matches(name, module, ignored)
+        }
+        if model.get_output_embeddings() in found.values():  # which it would load without its scale
+            return {}
+        return {
+            f"{name}.weight": Fp8Weight(
+                module.weight.shape,
+                module.weight.numel() + SCALE_BYTES * module.out_features,
+                style_of_parameter(f"{name}.weight", model.tp_plan),
+            )
+            for name, module in found.items()
+        }
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """Schemes of compressed-tensors, each for some of the layers."""
+        return [*(self._said.get("config_groups") or {}).values()]
+
+    def _empty_model(self) -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self._config, dtype=torch.bfloat16)
+
+    def check_shares(self, ranks: int) -> None:
+        """Raises UnsupportedModelError if so many ranks cannot share it; the message says what would do."""
+        given = f"tensor_parallel={ranks}: model={self.name!r}"
+        if not self.fp8:
+            raise UnsupportedModelError(
+                f"{given} is quantized by quant_method={self.method!r}, and transformers has no plan to share"
+                " such weights between devices; give 1, or a checkpoint with quant_method='fp8', or with"
+                " 'compressed-tensors' and weights and inputs of all linear layers in FP8"
+            )
+        unit = self._unit
+        for name, weight in self.fp8.items():
+            if weight.style not in SPLITS:
+                continue
+            dimension, parts = SPLITS[weight.style]
+            size, block = weight.shape[dimension], unit[dimension]
+            if size % (ranks * parts * block):
+                what = "outputs" if dimension == -2 else "inputs"
+                fitting = [str(n) for n in range(1, ranks) if size % (n * parts * block) == 0] or ["1"]
+                of_config = f"weight_block_size={[*unit]}" if self.method == "fp8" else f"blocks of {block}"
+                raise UnsupportedModelError(
+                    f"{given} has {of_config}, and a rank's share of {name} would be {size / ranks / parts:g}"
+                    f" {what}, which are no whole blocks; give {' or '.join(fitting)}"
+                )
+
+    @property
+    def _unit(self) -> tuple[int, int]:
+        """Outputs and inputs that a share must have a multiple of."""
+        if self.method != "fp8":
+            return ROW_UNIT, ROW_UNIT
+        outputs, inputs = self._said.get("weight_block_size", (128, 128)) or (1, 1)
+        return int(outputs), int(inputs)
+
+    def check_device(self, device: torch.device, ranks: int) -> None:
+        """Of one rank; ``check_shares`` has let so many ranks through.
+
+        Raises:
+            UnsupportedModelError: its weights cannot stay in FP8 there, and cannot be dequantized either.
+        """
+        if not self.fp8 or self.keeps_fp8(device):
+            return
+        reason = None
+        if self._has_blocks:
+            blocks = self._unit
+            torn = [
+                f"{name} of {weight.shape[-2]} outputs and {weight.shape[-1]} inputs is no whole blocks"
+                for name, weight in self.fp8.items()
+                if weight.shape[-2] % blocks[0] or weight.shape[-1] % blocks[1]
+            ]
+            if torn:  # which transformers would dequantize by other blocks
+                reason = f"weight_block_size={[*blocks]} cannot be dequantized, as {torn[0]}; give"
+        elif ranks > 1:
+            reason = f"tensor_parallel={ranks} cannot share scales that are not for blocks; give 1, or"
+        if reason is not None:
+            capability = ".".join(map(str, FP8_CAPABILITY))
+            raise UnsupportedModelError(
+                f"model={self.name!r}: {reason} GPUs of compute capability {capability} or above, where it"
+                " stays in FP8"
+            )
+
+    @property
+    def _has_blocks(self) -> bool:
+        """Whether scales are for blocks of outputs and inputs."""
+        return self.method == "fp8" and self._said.get("weight_block_size", True) is not None
+
+    @property
+    def share_plan(self) -> dict[str, str]:
+        """What transformers' tensor-parallel plan does not know: scales that each rank loads as a whole."""
+        if self.method != "compressed-tensors":
+            return {}
+        return {f"{generic(name)}_scale": "replicate" for name in self.fp8}
+
+
+def _is_fp8(scheme: Mapping[str, Any], file_format: str | None) -> bool:
+    weights, inputs = scheme.get("weights") or {}, scheme.get("input_activations") or {}
+    types = {(args.get("type"), args.get("num_bits")) for args in (weights, inputs)}
+    is_stored_so = (scheme.get("format") or file_format) == "float-quantized"
+    return is_stored_so and types == {("float", 8)} and weights.get("strategy") in FP8_STRATEGIES
+
+
+def _matches(name: str, module: nn.Module, patterns: Any) -> bool:
+    """As compressed-tensors names modules: by class, by name, or by ``re:`` and a regular expression."""
+    return any(
+        pattern in (name, type(module).__name__)
+        or (pattern.startswith("re:") and re.match(pattern.removeprefix("re:"), name))
+        for pattern in patterns
+    )

@@ -1,0 +1,14 @@
+"""Two ranks for all tests of sharing on CPUs: to start processes takes longer than most of these."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.ranks import Ranks
+
+
+@pytest.fixture(scope="package")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
