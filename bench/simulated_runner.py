@@ -1,6 +1,6 @@
 """A model that is not there: its passes take as long as a cost table says, its choices are given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +8,12 @@ import torch
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.runner import Outcome, size_of
+from outrider.engine.runner import Launched, Outcome, size_of
 from outrider.engine.sampler import Choices
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
+from outrider.engine.tasks.generate import GenerateTask
 from outrider.pace.cost_model import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence
@@ -72,6 +73,7 @@ class SimulatedRunner:
     vocab_size = VOCAB_SIZE
     context_length = MAX_LENGTH
     end_token_ids = frozenset[int]()
+    launches_early = False
 
     def __init__(
         self,
@@ -95,7 +97,9 @@ class SimulatedRunner:
         self._clock = clock
         self._steps = 0
 
-    def run(self, selected: Selected) -> Outcome:
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
+    ) -> Outcome:
         """Moves the clock on."""
         self.cache.take_changes()  # of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)

@@ -23,10 +23,11 @@ from outrider.engine.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, beside_target
 from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.runner import ModelRunner, Outcome
+from outrider.engine.runner import Launched, ModelRunner, Outcome
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.work import Verify
 
 AT_A_TIME = 8  # answers whose states are held
@@ -39,8 +40,10 @@ class _Watched(ModelRunner):
         super().__init__(forward, None)
         self._states: dict[tuple[int, int], Tensor] = {}  # by block and place: [num_layers, hidden_size]
 
-    def run(self, selected: Selected) -> Outcome:
-        outcome = super().run(selected)
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+    ) -> Outcome:
+        outcome = super().run(selected, launched, following)
         for _, item, choices in outcome.chosen:
             if choices.hidden is None:
                 continue  # the drafter reads none

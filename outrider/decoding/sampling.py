@@ -15,6 +15,7 @@ from outrider.decoding.gumbel_max import best, gumbel_max
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.penalties import BANNED
 from outrider.decoding.row import Row as Row
+from outrider.decoding.settings import Sampling
 
 SCORED_AT_ONCE = 64  # rows: their float32 copies are what scoring takes beside the logits
 
@@ -60,6 +61,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(lambda row: row.sampling.top_p < 1.0 and not row.is_greedy, truncation.keep_top_p),
     Setting(lambda row: row.sampling.min_p > 0.0 and not row.is_greedy, truncation.keep_min_p),
 )
+
+
+def needs_no_text(sampling: Sampling) -> bool:
+    """Whether the choice of each token follows from its logits and position, whichever tokens are before it.
+
+    Settings that name tokens count as text.
+    """
+    row = Row(sampling, 0, 0, (), ())
+    return sampling.grammar is None and not any(one.applies(row) for one in TOKEN_ADJUSTMENTS)
 
 
 def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = SETTINGS) -> Tensor:

@@ -16,6 +16,12 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
+def wait_for(moment: Mark) -> None:
+    """Until the device has come as far."""
+    if isinstance(moment, torch.cuda.Event):
+        moment.synchronize()
+
+
 def seconds_between(begun: Mark, ended: Mark) -> float:
     """
     Raises:

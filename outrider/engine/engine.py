@@ -18,7 +18,7 @@ from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.grammars import Grammars
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.runner import ModelRunner, Outcome, Runner
+from outrider.engine.runner import Launched, ModelRunner, Outcome, Runner
 from outrider.engine.sampler import Choices
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
@@ -69,6 +69,7 @@ class Engine:
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
         self._beside = None if beside is None else DraftingBeside(beside, clock)
+        self._launched: Launched | None = None  # the step that comes next, where it is under way already
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
 
@@ -119,6 +120,8 @@ class Engine:
             self._grammars.forget(sequence)
             self._queue.void(sequence)
             self._cache.release(sequence)
+            if not self._queue.tasks:
+                self._launched = None
             if self._beside is not None:
                 self._beside.forget(sequence)
 
@@ -221,7 +224,10 @@ class Engine:
         if not selected:
             self._grammars.wait()
             return []
-        outcome = self.runner.run(selected)
+        foresees = self.runner.launches_early
+        following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
+        outcome = self.runner.run(selected, self._launched, following)
+        self._launched = outcome.next_step
         self._observe(outcome)
         results = self._take(outcome.chosen)
         if self._beside is not None:
@@ -234,7 +240,11 @@ class Engine:
                 self._batch_delay.stepped(step)
 
     def _select(self) -> Selected:
-        """Who takes part: all that is waited for, or else what is prepared."""
+        """Who takes part: who does in the step under way, or all that is waited for, or what is prepared."""
+        if self._launched is not None:
+            if selected := self._scheduler.still_wanted(self._launched.tasks, self._queue.tasks):
+                return selected
+            self._launched = None
         if tasks := self._grammars.ready(self._queue.tasks):
             return self._scheduler.select(tasks, self._sequences)
         selected = self._scheduler.select_idle(self._draft_ahead.unfinished)

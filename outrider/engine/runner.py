@@ -8,25 +8,65 @@ from typing import Protocol
 
 import torch
 
+from outrider.decoding.row import Row
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.device_time import mark, seconds_between
+from outrider.engine.device_time import Mark, mark, seconds_between
+from outrider.engine.drafters.beside_target import feed_of
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import context_length, end_of_sequence, mask_token
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import empty_cache, free_memory
-from outrider.engine.sampler import Choices, choose_tokens, compile_kernels
+from outrider.engine.sampler import Choices, Choosing, begin_choosing, compile_kernels
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import StepInput
-from outrider.engine.step_timings import StepTimings
+from outrider.engine.step_input import Feed, StepInput
+from outrider.engine.step_timings import Path, StepTimings
+from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.cost_model import Step, StepSize
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass that a device was given."""
+
+    output: ForwardOutput
+    num_tokens: int
+    path: Path
+    built: float  # when it was packed, by the host's clock
+    begun: Mark
+    ended: Mark
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that a device was given."""
+
+    tasks: Items[Task]
+    forward: Pass
+    choosing: Choosing
+    begun: float  # when its building was, by the host's clock
+    before: Mark | None = None  # of one launched early: the end of the step before
+
+    def timings(self, now: float) -> StepTimings:
+        """Of one that is over. Launched early, it begins with the end of the one before."""
+        forward = seconds_between(self.forward.begun, self.forward.ended)
+        if self.before is None:
+            build, total = self.forward.built - self.begun, now - self.begun
+        else:
+            build = seconds_between(self.before, self.forward.begun)  # the device had to wait for it
+            total = seconds_between(self.before, self.choosing.arrival)
+        sample = total - build - forward  # choosing tokens has waited for the device
+        return StepTimings(
+            build, forward, sample, total, len(self.tasks), self.forward.num_tokens, self.forward.path
+        )
 
 
 @dataclass
@@ -36,6 +76,7 @@ class Outcome:
     chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
     blamed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # they cannot go on
     passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
+    next_step: Launched | None = None  # where it is under way already
 
     def add(self, other: "Outcome") -> None:
         self.chosen += other.chosen
@@ -55,9 +96,16 @@ class Runner(Protocol):
     context_length: int  # tokens
     end_token_ids: frozenset[int]
     mask_token: int | None  # of a model that drafts several tokens in one pass
+    launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
 
-    def run(self, selected: Selected) -> Outcome:
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+    ) -> Outcome:
         """Feeds the items and chooses tokens.
+
+        Args:
+            launched: the step, where it was launched early. Others may have taken part in it.
+            following: who takes part in the step after this one, which is launched early.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
@@ -88,6 +136,12 @@ class ModelRunner:
         self.context_length = context_length(self.model)
         self.end_token_ids = end_of_sequence(self.model)
         self.mask_token = mask_token(self.model.config)
+        self.launches_early = (
+            forward.kernel is not None
+            and group is None
+            and self.settings.drafter is None
+            and not self.settings.shortest_step_s
+        )
         with self.load_timings.timed("graphs"):
             compile_kernels(self.vocab_size, self.model.dtype, self.model.device)
 
@@ -100,14 +154,18 @@ class ModelRunner:
         if self._group is not None:
             self._group.dismiss()
 
-    def run(self, selected: Selected) -> Outcome:
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+    ) -> Outcome:
         """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
         """
         try:
-            step, choices, are_finite = self._pass(selected)
+            launched = launched or self._launch(selected)
+            next_step = self._launch_early(launched, following) if following else None
+            step, choices, are_finite = self._finish(launched, selected)
         except Exception as error:
             outcome, parts = Outcome(), _parts(selected)
             if is_out_of_memory(error) and parts:
@@ -122,6 +180,8 @@ class ModelRunner:
             return outcome
         outcome = Outcome(passes=[(step, [task for task, _ in selected])])
         outcome.add(self._without_doubtful(selected, choices, are_finite))
+        if len(outcome.passes) == 1:  # else it may have been fed other tokens than those of the second try
+            outcome.next_step = next_step
         return outcome
 
     def _without_doubtful(
@@ -145,51 +205,69 @@ class ModelRunner:
                 outcome.blamed.append((item.sequence, NotFiniteError()))
         return outcome
 
-    def _pass(self, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
-        """What it chose for each; and per token that was fed, whether its keys and values are finite."""
-        begun = time.perf_counter()
-        feeds = [item.feed() for _, item in selected]
+    def _launch(self, selected: Selected) -> Launched:
+        begun, items = time.perf_counter(), [item for _, item in selected]
+        forward = self._pass([item.feed() for item in items])
+        rows = [task.rows() if item.num_logits else [] for task, item in selected]
+        logits = forward.output.logits
+        ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
+        choosing = begin_choosing(_Own(items, rows).choosing(logits), rows, forward.output.are_finite, ranks)
+        return Launched([task for task, _ in selected], forward, choosing, begun)
+
+    def _launch_early(self, before: Launched, tasks: Items[GenerateTask]) -> Launched | None:
+        """The step after, which feeds what that one chooses; None where it fails, which costs time alone."""
+        try:
+            return self._launch_after(before, tasks)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.launches_early = False
+                logger.warning("out of memory for two steps at once: from now on each waits for the last")
+                return None
+            if says_broken(error):
+                raise
+            logger.warning("a step could not be launched early: %r", error, exc_info=error)
+            return None
+
+    def _launch_after(self, before: Launched, tasks: Items[GenerateTask]) -> Launched:
+        begun, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
+        feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
+        forward = self._pass(feeds, before.choosing.tokens)
+        next_rows = [[task.next_row()] for task in tasks]
+        choosing = begin_choosing(forward.output.logits, next_rows, forward.output.are_finite)
+        return Launched(tasks, forward, choosing, begun, before.choosing.arrival)
+
+    def _pass(self, feeds: list[Feed], chosen: torch.Tensor | None = None) -> Pass:
+        """chosen: as feed_chosen takes it."""
         fed = StepInput(*self.cache.take_changes(), feeds)
         if self._group is not None:
             self._group.send(fed)
         batch = self._forward.prepare(fed)
         built = time.perf_counter()
-        pass_begun = mark(self.model.device)
-        output = self._forward.run(batch)
-        pass_ended = mark(self.model.device)
-        logits = output.logits
-        rows = [task.rows() if item.num_logits else [] for task, item in selected]
-        own = _Own([item.num_logits for _, item in selected], [bool(part) for part in rows])
-        choices, are_finite = choose_tokens(
-            own.choosing(logits),
-            rows,
-            output.are_finite,
-            min(max(task.ranks for task, _ in selected), logits.shape[1]),
-        )
-        choices = own.with_logits(choices, logits)
+        begun = mark(self.model.device)
+        output = self._forward.run(batch, chosen)
+        return Pass(output, batch.num_tokens, batch.path, built, begun, mark(self.model.device))
+
+    def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
+        """What it chose for each of these; and per token that they fed, whether its cache is finite."""
+        choices, are_finite = launched.choosing.wait()
+        if len(selected) < len(launched.tasks):  # of one launched early, whose items feed a token each
+            places = {task: place for place, task in enumerate(launched.tasks)}
+            kept = [places[task] for task, _ in selected]
+            choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
+        items, output = [item for _, item in selected], launched.forward.output
+        choices = _Own(items, [one.rows for one in choices]).with_logits(choices, output.logits)
         if output.hidden is not None:
-            of_each = output.hidden.split_with_sizes([len(item.tokens) for _, item in selected])
+            of_each = output.hidden.split_with_sizes([len(item.tokens) for item in items])
             choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
         shortest = self.settings.shortest_step_s
         if shortest:
-            time.sleep(max(begun + shortest - time.perf_counter(), 0.0))
-        sampled = time.perf_counter()
-        forward = seconds_between(pass_begun, pass_ended)  # choosing tokens has waited for the device
-        sample = sampled - built - forward
+            time.sleep(max(launched.begun + shortest - time.perf_counter(), 0.0))
+        now = time.perf_counter()
+        self.last_step = timings = launched.timings(now)
         self._steps += 1
-        size = size_of([item for _, item in selected], self.settings.block_size)
-        step = Step(self._steps, size, sampled - begun)
+        step = Step(self._steps, size_of(items, self.settings.block_size), timings.total)
         for task, _ in selected:
-            task.took_part(begun, forward, sample, step)
-        self.last_step = StepTimings(
-            built - begun,
-            forward,
-            sample,
-            sampled - begun,
-            len(selected),
-            batch.num_tokens,
-            batch.path,
-        )
+            task.took_part(now - timings.total, timings.forward, timings.sample, step)
         return step, choices, are_finite
 
     def _committed_part(self, task: Task, item: Item) -> Item:
@@ -224,11 +302,13 @@ def _parts(selected: Selected) -> list[Selected]:
 class _Own:
     """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
 
-    def __init__(self, counts: list[int], choose: list[bool]) -> None:
-        """Of each piece of work: its rows, and whether they choose."""
-        self._counts = counts
-        self._choose = choose
-        self._all = all(chooses or not count for count, chooses in zip(counts, choose, strict=True))
+    def __init__(self, items: Items[Item], rows: Items[list[Row]]) -> None:
+        """rows: that choose, of each item."""
+        self._counts = [item.num_logits for item in items]
+        self._choose = [bool(part) for part in rows]
+        self._all = all(
+            chooses or not count for count, chooses in zip(self._counts, self._choose, strict=True)
+        )
 
     def choosing(self, rows: torch.Tensor) -> torch.Tensor:
         """[num_rows, ...] the part of them that chooses."""

@@ -22,6 +22,7 @@ from outrider.decoding.sampling import (
     runners_up,
 )
 from outrider.decoding.verify import sample_draft_token
+from outrider.engine.device_time import Mark, mark, wait_for
 
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -79,38 +80,76 @@ class Choices:
         return tuple(one for one in found if one is not None)
 
 
+@dataclass(frozen=True)
+class Choosing:
+    """Tokens that a device is choosing, on their way to the host."""
+
+    rows: Items[list[Row]]  # of each piece of work
+    logits: torch.Tensor  # [num_rows, vocab_size]
+    processed: torch.Tensor | None  # as Choices has it
+    ranks: int
+    numbers: torch.Tensor  # int [num_rows * ranks + num_rows + num_tokens] tokens, what is sound, what finite
+    arriving: torch.Tensor  # the same, at the host once ``arrival`` is over
+    arrival: Mark
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[num_rows * ranks] on the device."""
+        return self.numbers[: sum(map(len, self.rows)) * self.ranks]
+
+    def wait(self) -> tuple[list[Choices], list[bool]]:
+        """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
+        wait_for(self.arrival)
+        numbers, ranks = iter(self.arriving.tolist()), self.ranks
+        every = [row for part in self.rows for row in part]
+        ranked = [_allowed_ones(row, tuple(next(numbers) for _ in range(ranks))) for row in every]
+        are_sound = [bool(next(numbers)) for _ in every]
+        choices, start = [], 0
+        for part in self.rows:
+            own = slice(start, start + len(part))
+            of_part = None if self.processed is None else self.processed[own]
+            choices.append(Choices(part, self.logits[own], ranked[own], are_sound[own], of_part))
+            start += len(part)
+        return choices, [bool(number) for number in numbers]
+
+
 def choose_tokens(
     logits: torch.Tensor,
     rows: Items[list[Row]],
     are_finite: torch.Tensor,
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
-    """One Choices per piece of work, whose rows follow one another in ``logits`` [num_rows, vocab_size].
+    """As ``begin_choosing``, until the host knows them."""
+    return begin_choosing(logits, rows, are_finite, ranks).wait()
+
+
+def begin_choosing(
+    logits: torch.Tensor,
+    rows: Items[list[Row]],
+    are_finite: torch.Tensor,
+    ranks: int = 1,
+) -> Choosing:
+    """On a GPU without a wait for it.
 
     Args:
-        are_finite: bool [num_tokens], which come back as a list, without a second wait for the device.
+        rows: of each piece of work; they follow one another in ``logits`` [num_rows, vocab_size].
+        are_finite: bool [num_tokens], which come along, without a second wait for the device.
         ranks: tokens to be found for each row.
     """
     every = [row for part in rows for row in part]
-    if not every:
-        return [Choices([], logits, [], []) for _ in rows], are_finite.tolist()
     processed = None
-    if _has_kernels(logits):
+    if not every:
+        numbers = are_finite
+    elif _has_kernels(logits):
         best, sound = _choose_on_device(logits, every, ranks)
+        numbers = torch.cat([best.flatten(), sound, are_finite])
     else:
         processed = process(logits, every)
         best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
         sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
-    numbers = iter(torch.cat([best.flatten(), sound, are_finite]).tolist())
-    ranked = [_allowed_ones(row, tuple(next(numbers) for _ in range(ranks))) for row in every]
-    are_sound = [bool(next(numbers)) for _ in every]
-    choices, start = [], 0
-    for part in rows:
-        own = slice(start, start + len(part))
-        of_part = None if processed is None else processed[own]
-        choices.append(Choices(part, logits[own], ranked[own], are_sound[own], of_part))
-        start += len(part)
-    return choices, [bool(number) for number in numbers]
+        numbers = torch.cat([best.flatten(), sound, are_finite])
+    arriving = numbers.to("cpu", non_blocking=True)  # into pinned memory
+    return Choosing(rows, logits, processed, ranks, numbers, arriving, mark(logits.device))
 
 
 def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:

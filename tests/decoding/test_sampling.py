@@ -19,7 +19,15 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise import gumbel
 from outrider.decoding.penalties import leave_an_end
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import SETTINGS, choose, logprobs, probabilities, process, runners_up
+from outrider.decoding.sampling import (
+    SETTINGS,
+    choose,
+    logprobs,
+    needs_no_text,
+    probabilities,
+    process,
+    runners_up,
+)
 from outrider.decoding.settings import Sampling
 from outrider.decoding.truncation import ties_after
 
@@ -303,3 +311,26 @@ def test_ties_after_a_number_of_them_are_found(vocab_size: int, share: float, da
     counts = torch.tensor(data.draw(st.lists(st.integers(1, vocab_size), min_size=3, max_size=3)))
     expected = is_tie & (is_tie.cumsum(dim=1) > counts[:, None])
     assert torch.equal(ties_after(is_tie, counts), expected)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, True),
+        ({"temperature": 0.0}, True),
+        (
+            {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 3, "stop_token_ids": (3,)},
+            True,
+        ),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"min_tokens": 1}, False),
+        ({"logit_bias": {1: 1.0}}, False),
+        ({"bad_token_ids": (1,)}, False),
+        ({"allowed_token_ids": (1,)}, False),
+        ({"grammar": "start: /a/"}, False),
+    ],
+)
+def test_which_settings_choose_without_a_look_at_the_text(chosen: dict[str, Any], expected: bool) -> None:
+    assert needs_no_text(Sampling(**chosen)) is expected

@@ -6,6 +6,7 @@ tests/support/simulated_cuda/README.md.
 
 import random
 import sys
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,7 +26,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.forward.graphs import CudaCapture
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
-from outrider.engine.work import Generate, Generated
+from outrider.engine.work import Generate, Generated, TopUp
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.gpu import gpu
 from tests.support.hidden_states import pass_of, transformers_states
@@ -255,6 +256,67 @@ def test_a_short_cache_changes_nothing(folder: Path) -> None:
     assert preemptions > 0
     texts = [tuple(one.tokens[one.prompt_length :]) for one in opened]
     assert texts == on_the_cpu(folder, **SIMPLE)
+
+
+class Company:
+    """Sequences that end at different times, come, go, are set back and go on while the first one decodes."""
+
+    def __init__(self, engine: Engine, stop_token: int) -> None:
+        self._engine = engine
+        self._stop_token = stop_token
+        self._prompts = [request.prompt for request in requests(**SIMPLE)]
+        self._said: dict[int, list[int]] = {}  # by number of the sequence
+
+    def texts(self) -> list[list[int]]:
+        """Of each sequence; of the one that is closed only what it says for sure."""
+        engine = self._engine
+        first = self._start(1, 16)
+        self._start(2, 4, max_tokens=4)
+        self._start(2, COUNT, stop_token_ids=(self._stop_token,))
+        goes_on = self._start(1, 3)
+        closed = self._start(0, COUNT)
+        set_back = self._start(3, COUNT)
+        length = len(self._prompts[3])
+        kept = 0
+
+        def change() -> None:
+            nonlocal kept
+            kept = len(self._said[set_back])
+            engine.submit(Generate(set_back, length + 2, (9,), 6))
+
+        changes: dict[int, Callable[[], object]] = {  # by tokens of the first sequence
+            3: lambda: self._start(4, COUNT),
+            5: lambda: engine.close(engine.sequence(closed)),
+            6: change,
+            8: lambda: engine.submit(TopUp(goes_on, len(self._prompts[1]), tuple(self._said[goes_on]), 8)),
+        }
+        while engine.has_work:
+            for result in engine.step():
+                assert isinstance(result, Generated)
+                self._said[result.sequence].append(result.token)
+            changes.pop(len(self._said[first]), lambda: None)()
+        assert not changes
+        del self._said[set_back][:kept], self._said[closed][4:]
+        return [*self._said.values()]
+
+    def _start(self, place: int, count: int, **sampling: Any) -> int:
+        prompt, number = self._prompts[place], len(self._said)
+        settings = Sampling(**{"max_tokens": 16, "ignore_eos": True, **SIMPLE, **sampling})
+        self._said[number] = []
+        sequence = self._engine.open(len(prompt), number, settings)
+        self._engine.submit(Generate(sequence.number, 0, prompt, count))
+        return sequence.number
+
+
+@pytest.mark.slow
+def test_company_that_comes_and_goes_changes_no_text(folder: Path, way: Way) -> None:
+    """Steps that are launched before the tokens of those before are known have rows in vain."""
+    stop_token = on_the_cpu(folder, **SIMPLE)[2][4]
+    expected = Company(engine_of(folder, dtype="float32", device="cpu"), stop_token).texts()
+    with gpu() as cuda:
+        engine = engine_of(folder, device="cuda", dtype="float32", **way.settings)
+        assert Company(engine, stop_token).texts() == expected
+    assert cuda is None or (cuda.counts.busy_waits.total() >= 8) == (way.path != "gathered")
 
 
 @pytest.mark.slow

@@ -70,6 +70,16 @@ class Batch:
         return form_groups(self.spans, self.block_size, self.dtype, self.token_ids.device)
 
 
+def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
+    """Has a batch feed tokens that only the device knows.
+
+    Args:
+        token_ids: of the batch, [1, num_tokens]: rows of ``chosen`` so far.
+        chosen: [num_rows] by the step before.
+    """
+    token_ids.copy_(chosen[token_ids])
+
+
 def pack(
     feeds: Items[Feed],
     block_size: int,

@@ -12,7 +12,7 @@ from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.beside_target import BesideTarget
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged, Probe
-from outrider.engine.forward.batch import Batch, pack, paged_batch
+from outrider.engine.forward.batch import Batch, feed_chosen, pack, paged_batch
 from outrider.engine.forward.batch_invariant import (
     ROWS,
     Passes,
@@ -193,15 +193,17 @@ class ForwardPass:
         given = layout.split(filled.to(device, non_blocking=True))
         return paged_batch(given, given.logit_rows, block_size, dtype)
 
-    def run(self, step: Batch | Passes) -> ForwardOutput:
-        """Feeds the batch, or what its passes feed."""
+    def run(self, step: Batch | Passes, chosen: torch.Tensor | None = None) -> ForwardOutput:
+        """Feeds the batch, or what its passes feed. chosen: as feed_chosen takes it."""
         if isinstance(step, Passes) and len(step.parts) > 1:
-            return joined(map(self._output_of, step.parts))
-        return self._output_of(step.parts[0] if isinstance(step, Passes) else step)
+            return joined(self._output_of(part, chosen) for part in step.parts)
+        return self._output_of(step.parts[0] if isinstance(step, Passes) else step, chosen)
 
-    def _output_of(self, batch: Batch) -> ForwardOutput:
+    def _output_of(self, batch: Batch, chosen: torch.Tensor | None) -> ForwardOutput:
         if isinstance(batch, GraphBatch):
-            return batch.compute()
+            return batch.compute(chosen)
+        if chosen is not None:
+            feed_chosen(batch.token_ids, chosen)
         return batch.without_padding(self._compute(batch))
 
     @property

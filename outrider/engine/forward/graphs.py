@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.forward.batch import Batch, paged_batch
+from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, Layout, fill
 from outrider.engine.parallel.rank_group import RankGroup
@@ -60,7 +60,7 @@ class CudaCapture:
 class GraphBatch(Batch):
     """A step that a graph computes, from what it copies into the graph's memory."""
 
-    compute: Callable[[], ForwardOutput]
+    compute: Callable[[torch.Tensor | None], ForwardOutput]  # takes the tokens, as feed_chosen does
 
     @property
     def path(self) -> Path:
@@ -131,17 +131,20 @@ class Graphs:
         filled = fill(layout, feeds, self._block_size, self._spare_slot)
         given = layout.split(self._buffer[: layout.size])
         logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
+        token_ids = given.token_ids[:, :rows]
         kept = slice(rows) if len(logit_rows) == rows else logit_rows
 
-        def compute() -> ForwardOutput:
+        def compute(chosen: torch.Tensor | None) -> ForwardOutput:
             self._buffer[: layout.size].copy_(filled, non_blocking=True)
+            if chosen is not None:
+                feed_chosen(token_ids, chosen)
             replay()
             assert self._output is not None
             hidden = None if self._output.hidden is None else self._output.hidden[:rows]
             return ForwardOutput(self._output.logits[kept], hidden, self._output.are_finite[:rows])
 
         return GraphBatch(
-            given.token_ids[:, :rows],
+            token_ids,
             given.position_ids[:, :rows],
             given.slots[:rows],
             logit_rows,

@@ -1,6 +1,6 @@
 """Which sequences take part in the next step, and who gives up cache when it runs short."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from outrider.decoding.draft import ROOT
 from outrider.engine.blame import BlamedError, blaming
@@ -9,6 +9,7 @@ from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.settings import MAX_DEPTH
@@ -64,6 +65,39 @@ class Scheduler:
             if item is not None:
                 selected.append((task, item))
         return selected
+
+    def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[GenerateTask]:
+        """Who takes part in the step after this one, as far as can be told before its tokens are known.
+
+        Nobody where that depends on them, where other work waits, or where somebody would have to give up
+        cache. Each has cache for the token that it will feed.
+        """
+        following: list[GenerateTask] = []
+        if len(selected) < len(tasks):
+            return following
+        for task, item in selected:
+            if not (isinstance(task, GenerateTask) and task.is_foreseeable and item.num_logits):
+                return []
+            if task.ends_now:
+                continue
+            if not self._cache.reserve(task.sequence, len(task.sequence.tokens) + 1):
+                return []
+            following.append(task)
+        return following
+
+    def still_wanted(self, launched: Iterable[Task], tasks: Mapping[int, Task]) -> Selected:
+        """Items of a step that was launched before the tokens of the one before were known: now they are.
+
+        Without those whose sequence has ended, is closed, or has other work since.
+        """
+        wanted: Selected = []
+        for task in launched:
+            if tasks.get(task.sequence.number) is task:
+                with blaming(task.sequence):
+                    item = self._item(task, budget=1)
+                assert item is not None
+                wanted.append((task, item))
+        return wanted
 
     def _idle_item(self, task: Task) -> Item | None:
         sequence, tree = task.sequence, task.tree()

@@ -1,6 +1,8 @@
 """Decoding freely: a token a step, and with it those that a grammar forces."""
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
@@ -16,6 +18,19 @@ class GenerateTask(Task):
         super().__init__(sequence, arrived)
         self.length = length
         self._forced: Draft | None = None  # what the grammar forces next; None: it was not asked yet
+        sampling = sequence.sampling
+        # Whether a step depends on the token of the one before in nothing but that it is fed.
+        self.is_foreseeable = needs_no_text(sampling) and sampling.logprobs is None
+
+    @property
+    def ends_now(self) -> bool:
+        """Whether the token that the step under way chooses is the last one, whatever it is."""
+        return len(self.sequence.tokens) + 1 >= min(self.length, self.sequence.limit)
+
+    def next_row(self) -> Row:
+        """Of one that is foreseeable: what choosing the token after the one under way depends on."""
+        sequence = self.sequence
+        return Row(sequence.sampling, sequence.noise_key, len(sequence.tokens) + 1, (), ())
 
     def constrain(self) -> None:
         sequence = self.sequence

@@ -91,11 +91,12 @@ class Task(ABC):
             begun: when, by the engine's clock.
             forward, sample: seconds of its forward pass, and of choosing tokens.
         """
+        late = max(self._since - begun, 0.0)  # launched early, a step begins before the last one is answered
         if self._started is None:
-            self._started = begun
+            self._started = begun + late
         self._forward += forward
         self._sample += sample
-        self._step += step.seconds
+        self._step += step.seconds - late
         self._step_count += 1
         self._last_step = step
 

@@ -19,7 +19,8 @@ class Counts:
     pinned_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of pinned memory
     pageable_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of other memory
     copies_out: Counter[str] = field(default_factory=Counter)  # from the device
-    waits: Counter[str] = field(default_factory=Counter)  # until all is done that was launched
+    waits: Counter[str] = field(default_factory=Counter)  # for what was launched
+    busy_waits: Counter[str] = field(default_factory=Counter)  # of these: the device had more to do meanwhile
 
     def totals(self) -> dict[str, int]:
         return {one.name: getattr(self, one.name).total() for one in fields(self)}

@@ -64,6 +64,8 @@ class Transfers:
         """Until all that was launched is done. begun: what began after so many is not waited for."""
         self.must_not_capture(operation)
         self.counts.waits[cause(operation)] += 1
+        if begun is not None and begun < self.begun:
+            self.counts.busy_waits[cause(operation)] += 1
         self.deliver(begun)
 
     def deliver(self, begun: int | None = None) -> None:
