@@ -58,6 +58,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "no graphs": {"graphs": False},
     "batch_invariant": {"batch_invariant": True},
 }
+EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
+NUMERICS: dict[str, dict[str, Any]] = {"usual": {}, "batch-invariant": {"batch_invariant": True}}
 FEW_SHAPES = ((1, 1), (8, 5))  # of the slower ways
 SAMPLINGS = {
     "greedy": GREEDY,
@@ -68,13 +70,15 @@ PARTS = ("steps", "speculation", "prompts")
 ACCEPTANCE = 0.8  # of each drafted token after one that was right
 BUFFER_BYTES = 2**32
 REPETITIONS = 20
+DTYPE = "bfloat16"
+CACHE: int | None = None  # bytes; None: what is left
 
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
     """With a cache that suits all parts."""
-    fields = {"model": str(model), "dtype": "bfloat16", "device": device, "self_check": False, **settings}
-    if device == "cpu":
-        fields["cache_memory"] = 2**28
+    fields = {"model": str(model), "dtype": DTYPE, "device": device, "self_check": False, **settings}
+    if CACHE is not None or device == "cpu":
+        fields["cache_memory"] = CACHE or 2**28
     return Engine.from_settings(EngineSettings.model_validate(fields))
 
 
@@ -130,7 +134,7 @@ def step_rows(model: Path, device: str, bandwidth: float) -> list[dict[str, Any]
                             "share of the bandwidth limit": limit / statistics.median(taken[3:]),
                         }
                     )
-        del of
+        del of, steps
         free()
     return rows
 
@@ -194,7 +198,20 @@ def speculation_rows(
     model: Path, device: str, batches: Sequence[int], depths: Sequence[int], tokens: int
 ) -> list[dict[str, Any]]:
     """One row per batch and depth; depth 0 is plain."""
-    of = engine(model, device)
+    rows = []
+    for numerics, settings in NUMERICS.items():
+        of = engine(model, device, **settings)
+        rows += [{"numerics": numerics, **row} for row in answered_rows(of, batches, depths, tokens)]
+        del of
+        free()
+    return [*rows, *generate_rows(model, device, batches, tokens)]
+
+
+def answered_rows(
+    of: Engine, batches: Sequence[int], depths: Sequence[int], tokens: int
+) -> list[dict[str, Any]]:
+    """Of one engine, whose model says one token again and again."""
+    repeat_tokens(of.runner)
     sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
     rows = []
     for batch in batches:
@@ -219,15 +236,27 @@ def speculation_rows(
                     ),
                 }
             )
-    del of
-    free()
-    return [*rows, *generate_rows(model, device, batches, tokens)]
+    return rows
+
+
+@torch.inference_mode()
+def repeat_tokens(runner: Any) -> None:
+    """Has a model of random weights say its last token again, by far more likely than any other.
+
+    Else its text would hang on the rounding of a step, which is another one with Drafts than without, and no
+    drafter could know it for long.
+    """
+    embeddings = runner.model.get_input_embeddings().weight
+    embeddings.mul_(EMBEDDED / embeddings.std())
+    head = runner.model.get_output_embeddings().weight
+    if head is not embeddings:
+        head.copy_(embeddings / EMBEDDED)
 
 
 @torch.inference_mode()
 def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int) -> list[dict[str, Any]]:
     """transformers' `generate`, plain."""
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, DTYPE)).to(device).eval()
     rows = []
     for batch in batches:
         ids = torch.tensor([[*PROMPT, number] for number in range(batch)], device=device)

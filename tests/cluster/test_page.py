@@ -227,6 +227,8 @@ def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> N
 
 
 def test_escape_stops_an_answer(page: Page) -> None:
+    long = {"type": "array", "items": {"type": "integer"}, "minItems": 500}  # it cannot end by itself before
+    page.locator("#schema").fill(json.dumps(long))
     page.locator("#tokens").fill("1500")
     page.locator("#prompt").focus()
     page.keyboard.press("Control+Enter")

@@ -227,7 +227,8 @@ def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, v
 
     def answered(device: str) -> list[Output]:
         target = engine_of(folder, device=device, dtype="float32")
-        draft = engine_of(folder, device=device, dtype="float16", draft_ahead=6)
+        # In half precision some guesses that the ratio rules judge differ: a GPU rounds otherwise.
+        draft = engine_of(folder, device=device, dtype="float32", draft_ahead=6)
         return generate(target, DraftModel(draft), asked, 3, leaves)
 
     expected = answered("cpu")
@@ -357,4 +358,4 @@ def test_a_pass_that_cannot_be_captured_leaves_the_stream_as_it_was() -> None:
 
         with pytest.raises(RuntimeError, match="captur"):
             CudaCapture()(waits)
-        assert torch.cuda.current_stream() is before
+        assert torch.cuda.current_stream() == before

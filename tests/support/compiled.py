@@ -15,7 +15,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from outrider.engine.forward.paged_input import FEW_TILE, TILE_FIELDS
-from outrider.engine.kernels import choice, paged_attention
+from outrider.engine.kernels import choice, layer, paged_attention
 
 TYPES = {
     "logits": "*bf16",
@@ -47,7 +47,7 @@ ALIGNED = {"row_stride", "vocab_size", *(name for name, kind in TYPES.items() if
 # A tile of decoding and verifying in the shape of Llama 3 8B.
 TILE_TYPES = {
     **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
-    **dict.fromkeys(("block_table", "tiles", "seen", "ancestors", "paths", "positions"), "*i64"),
+    **dict.fromkeys(("block_table", "tiles", "work", "seen", "ancestors", "paths", "positions"), "*i64"),
     **dict.fromkeys(("parts", "weights"), "*fp32"),
     **dict.fromkeys(
         ("query_head_stride", "query_row_stride", "table_stride", "words", "path_length", "splits"), "i32"
@@ -72,6 +72,29 @@ TILE_ALIGNED = {
     "query_row_stride",
     *(n for n, kind in TILE_TYPES.items() if "*" in kind),
 }
+# A layer of Llama 3 8B, but for its products.
+LAYER_TYPES = {
+    **dict.fromkeys(
+        ("rows", "weight", "output", "product", "cosines", "sines", "query", "keys", "values", "gate_up"),
+        "*bf16",
+    ),
+    "slots": "*i64",
+    "stride": "i32",
+    "output_stride": "i32",
+    "epsilon": "fp32",
+}
+LAYER: dict[str, dict[str, Any]] = {
+    "_norm": {"SIZE": 4096, "WIDTH": 4096},
+    "_rotate_and_store": {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "DIM": 128,
+        "WIDTH": 128,
+        "TILE": layer.HEADS_AT_ONCE,
+    },
+    "_gate": {"SIZE": 14336, "WIDTH": layer.NUMBERS_AT_ONCE},
+}
+LAYER_WARPS = {"_norm": 8}
 SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
 
 
@@ -85,6 +108,13 @@ def of_attention(capability: int, *, as_chains: bool) -> dict[str, int]:
     options = {"num_warps": paged_attention.FEW.warps, "num_stages": paged_attention.STAGES}
     kernel = paged_attention._attend_tile
     return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
+
+
+def of_layer(name: str, capability: int) -> dict[str, int]:
+    options = {"num_warps": LAYER_WARPS.get(name, 4)}
+    return compiled(
+        getattr(layer, name), capability, LAYER_TYPES, LAYER[name], set(LAYER_TYPES) - {"epsilon"}, options
+    )
 
 
 def compiled(
@@ -129,4 +159,5 @@ if __name__ == "__main__":
         for as_chains in (False, True)
         for capability in SLOTS
     }
+    said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
     print(json.dumps(said))

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 
+from outrider.engine.forward.batch_invariant import ROWS
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import simulated_cuda
 
@@ -15,5 +17,6 @@ def gpu() -> Iterator[SimulatedCuda | None]:
     if torch.cuda.is_available():
         yield None
     else:
-        with simulated_cuda() as cuda:
+        # Triton's interpreter takes seconds for a pass of as many tokens as a GPU likes.
+        with simulated_cuda() as cuda, patch.dict(ROWS, {"cuda": 16}):
             yield cuda

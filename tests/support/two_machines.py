@@ -31,12 +31,13 @@ class TwoMachines(Machines):
 
 
 def gateways() -> list[psutil.Process]:
-    """Of every service on this machine."""
+    """Of the services that this process has started: tests beside it may have theirs."""
     found = []
-    for process in psutil.process_iter(["name", "cmdline"]):
-        names = [process.info["name"] or "", *(process.info["cmdline"] or [])[:1]]
-        if any("ServeReplica:default:gateway" in name for name in names):
-            found.append(process)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names = [process.name(), *process.cmdline()[:1]]
+            if any("ServeReplica:default:gateway" in name for name in names):
+                found.append(process)
     return found
 
 

@@ -74,12 +74,12 @@ def attend(
         outrider.see(module, key, value, {**others, **given, "a mask of its own": attention_mask})
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     assert outrider is not None
-    output = paged_attention(
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    store(outrider, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    output = attended(
         outrider,
-        module.layer_idx,  # type: ignore[arg-type]
+        layer,
         query[0],
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
         scaling=scaling,
         window=sliding_window,
         softcap=softcap,
@@ -88,23 +88,25 @@ def attend(
     return output[None], None
 
 
-def paged_attention(
+def store(paged: Paged, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Puts a layer's keys and values, [num_tokens, kv_heads, dim] each, into the cache."""
+    paged.cache.keys[layer][paged.batch.slots] = key
+    paged.cache.values[layer][paged.batch.slots] = value
+
+
+def attended(
     paged: Paged,
     layer: int,
     query: torch.Tensor,  # [heads, num_tokens, key_dim]
-    key: torch.Tensor,  # [num_tokens, kv_heads, key_dim]
-    value: torch.Tensor,  # [num_tokens, kv_heads, value_dim]
     *,
     scaling: float | None,
     window: int | None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Stores a layer's keys and values, then attends to the cache: [num_tokens, heads, value_dim]."""
+    """What the cache holds, the tokens' own keys and values included: [num_tokens, heads, value_dim]."""
     batch, cache = paged.batch, paged.cache
     keys, values = cache.keys[layer], cache.values[layer]
-    keys[batch.slots] = key
-    values[batch.slots] = value
     if paged.kernel is not None and batch.paged is not None:
         return paged.kernel(
             batch.paged, query, keys, values, scaling=scaling, window=window, softcap=softcap, sinks=sinks
@@ -113,7 +115,7 @@ def paged_attention(
     layout = Layout(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
     if len(batch.groups) == 1 and not batch.is_padded:
         return layout.attend(batch.groups[0], query).contiguous()  # some models take views
-    output = query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+    output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
     for group in batch.groups:
         output[group.output_rows] = layout.attend(group, query)
     return output

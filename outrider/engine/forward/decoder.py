@@ -2,7 +2,7 @@
 
 transformers writes a layer as some sixty operations in ten modules. Where a step takes a few milliseconds,
 starting them takes longer than their arithmetic, on a CPU and on a GPU. Here the same layer is about twenty
-operations and no module but its matrix products:
+operations, on a GPU ten kernels, and no module but its matrix products:
 
 - queries, keys and values come from one product, gate and up from one, and a product adds the residual;
 - queries and keys are rotated together, by cosines and sines that are computed once per step;
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.forward.attention import Paged, paged_attention
+from outrider.engine.forward.attention import Paged, attended
+from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
 from outrider.engine.forward.linear import PackedLinear, Projection
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -27,15 +28,15 @@ FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3Fo
 class Decoder:
     """A model of the family, in the place of its `forward`. Its linear layers may have been replaced."""
 
-    def __init__(self, model: Any, hidden_layers: Collection[int]) -> None:
+    def __init__(self, model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> None:
         """hidden_layers: whose states are asked for, as transformers numbers them; 0: the embeddings."""
         body = model.model
+        self._operations = operations
         self._embedding = body.embed_tokens.weight
-        self._layers = [_Layer(layer) for layer in body.layers]
+        self._layers = [_Layer(layer, operations) for layer in body.layers]
         self._rotary = body.rotary_emb
-        norm = body.norm  # another module where a part of the model leaves early
-        is_usual = hasattr(norm, "variance_epsilon")
-        self._norm = _Norm(norm.weight, norm.variance_epsilon) if is_usual else norm
+        self._norm = body.norm  # another module where a part of the model leaves early
+        self._usual_norm = _norm_of(body.norm) if hasattr(body.norm, "variance_epsilon") else None
         self._head = model.lm_head
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 
@@ -49,18 +50,24 @@ class Decoder:
         batch = paged.batch
         states = self._embedding[batch.token_ids[0]]  # [num_tokens, hidden_size]
         rotation = self._rotation(batch.position_ids[0], states.dtype)
-        kept = {0: states} if 0 in self._hidden_layers else {}
+        last = len(self._layers)
+        kept = {0: states.clone()} if 0 in self._hidden_layers else {}
         for number, layer in enumerate(self._layers, 1):
             states = layer(states, rotation, paged)
-            if number in self._hidden_layers:
-                kept[number] = states
-        if len(self._layers) in self._hidden_layers:  # the last one's are kept normed
-            states = kept[len(self._layers)] = self._norm(states)
+            if number in self._hidden_layers and number < last:
+                kept[number] = states.clone()  # a layer adds to the states where they are
+        if last in self._hidden_layers:  # the last one's are kept normed
+            states = kept[last] = self._normed(states)
             wanted = states[batch.logit_rows]
         else:
-            wanted = self._norm(states[batch.logit_rows])
+            wanted = self._normed(states[batch.logit_rows])
         hidden = [kept[number] for number in self._hidden_layers]
         return self._head(wanted), torch.stack(hidden, dim=1) if hidden else None
+
+    def _normed(self, states: Tensor) -> Tensor:
+        if self._usual_norm is None:
+            return self._norm(states)  # type: ignore[no-any-return]
+        return self._operations.normed(states, self._usual_norm)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines, and sines with the sign of the first half turned: [num_tokens, 1, head_dim] each."""
@@ -74,102 +81,68 @@ class Decoder:
 class _Layer:
     """One decoder layer."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, operations: LayerOperations) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._index: int = attention.layer_idx
-        self._head_dim: int = attention.head_dim
+        self._operations = operations
         self._scaling: float = attention.scaling
         # Whose window it is; the self-check shortens it for a while.
         self._windowed = attention.config if type(attention).__name__ == "MistralAttention" else attention
-        self._attention_norm = _Norm(layer.input_layernorm.weight, layer.input_layernorm.variance_epsilon)
+        self._attention_norm = _norm_of(layer.input_layernorm)
         self._query_key_value = attention.q_proj.shared.product
-        widths = attention.q_proj.shared.widths
-        self._heads, self._kv_heads, _ = (width // self._head_dim for width in widths)
-        self._head_norm = self._norm_of_heads(attention)
+        dim: int = attention.head_dim
+        queries, kv, _ = (width // dim for width in attention.q_proj.shared.widths)
+        self._heads = Heads(attention.layer_idx, queries, kv, dim, _norm_of_heads(attention, queries, kv))
         self._output = attention.o_proj
-        norm = layer.post_attention_layernorm
-        self._mlp_norm = _Norm(norm.weight, norm.variance_epsilon)
+        self._mlp_norm = _norm_of(layer.post_attention_layernorm)
         self._gate_up = mlp.gate_proj.shared.product
         self._down = mlp.down_proj
 
-    def _norm_of_heads(self, attention: Any) -> "_Norm | None":
-        """Of queries and keys together, where a model norms each of its heads."""
-        if not hasattr(attention, "q_norm"):
-            return None
-        query, key = attention.q_norm, attention.k_norm
-        weights = [query.weight.expand(self._heads, -1), key.weight.expand(self._kv_heads, -1)]
-        return _Norm(torch.cat(weights), query.variance_epsilon)
-
     def __call__(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
-        """states and result [num_tokens, hidden_size]"""
-        product = self._query_key_value(self._attention_norm(states)).view(len(states), -1, self._head_dim)
-        turned = self._heads + self._kv_heads
-        query_key, value = product[:, :turned], product[:, turned:]
-        if self._head_norm is not None:
-            query_key = self._head_norm(query_key)
-        query_key = _rotated(query_key, *rotation)
-        query, key = query_key[:, : self._heads], query_key[:, self._heads :]
-        attended = paged_attention(
+        """states and result [num_tokens, hidden_size]; they may be the same memory."""
+        operations, heads = self._operations, self._heads
+        product = self._query_key_value(operations.normed(states, self._attention_norm))
+        product = product.view(len(states), -1, heads.dim)
+        query = operations.rotated_and_stored(product, heads, rotation, paged)
+        output = attended(
             paged,
-            self._index,
+            heads.layer,
             query.transpose(0, 1),
-            key,
-            value,
             scaling=self._scaling,
             window=getattr(self._windowed, "sliding_window", None),
         )
-        states = _plus(states, self._output, attended.flatten(1))
-        gate, up = self._gate_up(self._mlp_norm(states)).chunk(2, -1)
-        return _plus(states, self._down, nn.functional.silu(gate).mul_(up))
+        states = _plus(states, self._output, output.flatten(1))
+        gate_up = self._gate_up(operations.normed(states, self._mlp_norm))
+        return _plus(states, self._down, operations.gated(gate_up))
 
 
-class _Norm:
-    """Root mean square normalization (Zhang and Sennrich 2019), computed in float32.
-
-    On a GPU it is one kernel of torch's, which has none for a CPU. There a norm divides by the vector norm,
-    since sqrt(mean(x^2) + epsilon) is hypot(norm(x), sqrt(size * epsilon)) / sqrt(size).
-    """
-
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
-        """weight: [..., size]"""
-        size = weight.shape[-1]
-        self._epsilon = epsilon
-        self._weight = weight.detach()
-        self._scaled = self._weight.float() * size**0.5
-        self._least = torch.tensor((size * epsilon) ** 0.5)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[..., size] both, of the weight's dtype."""
-        if rows.is_cuda:
-            normed = nn.functional.rms_norm(rows, rows.shape[-1:], None, self._epsilon)
-            return normed.mul_(self._weight)
-        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
-        length = torch.hypot(length, self._least)
-        if rows.dtype == torch.float32:
-            return rows.div(length).mul_(self._scaled)
-        return rows.float().div_(length).mul_(self._scaled).to(rows.dtype)
+def _norm_of(module: Any) -> Norm:
+    return Norm(module.weight, module.variance_epsilon)
 
 
-def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary embedding (Su et al. 2021) of [num_tokens, heads, head_dim]: halves of a head make the pairs."""
-    return torch.addcmul(heads * cosines, heads.roll(heads.shape[-1] // 2, -1), sines)
+def _norm_of_heads(attention: Any, queries: int, kv: int) -> Norm | None:
+    """Of queries and keys together, where a model norms each of its heads."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    query, key = attention.q_norm, attention.k_norm
+    weights = [query.weight.expand(queries, -1), key.weight.expand(kv, -1)]
+    return Norm(torch.cat(weights), query.variance_epsilon)
 
 
 def _plus(states: Tensor, product: nn.Module, rows: Tensor) -> Tensor:
-    """The product of the rows, and the residual."""
+    """The product of the rows, and the residual, in the place of the states where that is possible."""
     if isinstance(product, PackedLinear):
         return product(rows, states)  # type: ignore[no-any-return]
     if type(product) is nn.Linear and product.bias is None:
-        return torch.addmm(states, rows, product.weight.t())
+        return states.addmm_(rows, product.weight.t())
     result: Tensor = product(rows)
     return result.add_(states)
 
 
-def decoder_of(model: Any, hidden_layers: Collection[int]) -> Decoder | None:
+def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:
     """None where the model is none of the family, or its layers are not what they are there."""
     if type(model).__name__ not in FAMILY or model.config.hidden_act != "silu":
         return None
     parts = [(layer.self_attn.q_proj, layer.mlp.gate_proj) for layer in model.model.layers]
     if not all(isinstance(product, Projection) for pair in parts for product in pair):
         return None
-    return Decoder(model, hidden_layers)
+    return Decoder(model, hidden_layers, operations)

@@ -24,6 +24,7 @@ from outrider.engine.forward.batch_invariant import (
 from outrider.engine.forward.decoder import Decoder, decoder_of
 from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, captured_sizes
 from outrider.engine.forward.kernel import Kernel, find_kernel
+from outrider.engine.forward.layer_operations import layer_operations
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import FEW_QUERIES, Layout, fill
@@ -115,7 +116,7 @@ class ForwardPass:
             return ("no step has a CUDA graph: graphs are off in the settings",)
         sizes = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))
         if settings.batch_invariant:
-            sizes = (ROWS,)
+            sizes = (ROWS[self.model.device.type],)
         self._graphs = Graphs(
             self._compute,
             CudaCapture(),
@@ -156,10 +157,13 @@ class ForwardPass:
             elif self._group is None:
                 join_projections(self.model)
             if self._group is None:
-                self._decoder = decoder_of(self.model, self._hidden_layers)
+                self._decoder = self._decoder_of(self.model, self._hidden_layers)
         if self._decoder is not None and (difference := check.differs(self._logits)):
             logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
             self._decoder = None
+
+    def _decoder_of(self, model: Any, hidden_layers: Items[int]) -> Decoder | None:
+        return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.model.device))
 
     def _logits(self, step: StepInput) -> torch.Tensor:
         return self.run(self.prepare(step)).logits
@@ -171,7 +175,8 @@ class ForwardPass:
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
         if self.settings.batch_invariant:
-            return Passes([self._graph_of(part) or self._pass_of(part) for part in cut(step.feeds)])
+            parts = cut(step.feeds, ROWS[self.model.device.type])
+            return Passes([self._graph_of(part) or self._pass_of(part) for part in parts])
         return self._graph_of(step.feeds) or self.lay_out(step.feeds)
 
     def _graph_of(self, feeds: Items[Feed]) -> GraphBatch | None:
@@ -220,7 +225,7 @@ class ForwardPass:
 
     def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:
         """Of a part of the model, its pass to logits [num_logits, vocab_size], as fast as the model's own."""
-        decoder = None if self._decoder is None else decoder_of(part, ())
+        decoder = None if self._decoder is None else self._decoder_of(part, ())
 
         def run(paged: Paged) -> torch.Tensor:
             if decoder is not None:

@@ -159,9 +159,11 @@ class Graphs:
         return Layout.padded(rows, self._blocks, as_chains=self._as_chains)
 
     def _has_room(self, feed: Feed) -> bool:
-        if len(feed.tokens) > FEW_QUERIES or len(feed.blocks) > self._blocks:
+        if len(feed.blocks) > self._blocks:
             return False
-        return not self._as_chains or feed.tree is None or max(feed.tree.depths) < LONGEST_PATH
+        if not self._as_chains:
+            return len(feed.tokens) <= FEW_QUERIES
+        return feed.tree is None or max(feed.tree.depths) < LONGEST_PATH
 
     def _captured(self, rows: int) -> Replay:
         layout = self._layout(rows)

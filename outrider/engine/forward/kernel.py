@@ -12,6 +12,7 @@ from outrider.engine.settings import EngineSettings
 WIDEST_HEAD = 256
 PARTS = 32  # of the longest context at most
 SHORTEST_PART = 256  # slots
+PROGRAMS = 2  # of each multiprocessor
 GATHERS = "attention gathers its blocks, and no step has a CUDA graph: {}"
 
 
@@ -62,8 +63,12 @@ def find_kernel(
             GATHERS.format(f"Triton is missing, which chooses tokens too: pip install triton ({error})"),
         )
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack some
-    shared_memory = properties.shared_memory_per_block_optin
-    return PagedAttention(settings.block_size, part_slots(context_length), shared_memory), ()
+    return PagedAttention(
+        settings.block_size,
+        part_slots(context_length),
+        properties.shared_memory_per_block_optin,
+        programs=PROGRAMS * properties.multi_processor_count,
+    ), ()
 
 
 def part_slots(context_length: int) -> int:

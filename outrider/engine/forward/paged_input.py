@@ -75,6 +75,7 @@ class Layout:
             "ancestors": (self.rows, self.words),
             "paths": (self.rows, self.path_length),
             "logit_rows": (self.logits,),
+            "work": (2, 2),
             "few_tiles": (self.few_tiles, TILE_FIELDS),
             "many_tiles": (self.many_tiles, TILE_FIELDS),
             "block_table": (self.lanes, self.blocks),  # last: a part of its rows is a part of the buffer
@@ -112,6 +113,7 @@ class PagedInput(Generic[Array]):
     ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are visible besides
     paths: Array  # [rows, path_length] nodes up to the row's own, of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
+    work: Array  # [2, 2] of each kind of tiles: how many are no padding, and slots up to the longest's end
     few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
     block_table: Array  # [lanes, blocks]; what a sequence does not hold is undefined
@@ -146,8 +148,8 @@ def fill(layout: Layout, feeds: Items[Feed], block_size: int, spare_slot: int) -
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
     spans = _spans_of_chains(numbers, feeds, firsts) if layout.path_length else _spans(numbers, feeds, firsts)
     is_few = (spans.counts <= FEW_QUERIES) | bool(layout.path_length)
-    _write_tiles(numbers.few_tiles, FEW_TILE, spans, np.flatnonzero(is_few))
-    _write_tiles(numbers.many_tiles, MANY_TILE, spans, np.flatnonzero(~is_few))
+    numbers.work[0] = _write_tiles(numbers.few_tiles, FEW_TILE, spans, np.flatnonzero(is_few))
+    numbers.work[1] = _write_tiles(numbers.many_tiles, MANY_TILE, spans, np.flatnonzero(~is_few))
     numbers.ends[:num_rows][~np.repeat(is_few, spans.counts)] = -1
     return buffer
 
@@ -210,8 +212,8 @@ def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -
     numbers.ancestors[rows].view(np.uint8)[:, : bits.shape[1]] = bits
 
 
-def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> None:
-    """Cuts these spans into tiles of at most so many rows."""
+def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> tuple[int, int]:
+    """Cuts these spans into tiles of so many rows at most: how many, and slots up to the longest's end."""
     num_tiles = -(-spans.counts[chosen] // rows)
     of_tile = np.repeat(chosen, num_tiles)
     index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
@@ -220,3 +222,4 @@ def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> N
     ends = spans.starts[of_tile] + before + held
     columns = (spans.lanes[of_tile], spans.firsts[of_tile] + before, held, ends, spans.roots[of_tile])
     tiles[: len(of_tile)] = np.stack(columns, axis=1)
+    return len(of_tile), int(ends.max(initial=0))

@@ -44,6 +44,7 @@ def _attend_tile(
     values,  # [slots, kv_heads, value_dim]
     block_table,  # int64 [lanes, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
+    work,  # int64 [2] tiles that there are, and slots of the longest of their contexts
     seen,  # int64 [rows] slots before that are all visible
     ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
     paths,  # int64 [rows, path_length] with CHAINS: nodes up to the row's own, of a tile that has a root
@@ -79,125 +80,135 @@ def _attend_tile(
     CHAINS: tl.constexpr,  # whether a row is computed as if what is drafted before it were a chain
     PRECISION: tl.constexpr,
 ):
-    tile = tiles + tl.program_id(0) * FIELDS
+    # A captured grid has to fit every batch. Programs without work would take longer than those with some, so
+    # few programs share what there is.
+    num_tiles, num_parts = tl.load(work).to(tl.int32), 1
+    if SPLIT > 0:
+        num_parts = tl.cdiv(tl.load(work + 1).to(tl.int32), SPLIT)
     head = tl.program_id(1) * GROUP // REPEATS
-    split = tl.program_id(2)
-    lane, first = tl.load(tile), tl.load(tile + 1)
-    count, end, root = (
-        tl.load(tile + 2).to(tl.int32),
-        tl.load(tile + 3).to(tl.int32),
-        tl.load(tile + 4).to(tl.int32),
-    )
-    begin = split * SPLIT
-    if count == 0 or begin >= end:
-        return
-    if SPLIT > 0:
-        end = tl.minimum(end, begin + SPLIT)
     lines = tl.arange(0, M)
-    row = first + lines // GROUP
-    query_head = tl.program_id(1) * GROUP + lines % GROUP
-    real = lines // GROUP < count
-    of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
-    has_key, has_value = of_key < KEY_DIM, of_value < VALUE_DIM
-    at = query + query_head[:, None] * query_head_stride + row[:, None] * query_row_stride
-    q = tl.load(at + of_key[None, :], mask=real[:, None] & has_key[None, :], other=0.0)
-    sees = tl.load(seen + row, mask=real, other=0).to(tl.int32)
-    position = tl.load(positions + row, mask=real, other=0).to(tl.int32)
-    least = tl.min(tl.where(real, sees, 1 << 30), 0)  # slots that every row sees
-    if WINDOW:
-        oldest = tl.min(tl.where(real, position, 1 << 30), 0) - window + 1
-        begin = tl.maximum(begin, tl.maximum(oldest, 0) // N * N)
-        least = begin  # every block is looked at slot by slot
-    if CHAINS:
-        least = tl.minimum(least, root)  # from there on slots are looked up
-    plain_end = tl.maximum(begin, tl.minimum(least, end) // N * N)
-    largest = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
-    unit = LOG2_E if SOFTCAP else scale * LOG2_E
-    for place in range(begin, plain_end, N):
-        slots = place + tl.arange(0, N)
-        block = tl.load(block_table + lane * table_stride + slots // BLOCK)
-        slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
-        k = tl.load(keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0)
-        scores = tl.dot(q, k, input_precision=PRECISION)
-        if SOFTCAP:
-            scores = _capped(scores * scale, softcap)
-        # The difference before the product: so it cannot be rounded otherwise where a mask comes between.
-        new = tl.maximum(largest, tl.max(scores, 1))
-        fade = tl.exp2((largest - new) * unit)
-        probs = tl.exp2((scores - new[:, None]) * unit)
-        total = total * fade + tl.sum(probs, 1)
-        v = tl.load(
-            values + slot[:, None] * VALUE_DIM + of_value[None, :], mask=has_value[None, :], other=0.0
+    for piece in range(tl.program_id(0), num_tiles * num_parts, tl.num_programs(0)):
+        split = piece % num_parts
+        tile = tiles + piece // num_parts * FIELDS
+        lane, first = tl.load(tile), tl.load(tile + 1)
+        count, end, root = (
+            tl.load(tile + 2).to(tl.int32),
+            tl.load(tile + 3).to(tl.int32),
+            tl.load(tile + 4).to(tl.int32),
         )
-        summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
-        largest = new
-    for place in range(plain_end, end, N):
-        slots = place + tl.arange(0, N)
-        inside = slots < end
-        held = slots
-        if CHAINS:
-            drafted = inside & (slots >= root)
-            path = paths + first * path_length + tl.where(drafted, slots - root, 0)
-            held = tl.where(drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots)
-        block = tl.load(block_table + lane * table_stride + held // BLOCK, mask=inside, other=0)
-        slot = (block * BLOCK + held % BLOCK) * KV_HEADS + head
-        k = tl.load(
-            keys + slot[None, :] * KEY_DIM + of_key[:, None],
-            mask=inside[None, :] & has_key[:, None],
-            other=0.0,
-        )
-        scores = tl.dot(q, k, input_precision=PRECISION)
-        if SOFTCAP:
-            scores = _capped(scores * scale, softcap)
-        visible = slots[None, :] < sees[:, None]
-        if not CHAINS and place + N > root:
-            node = tl.maximum(slots - root, 0)
-            word = tl.load(
-                ancestors + row[:, None] * words + node[None, :] // 64,
-                mask=real[:, None] & (slots >= root)[None, :] & inside[None, :],
-                other=0,
-            )
-            visible = visible | (((word >> (node % 64)[None, :]) & 1) != 0)
-        if WINDOW:
-            near = slots[None, :] > position[:, None] - window
-            visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
-        scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
-        new = tl.maximum(largest, tl.max(scores, 1))
-        finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
-        fade = tl.exp2((largest - finite) * unit)
-        probs = tl.exp2((scores - finite[:, None]) * unit)
-        total = total * fade + tl.sum(probs, 1)
-        v = tl.load(
-            values + slot[:, None] * VALUE_DIM + of_value[None, :],
-            mask=inside[:, None] & has_value[None, :],
-            other=0.0,
-        )
-        summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
-        largest = new
-    divisor = tl.where(total == 0.0, 1.0, total)
-    weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(divisor))
-    summed = summed / divisor[:, None]
-    to = row * KV_HEADS * REPEATS + query_head
-    if SPLIT > 0:
-        to = to * splits + split
-        tl.store(
-            parts + to[:, None] * VALUE_DIM + of_value[None, :],
-            summed,
-            mask=real[:, None] & has_value[None, :],
-        )
-        tl.store(weights + to, weight, mask=real)
-    else:
-        if SINKS:
-            sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E
-            top = tl.maximum(weight, sink)
-            summed = summed * (tl.exp2(weight - top) / (tl.exp2(weight - top) + tl.exp2(sink - top)))[:, None]
-        tl.store(
-            output + to[:, None] * VALUE_DIM + of_value[None, :],
-            summed.to(output.dtype.element_ty),
-            mask=real[:, None] & has_value[None, :],
-        )
+        begin = split * SPLIT
+        if begin < end:
+            if SPLIT > 0:
+                end = tl.minimum(end, begin + SPLIT)
+            row = first + lines // GROUP
+            query_head = tl.program_id(1) * GROUP + lines % GROUP
+            real = lines // GROUP < count
+            of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+            has_key, has_value = of_key < KEY_DIM, of_value < VALUE_DIM
+            at = query + query_head[:, None] * query_head_stride + row[:, None] * query_row_stride
+            q = tl.load(at + of_key[None, :], mask=real[:, None] & has_key[None, :], other=0.0)
+            sees = tl.load(seen + row, mask=real, other=0).to(tl.int32)
+            position = tl.load(positions + row, mask=real, other=0).to(tl.int32)
+            least = tl.min(tl.where(real, sees, 1 << 30), 0)  # slots that every row sees
+            if WINDOW:
+                oldest = tl.min(tl.where(real, position, 1 << 30), 0) - window + 1
+                begin = tl.maximum(begin, tl.maximum(oldest, 0) // N * N)
+                least = begin  # every block is looked at slot by slot
+            if CHAINS:
+                least = tl.minimum(least, root)  # from there on slots are looked up
+            plain_end = tl.maximum(begin, tl.minimum(least, end) // N * N)
+            largest = tl.full((M,), float("-inf"), tl.float32)
+            total = tl.zeros((M,), tl.float32)
+            summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
+            unit = LOG2_E if SOFTCAP else scale * LOG2_E
+            for place in range(begin, plain_end, N):
+                slots = place + tl.arange(0, N)
+                block = tl.load(block_table + lane * table_stride + slots // BLOCK)
+                slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
+                k = tl.load(
+                    keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
+                )
+                scores = tl.dot(q, k, input_precision=PRECISION)
+                if SOFTCAP:
+                    scores = _capped(scores * scale, softcap)
+                # The difference comes before the product: so no mask between makes it round otherwise.
+                new = tl.maximum(largest, tl.max(scores, 1))
+                fade = tl.exp2((largest - new) * unit)
+                probs = tl.exp2((scores - new[:, None]) * unit)
+                total = total * fade + tl.sum(probs, 1)
+                v = tl.load(
+                    values + slot[:, None] * VALUE_DIM + of_value[None, :], mask=has_value[None, :], other=0.0
+                )
+                summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+                largest = new
+            for place in range(plain_end, end, N):
+                slots = place + tl.arange(0, N)
+                inside = slots < end
+                held = slots
+                if CHAINS:
+                    drafted = inside & (slots >= root)
+                    path = paths + first * path_length + tl.where(drafted, slots - root, 0)
+                    held = tl.where(drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots)
+                block = tl.load(block_table + lane * table_stride + held // BLOCK, mask=inside, other=0)
+                slot = (block * BLOCK + held % BLOCK) * KV_HEADS + head
+                k = tl.load(
+                    keys + slot[None, :] * KEY_DIM + of_key[:, None],
+                    mask=inside[None, :] & has_key[:, None],
+                    other=0.0,
+                )
+                scores = tl.dot(q, k, input_precision=PRECISION)
+                if SOFTCAP:
+                    scores = _capped(scores * scale, softcap)
+                visible = slots[None, :] < sees[:, None]
+                if not CHAINS and place + N > root:
+                    node = tl.maximum(slots - root, 0)
+                    word = tl.load(
+                        ancestors + row[:, None] * words + node[None, :] // 64,
+                        mask=real[:, None] & (slots >= root)[None, :] & inside[None, :],
+                        other=0,
+                    )
+                    visible = visible | (((word >> (node % 64)[None, :]) & 1) != 0)
+                if WINDOW:
+                    near = slots[None, :] > position[:, None] - window
+                    visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
+                scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
+                new = tl.maximum(largest, tl.max(scores, 1))
+                finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
+                fade = tl.exp2((largest - finite) * unit)
+                probs = tl.exp2((scores - finite[:, None]) * unit)
+                total = total * fade + tl.sum(probs, 1)
+                v = tl.load(
+                    values + slot[:, None] * VALUE_DIM + of_value[None, :],
+                    mask=inside[:, None] & has_value[None, :],
+                    other=0.0,
+                )
+                summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+                largest = new
+            divisor = tl.where(total == 0.0, 1.0, total)
+            weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(divisor))
+            summed = summed / divisor[:, None]
+            to = row * KV_HEADS * REPEATS + query_head
+            if SPLIT > 0:
+                to = to * splits + split
+                tl.store(
+                    parts + to[:, None] * VALUE_DIM + of_value[None, :],
+                    summed,
+                    mask=real[:, None] & has_value[None, :],
+                )
+                tl.store(weights + to, weight, mask=real)
+            else:
+                if SINKS:
+                    sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E
+                    top = tl.maximum(weight, sink)
+                    summed = (
+                        summed
+                        * (tl.exp2(weight - top) / (tl.exp2(weight - top) + tl.exp2(sink - top)))[:, None]
+                    )
+                tl.store(
+                    output + to[:, None] * VALUE_DIM + of_value[None, :],
+                    summed.to(output.dtype.element_ty),
+                    mask=real[:, None] & has_value[None, :],
+                )
 
 
 @triton.jit
@@ -254,11 +265,13 @@ class PagedAttention:
 
     split: slots of a part of the context, a multiple of MOST_SLOTS.
     shared_memory: bytes that a program may have on a multiprocessor.
+    programs: that share the work of few queries.
     """
 
     block_size: int
     split: int
     shared_memory: int
+    programs: int
 
     def __call__(
         self,
@@ -282,16 +295,20 @@ class PagedAttention:
         parts = query.new_empty(held, heads, splits, value_dim, dtype=torch.float32)
         weights = query.new_empty(held, heads, splits, dtype=torch.float32)
         widths = [max(LEAST_LINES, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
-        for tiles, tiling, split in ((paged.few_tiles, FEW, self.split), (paged.many_tiles, MANY, 0)):
+        few, many = (paged.few_tiles, FEW, self.split), (paged.many_tiles, MANY, 0)
+        for work, (tiles, tiling, split) in zip(paged.work, (few, many), strict=True):
             if not len(tiles):
                 continue
             group = math.gcd(repeats, tiling.lines // tiling.rows)
-            _attend_tile[(len(tiles), heads // group, splits if split else 1)](
+            most = len(tiles) * splits if split else len(tiles)
+            programs = min(most, -(-self.programs * group // heads)) if split else most
+            _attend_tile[(programs, heads // group)](
                 query,
                 keys,
                 values,
                 paged.block_table,
                 tiles,
+                work,
                 paged.seen,
                 paged.ancestors,
                 paged.paths,

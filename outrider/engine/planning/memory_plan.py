@@ -124,11 +124,11 @@ def plan_memory(
         parts = -(-model.context_length // part_slots(model.context_length))
         heads = -(-model.query_heads // settings.tensor_parallel)
         row = parts * heads * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
-        at_once = ROWS if settings.batch_invariant else settings.prefill_chunk + num_logits
+        at_once = ROWS["cuda"] if settings.batch_invariant else settings.prefill_chunk + num_logits
         activations += at_once * row
         if settings.graphs:
             most_rows = settings.max_sequences * (1 + MAX_DEPTH)
-            rows = ROWS if settings.batch_invariant else captured_sizes(most_rows)[-1]
+            rows = ROWS["cuda"] if settings.batch_invariant else captured_sizes(most_rows)[-1]
             logits = rows * model.vocab_size * model.dtype.itemsize
             graphs = model.activation_bytes(rows, rows) + logits + model.state_bytes(rows) + rows * row
     else:

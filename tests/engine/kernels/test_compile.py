@@ -21,7 +21,7 @@ def test_no_kernel_spills_registers(tmp_path: Path) -> None:
     assert not run.returncode, run.stderr
     found = json.loads(run.stdout)
     print(found)
-    assert len(found) == 10
+    assert len(found) == 16
     for name, used in found.items():
         assert not used["spilled"], name
         # So that two programs of 8 warps share a multiprocessor, or of 4.

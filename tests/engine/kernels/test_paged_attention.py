@@ -1,19 +1,21 @@
-"""The kernels of attention, in Triton's interpreter, say what plain arithmetic says."""
+"""The kernels of attention say what plain arithmetic says; without a GPU in Triton's interpreter."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.forward.paged_input import Layout
+from outrider.engine.forward.paged_input import Layout, PagedInput
 from outrider.engine.step_input import Feed
 from tests.support.paged_attention import PlainAttention, paged_input
 
 pytest.importorskip("triton", reason="pip install triton")
 from outrider.engine.kernels.paged_attention import MOST_SLOTS, PagedAttention
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED_MEMORY = 100_000
 TREE = Draft((1, 2, 3, 4), (ROOT, 0, 0, 1))
 WIDE = Draft(tuple(range(70)), (ROOT,) * 70)  # its masks take two words; the last nodes are fed
@@ -40,6 +42,19 @@ def feeds_of(specs, block_size):
     return feeds
 
 
+def attention(block_size):
+    """With fewer programs than there is work: some take several pieces."""
+    return partial(attended, PagedAttention(block_size, MOST_SLOTS, SHARED_MEMORY, programs=6))
+
+
+def attended(kernels, paged, query, keys, values, *, sinks=None, **rules):
+    """On the GPU, where there is one; the result comes back."""
+    query, keys, values = (tensor.to(DEVICE) for tensor in (query, keys, values))
+    paged = PagedInput(**{name: numbers.to(DEVICE) for name, numbers in vars(paged).items()})
+    sinks = None if sinks is None else sinks.to(DEVICE)
+    return kernels(paged, query, keys, values, sinks=sinks, **rules).cpu()
+
+
 def compared(heads, kv_heads, dims, block_size, dtype, specs=STEP, **rules):
     """What the kernels give, and what plain arithmetic does, float32."""
     generator = torch.Generator().manual_seed(0)
@@ -54,7 +69,7 @@ def compared(heads, kv_heads, dims, block_size, dtype, specs=STEP, **rules):
     query = random(len(given.slots), heads, key_dim).transpose(0, 1)
     if rules.pop("with_sinks", False):
         rules["sinks"] = random(heads)
-    ours = PagedAttention(block_size, MOST_SLOTS, SHARED_MEMORY)(given, query, keys, values, **rules)
+    ours = attention(block_size)(given, query, keys, values, **rules)
     plain = PlainAttention(block_size)(given, query.float(), keys.float(), values.float(), **rules)
     return ours.float(), plain
 
@@ -91,7 +106,7 @@ def test_a_row_does_not_depend_on_its_company():
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
     query = torch.randn(30, 4, 16, generator=generator)
-    attend = PagedAttention(16, MOST_SLOTS, SHARED_MEMORY)
+    attend = attention(16)
     feeds = feeds_of([(300, 9, None), (70, 1, None), (0, 20, None)], 16)
     together = attend(paged_input(feeds, 16), query.transpose(0, 1), keys, values)
     alone = attend(paged_input(feeds[:1], 16), query[:9].transpose(0, 1), keys, values)
@@ -108,7 +123,7 @@ def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(window):
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
     query = torch.randn(6, 4, 16, generator=generator)
-    attend = PagedAttention(16, MOST_SLOTS, SHARED_MEMORY)
+    attend = attention(16)
     room = Layout.padded(16, 12, as_chains=True)
 
     def attended(feed, rows):
@@ -135,6 +150,6 @@ def test_what_is_not_finite_stays_with_its_sequence():
     feeds = feeds_of([(40, 3, None), (70, 2, None)], 16)
     keys[int(feeds[0].blocks[1]) * 16 + 3] = torch.nan
     query = torch.randn(5, 4, 16, generator=generator).transpose(0, 1)
-    output = PagedAttention(16, MOST_SLOTS, SHARED_MEMORY)(paged_input(feeds, 16), query, keys, values)
+    output = attention(16)(paged_input(feeds, 16), query, keys, values)
     assert output[:3].isnan().all()
     assert output[3:].isfinite().all()

@@ -1,0 +1,104 @@
+"""What a decoder layer of the Llama family does between its matrix products, by torch's operations.
+
+On a GPU each of the three is one kernel instead: outrider.engine.kernels.layer.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine.forward.attention import Paged, store
+from outrider.engine.forward.kernel import Kernel
+
+
+class Norm:
+    """Root mean square normalization (Zhang and Sennrich 2019): what it scales by."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        """weight: [..., size]"""
+        self.size = weight.shape[-1]
+        self.epsilon = epsilon
+        self.weight = weight.detach()
+        self.scaled = self.weight.float() * self.size**0.5
+        self.least = torch.tensor((self.size * epsilon) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of one layer's product of queries, keys and values."""
+
+    layer: int
+    queries: int
+    kv: int  # of keys, and as many of values
+    dim: int
+    norm: Norm | None  # of each query and key head, where a model has one
+
+
+class LayerOperations(Protocol):
+    """Results are within rounding of transformers'."""
+
+    def normed(self, rows: Tensor, norm: Norm) -> Tensor:
+        """[num_tokens, size] both, of the weight's dtype."""
+
+    def rotated_and_stored(
+        self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
+    ) -> Tensor:
+        """Turns queries and keys, and puts keys and values into the cache.
+
+        Rotary embedding is that of Su et al. 2021, with the halves of a head as its pairs.
+
+        Args:
+            product: [num_tokens, query heads, then key and value heads, all of one size]. It may be changed.
+            rotation: cosines, and sines with the sign of the first half turned, [num_tokens, 1, head_dim].
+
+        Returns:
+            queries [num_tokens, heads, head_dim]
+        """
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up: [num_tokens, 2 * size] to [num_tokens, size]."""
+
+
+class PlainOperations:
+    """By torch, for a CPU, and for a GPU without kernels of ours."""
+
+    def normed(self, rows: Tensor, norm: Norm) -> Tensor:
+        """Divides by the vector norm, which is one operation: sqrt(mean(x^2) + epsilon) is
+        hypot(norm(x), sqrt(size * epsilon)) / sqrt(size).
+        """
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+        length = torch.hypot(length, norm.least)
+        if rows.dtype == torch.float32:
+            return rows.div(length).mul_(norm.scaled)
+        return rows.float().div_(length).mul_(norm.scaled).to(rows.dtype)
+
+    def rotated_and_stored(
+        self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
+    ) -> Tensor:
+        turned = heads.queries + heads.kv
+        query_key, value = product[:, :turned], product[:, turned:]
+        if heads.norm is not None:
+            query_key = self.normed(query_key, heads.norm)
+        query_key = rotated(query_key, *rotation)
+        store(paged, heads.layer, query_key[:, heads.queries :], value)
+        return query_key[:, : heads.queries]
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return nn.functional.silu(gate).mul_(up)
+
+
+def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """[num_tokens, heads, head_dim] turned by its positions."""
+    return torch.addcmul(heads * cosines, heads.roll(heads.shape[-1] // 2, -1), sines)
+
+
+def layer_operations(kernel: Kernel | None, device: torch.device) -> LayerOperations:
+    """For passes whose attention is the kernel, or None."""
+    if kernel is None or device.type != "cuda":
+        return PlainOperations()
+    from outrider.engine.kernels.layer import FusedOperations
+
+    return FusedOperations()

@@ -1,0 +1,148 @@
+"""What a decoder layer does between its matrix products, as three Triton kernels.
+
+Each would be two to five of torch's, and in a step that decodes a kernel takes longer to start than for its
+arithmetic. Rows are computed one by one, so a result does not depend on what else is in the batch. Rounding
+is transformers': each product and each sum to the model's type.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.layer_operations import Heads, Norm
+
+HEADS_AT_ONCE = 8
+NUMBERS_AT_ONCE = 1024  # of a row whose gate is computed
+NUMBERS_OF_A_WARP = 512  # of a row that is normed
+
+
+@triton.jit
+def _norm(
+    rows,  # [num_tokens, groups, SIZE], by the stride of its first dimension
+    weight,  # [groups, SIZE]
+    output,  # as rows, by a stride of its own
+    stride,
+    output_stride,
+    epsilon,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # a power of two
+):
+    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    of = tl.arange(0, WIDTH)
+    inside = of < SIZE
+    numbers = tl.load(rows + token * stride + group * SIZE + of, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(numbers * numbers, 0) / SIZE
+    normed = (numbers * tl.rsqrt(mean + epsilon)).to(output.dtype.element_ty).to(tl.float32)
+    scale = tl.load(weight + group * SIZE + of, mask=inside, other=0.0).to(tl.float32)
+    to = output + token * output_stride + group * SIZE + of
+    tl.store(to, (normed * scale).to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotate_and_store(
+    product,  # [num_tokens, HEADS + 2 * KV_HEADS, DIM]
+    cosines,  # [num_tokens, DIM]
+    sines,  # [num_tokens, DIM]
+    slots,  # int64 [num_tokens]
+    query,  # [num_tokens, HEADS, DIM]
+    keys,  # [slots, KV_HEADS, DIM]
+    values,  # [slots, KV_HEADS, DIM]
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,  # a power of two
+    TILE: tl.constexpr,  # heads at once
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    of = tl.arange(0, WIDTH)
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (of < DIM)[None, :]
+    start = product + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * DIM
+    own = tl.load(start + of[None, :], mask=inside, other=0.0)
+    pair = tl.load(start + ((of + DIM // 2) % DIM)[None, :], mask=inside, other=0.0)
+    cosine = tl.load(cosines + token * DIM + of, mask=of < DIM, other=0.0).to(tl.float32)[None, :]
+    sine = tl.load(sines + token * DIM + of, mask=of < DIM, other=0.0).to(tl.float32)[None, :]
+    straight = (own.to(tl.float32) * cosine).to(own.dtype).to(tl.float32)
+    across = (pair.to(tl.float32) * sine).to(own.dtype).to(tl.float32)
+    turned = (straight + across).to(own.dtype)
+    to_query = inside & (head < HEADS)[:, None]
+    tl.store(query + (token * HEADS + head[:, None]) * DIM + of[None, :], turned, mask=to_query)
+    slot = tl.load(slots + token)
+    key_head, value_head = head - HEADS, head - HEADS - KV_HEADS
+    to_key = inside & ((key_head >= 0) & (key_head < KV_HEADS))[:, None]
+    tl.store(keys + (slot * KV_HEADS + key_head[:, None]) * DIM + of[None, :], turned, mask=to_key)
+    to_value = inside & (value_head >= 0)[:, None]
+    tl.store(values + (slot * KV_HEADS + value_head[:, None]) * DIM + of[None, :], own, mask=to_value)
+
+
+@triton.jit
+def _gate(
+    gate_up,  # [num_tokens, 2 * SIZE]
+    output,  # [num_tokens, SIZE]
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # numbers at once
+):
+    token = tl.program_id(0).to(tl.int64)
+    of = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = of < SIZE
+    gate = tl.load(gate_up + token * 2 * SIZE + of, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * SIZE + SIZE + of, mask=inside, other=0.0).to(tl.float32)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(output.dtype.element_ty).to(tl.float32)
+    tl.store(output + token * SIZE + of, (opened * up).to(output.dtype.element_ty), mask=inside)
+
+
+class FusedOperations:
+    """See outrider.engine.forward.layer_operations.LayerOperations, which this is."""
+
+    def normed(self, rows: Tensor, norm: Norm) -> Tensor:
+        output = torch.empty_like(rows)
+        self._normed(rows[:, None], norm, output[:, None])
+        return output
+
+    def rotated_and_stored(
+        self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
+    ) -> Tensor:
+        if heads.norm is not None:
+            query_key = product[:, : heads.queries + heads.kv]
+            self._normed(query_key, heads.norm, query_key)
+        query = product.new_empty(len(product), heads.queries, heads.dim)
+        tiles = triton.cdiv(heads.queries + 2 * heads.kv, HEADS_AT_ONCE)
+        _rotate_and_store[(len(product), tiles)](
+            product,
+            *rotation,
+            paged.batch.slots,
+            query,
+            paged.cache.keys[heads.layer],
+            paged.cache.values[heads.layer],
+            HEADS=heads.queries,
+            KV_HEADS=heads.kv,
+            DIM=heads.dim,
+            WIDTH=triton.next_power_of_2(heads.dim),
+            TILE=HEADS_AT_ONCE,
+            num_warps=4,
+        )
+        return query
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        num_tokens, size = len(gate_up), gate_up.shape[1] // 2
+        output = gate_up.new_empty(num_tokens, size)
+        width = min(NUMBERS_AT_ONCE, triton.next_power_of_2(size))
+        _gate[(num_tokens, triton.cdiv(size, width))](gate_up, output, SIZE=size, WIDTH=width, num_warps=4)
+        return output
+
+    def _normed(self, rows: Tensor, norm: Norm, output: Tensor) -> None:
+        """rows and output [num_tokens, groups, size]; they may be the same."""
+        width = triton.next_power_of_2(norm.size)
+        _norm[rows.shape[:2]](
+            rows,
+            norm.weight,
+            output,
+            rows.stride(0),
+            output.stride(0),
+            norm.epsilon,
+            SIZE=norm.size,
+            WIDTH=width,
+            num_warps=min(max(width // NUMBERS_OF_A_WARP, 1), 16),
+        )
