@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.tables import advice, checking, heads, host, in_process, service, simulated, summary
+from bench.tables import advice, checking, gpu, heads, host, in_process, service, simulated, summary
 from bench.tables.reading import source
 from outrider.tools.pages import begin, rewritten
 
@@ -59,6 +59,9 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "checking": ("checking", checking.checking),
     "advice": ("advise", advice.advice),
     "advice_summary": (None, advice.advice_summary),
+    "gpu_steps": ("gpu", gpu.gpu_steps),
+    "gpu_speculation": (None, gpu.gpu_speculation),
+    "gpu_prompts": (None, gpu.gpu_prompts),
     "summary": (None, summary.summary),
 }
 

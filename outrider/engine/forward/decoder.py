@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, attended
-from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
+from outrider.engine.forward.kernel import Kernel
+from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
 from outrider.engine.forward.linear import PackedLinear, Projection
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -146,3 +147,12 @@ def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOper
     if not all(isinstance(product, Projection) for pair in parts for product in pair):
         return None
     return Decoder(model, hidden_layers, operations)
+
+
+def layer_operations(kernel: Kernel | None, device: torch.device) -> LayerOperations:
+    """For passes whose attention is the kernel, or None."""
+    if kernel is None or device.type != "cuda":
+        return PlainOperations()
+    from outrider.engine.kernels.layer import FusedOperations
+
+    return FusedOperations()

@@ -21,10 +21,9 @@ from outrider.engine.forward.batch_invariant import (
     gathered_pass,
     paged_pass,
 )
-from outrider.engine.forward.decoder import Decoder, decoder_of
+from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
 from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, captured_sizes
 from outrider.engine.forward.kernel import Kernel, find_kernel
-from outrider.engine.forward.layer_operations import layer_operations
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import FEW_QUERIES, Layout, fill

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, store
-from outrider.engine.forward.kernel import Kernel
 
 
 class Norm:
@@ -93,12 +92,3 @@ class PlainOperations:
 def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """[num_tokens, heads, head_dim] turned by its positions."""
     return torch.addcmul(heads * cosines, heads.roll(heads.shape[-1] // 2, -1), sines)
-
-
-def layer_operations(kernel: Kernel | None, device: torch.device) -> LayerOperations:
-    """For passes whose attention is the kernel, or None."""
-    if kernel is None or device.type != "cuda":
-        return PlainOperations()
-    from outrider.engine.kernels.layer import FusedOperations
-
-    return FusedOperations()
