@@ -40,7 +40,7 @@ class GrammarError(ValueError):
 
 
 def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = ()) -> LLTokenizer:
-    """What grammars have to know of a vocabulary. It takes a second for 131k tokens, and the interpreter.
+    """What grammars have to know of a vocabulary. It takes two seconds for 131k tokens, and the interpreter.
 
     Args:
         tokenizer: tokenizer.json.
