@@ -197,6 +197,7 @@ def test_moves_cost_the_same_however_many_they_are() -> None:
             "pageable_copies": 0,
             "copies_out": 0,
             "waits": 0,
+            "busy_waits": 0,
         }
         assert keys[:3].tolist() == before[8:11].tolist()
         assert keys[3:20].tolist() == before[3:20].tolist()

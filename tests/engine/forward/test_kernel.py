@@ -128,7 +128,7 @@ def test_batch_invariant_passes_are_replays_of_one_graph(tmp_path, capture):
     engine = engine_of(folder, batch_invariant=True)
     assert capture.captured == 1
     assert texts_of(engine) == expected
-    assert capture.replayed > sum(PROMPT_LENGTHS) // ROWS + 24
+    assert capture.replayed > sum(PROMPT_LENGTHS) // ROWS["cpu"] + 24
     assert engine.slow_because == ()
 
 
