@@ -71,6 +71,13 @@ def test_what_may_not(printed: str, shown: list[str]) -> None:
     assert not agrees(printed, shown)
 
 
+def test_what_is_exported_stays_as_it_was(tmp_path: Path) -> None:
+    with terminal(tmp_path) as shell:
+        shell.run(Command("export DRAWN=$RANDOM$RANDOM$RANDOM OTHER=1"))
+        shell.run(Command("echo $DRAWN > first; echo $DRAWN $OTHER"))
+        shell.run(Command("[ -n $DRAWN ] && echo $DRAWN | cmp - first && echo $OTHER", ("1",)))
+
+
 def test_commands_run_in_one_folder_and_a_failure_is_told(tmp_path: Path) -> None:
     with terminal(tmp_path) as shell:
         for command in commands(PAGE):

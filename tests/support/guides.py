@@ -19,12 +19,18 @@ from tests.support.patience import PATIENCE
 from tests.support.running import serve_run
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("choosing-a-draft.md", "checking.md")  # whose commands are run
+GUIDES = (  # whose commands are run
+    "choosing-a-draft.md",
+    "checking.md",
+    "fitting-a-draft.md",
+    "rolling-out-a-draft.md",
+)
 COMMAND_S = 900.0 * PATIENCE  # that a command may take
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 VARIES = re.compile(r"(\.{3})|(\d[\d,]*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+))")
 ANYTHING, NUMBER, ANY_LINES = r".*", r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", r"(?:.*\n)*?"
-SERVE = "serve run "
+SERVE, EXPORT = "serve run ", "export "
+STARTED = ("A first request", "Submitted deploy config")  # the latter where a Serve config file is served
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,10 @@ def _pattern(line: str) -> str:
 
 
 class Terminal:
-    """Runs a page's commands in turn, in a folder. A service runs until the next one begins, or the end."""
+    """Runs a page's commands in turn, in a folder. A service runs until the next one begins, or the end.
+
+    Variables that are exported stay; nothing else of a shell does.
+    """
 
     def __init__(self, folder: Path, services: ExitStack) -> None:
         self._folder = folder
@@ -82,6 +91,9 @@ class Terminal:
         """Raises AssertionError where it fails, or prints something else."""
         if command.text.startswith(SERVE):
             self._serve(command.text.removeprefix(SERVE).split())
+            return
+        if command.text.startswith(EXPORT):
+            self._export(command.text)
             return
         process = subprocess.Popen(
             ["bash", "-c", command.text],
@@ -102,10 +114,26 @@ class Terminal:
         shown = "\n".join(command.shown)
         assert not shown or agrees(printed, command.shown), f"{command.text}\n{printed}\nis not\n{shown}"
 
+    def _export(self, text: str) -> None:
+        said = subprocess.run(
+            ["bash", "-c", f"{text}\nenv -0"],
+            cwd=self._folder,
+            env={**os.environ, **self._environment},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        variables = (line.partition("=") for line in said.stdout.split("\0") if line)
+        self._environment |= {name: value for name, _, value in variables}
+
     def _serve(self, arguments: Sequence[str]) -> None:
         self._services.close()
         started = serve_run(
-            self._folder, arguments, "local", self._environment, lambda log: "A first request" in log
+            self._folder,
+            arguments,
+            "local",
+            self._environment,
+            lambda log: any(words in log for words in STARTED),
         )
         self._services.enter_context(started)
 
