@@ -27,6 +27,7 @@ BENCHMARKS = {
     "routing": "several drafts, the best for each task, at GPU cost ratios",
     "suffix": "drafters without a model: tokens per pass by kind of text",
     "heads": "trained drafters: acceptance by position, tokens per pass by kind of text",
+    "distil": "the demo draft fitted to a kind of text that it never saw, and what becomes of the old kinds",
     "advise": "what outrider advise foretells beside what is measured",
     "metrics": "what recording metrics costs",
     "quantized": "8 and 4 bit drafts: cost of a step, acceptance",

@@ -139,10 +139,11 @@ def _engine(folder: Path, **settings: Any) -> Engine:
     return Engine.from_settings(EngineSettings.model_validate({"model": str(folder), **given}))
 
 
-def asked_of(kind: str, count: int, temperature: float, tokens: int) -> list[Request]:
+def asked_of(texts: Sequence[str], temperature: float, tokens: int) -> list[Request]:
+    """tokens: of an answer at most."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     sampling = Sampling(max_tokens=tokens, temperature=temperature)
-    found = [tuple(tokenizer.encode(text).ids) for text in prompts(kind, count)]
+    found = [tuple(tokenizer.encode(text).ids) for text in texts]
     return [Request(prompt, sampling, noise_key(SEED, 0, prompt)) for prompt in found]
 
 
@@ -159,9 +160,8 @@ def main(arguments: list[str]) -> None:
         pair = DRAFTED_BY[name]()
         for kind in options.kinds:
             for temperature in TEMPERATURES:
-                tally = pair.tally(
-                    asked_of(kind, options.prompts, temperature, options.tokens), options.depth
-                )
+                asked = asked_of(prompts(kind, options.prompts), temperature, options.tokens)
+                tally = pair.tally(asked, options.depth)
                 row = {"drafter": name, "kind": kind, "temperature": temperature, "rounds": tally.rounds}
                 rows.append({**row, "tokens per pass": tally.tokens_per_pass, "acceptance": tally.acceptance})
                 print(table(rows[-1:]), flush=True)

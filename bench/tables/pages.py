@@ -3,7 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.tables import advice, checking, gpu, heads, host, in_process, service, simulated, summary
+from bench.tables import (
+    advice,
+    checking,
+    distil,
+    gpu,
+    heads,
+    host,
+    in_process,
+    service,
+    simulated,
+    summary,
+)
 from bench.tables.reading import source
 from outrider.tools.pages import begin, rewritten
 
@@ -44,6 +55,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "suffix": ("suffix", in_process.suffix),
     "heads": ("heads", heads.tokens_per_pass),
     "heads_acceptance": (None, heads.acceptance),
+    "distil": ("distil", distil.distil),
+    "distil_taken": (None, distil.distil_taken),
     "quantized_steps": ("quantized", in_process.quantized_steps),
     "quantized_acceptance": (None, in_process.quantized_acceptance),
     "step": ("step", in_process.step),
