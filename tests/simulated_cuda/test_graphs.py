@@ -59,6 +59,7 @@ def test_pinned_copies_are_part_of_a_graph(cuda: SimulatedCuda) -> None:
         "pageable_copies": 0,
         "copies_out": 1,
         "waits": 1,
+        "busy_waits": 0,
     }
 
 

@@ -26,7 +26,7 @@ from outrider.engine.forward.batch_invariant import QUERIES, ROWS
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sampler import Choices, choose_tokens
+from outrider.engine.sampler import Choosing, begin_choosing
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated, Verified, Verify
@@ -53,7 +53,7 @@ class Recorder:
         rows: Items[list[Row]],
         are_finite: torch.Tensor,
         ranks: int = 1,
-    ) -> tuple[list[Choices], list[bool]]:
+    ) -> Choosing:
         every = [row for part in rows for row in part]
         for row, own in zip(every, logits, strict=True):
             context = tuple(row.prompt), (*row.generated, *row.path)
@@ -63,13 +63,13 @@ class Recorder:
                     self.differing.append(context)
             else:
                 self.logits[context] = own.clone()
-        return choose_tokens(logits, rows, are_finite, ranks)
+        return begin_choosing(logits, rows, are_finite, ranks)
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(outrider.engine.runner, "choose_tokens", recorder)
+    monkeypatch.setattr(outrider.engine.runner, "begin_choosing", recorder)
     return recorder
 
 
@@ -231,6 +231,7 @@ def test_on_a_gpu_too(kind: str, count: int, extent: Extent, recorder: Recorder,
         target = Engine.from_settings(
             EngineSettings.model_validate({**fields, "device": "cuda", "batch_invariant": True})
         )
+        target.runner.launches_early = False  # so that each row says which context it is of
         every_way(target, [], MADE_UP[:count], extent)
     assert any("graph.replay" in cause for cause in cuda.counts.launches)
     assert not any("scaled_dot_product" in cause for cause in cuda.counts.launches)
