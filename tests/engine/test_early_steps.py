@@ -14,6 +14,7 @@ import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed, Generate, Generated, Result, Verify
@@ -182,6 +183,22 @@ def test_steps_that_overlap_are_not_counted_twice(engine: Engine, cuda: Simulate
     assert steps == [*range(steps[0], steps[0] + COUNT)]
 
 
+def after_passes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, see: Callable[[ForwardOutput, bool], None]
+) -> None:
+    """Shows the output of every forward pass, and whether it was launched early. ``see`` may raise."""
+    assert isinstance(engine.runner, ModelRunner)
+    forward = engine.runner._forward
+    run_pass = forward.run
+
+    def seen(step: Any, chosen: torch.Tensor | None = None) -> ForwardOutput:
+        output = run_pass(step, chosen)
+        see(output, chosen is not None)
+        return output
+
+    monkeypatch.setattr(forward, "run", seen)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -192,19 +209,15 @@ def test_steps_that_overlap_are_not_counted_twice(engine: Engine, cuda: Simulate
 def test_a_step_that_cannot_be_launched_early_harms_nobody(
     engine: Engine, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    assert isinstance(engine.runner, ModelRunner)
-    forward, failed = engine.runner._forward, 0
-    run_pass = forward.run
+    failed = 0
 
-    def harmed(step: Any, chosen: torch.Tensor | None = None) -> Any:
+    def harm(_: ForwardOutput, is_early: bool) -> None:
         nonlocal failed
-        output = run_pass(step, chosen)
-        if chosen is not None:
+        if is_early:
             failed += 1
             raise error
-        return output
 
-    monkeypatch.setattr(forward, "run", harmed)
+    after_passes(engine, monkeypatch, harm)
     monkeypatch.setattr(engine.runner, "launches_early", True)  # which is put back
     numbers = [start(engine, prompt) for prompt in PROMPTS[:2]]
     results = run(engine)
@@ -236,19 +249,15 @@ def test_what_followed_a_token_that_is_chosen_anew_is_forgotten(
     engine: Engine, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row is not finite in company, and is once its sequence runs alone."""
-    assert isinstance(engine.runner, ModelRunner)
-    forward, passes = engine.runner._forward, 0
-    run_pass = forward.run
+    passes = 0
 
-    def spoilt(step: Any, chosen: torch.Tensor | None = None) -> Any:
+    def spoil(output: ForwardOutput, _: bool) -> None:
         nonlocal passes
         passes += 1
-        output = run_pass(step, chosen)
         if passes == 3:
             output.logits[1] = torch.nan
-        return output
 
-    monkeypatch.setattr(forward, "run", spoilt)
+    after_passes(engine, monkeypatch, spoil)
     numbers = [start(engine, prompt) for prompt in PROMPTS[:2]]
     results = run(engine)
     assert [text(results, number) for number in numbers] == texts[:2]
