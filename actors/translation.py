@@ -110,10 +110,11 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
     @staticmethod
     def reply(answer: Answer) -> rounds_pb2.TargetReply:
         result, draft, draft_step, finish, forced = answer.result, None, None, None, NOTHING_FORCED
+        rank = None
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens
             draft = None if result.draft is None else draft_to_message(result.draft)
-            forced, finish = result.forced, result.finish
+            forced, finish, rank = result.forced, result.finish, result.rank
             draft_step = None if result.draft_step is None else step_to_message(result.draft_step)
         elif isinstance(result, Scored):
             accepted, tokens = (), ()
@@ -129,6 +130,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
             finish_reason=finish,
             draft=draft,
             draft_step=draft_step,
+            rank=rank,
             timings=_timings(result.timings),
             load=_load(answer),
             forced=forced.tokens,

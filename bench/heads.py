@@ -7,13 +7,14 @@ not times. A round counts if it had a Draft and did not end the text.
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from bench.report import save, table
-from outrider.decoding.draft import Draft
+from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS, KINDS, prompts
@@ -42,11 +43,12 @@ class Tally:
     def __post_init__(self) -> None:
         self.reached, self.accepted = [0] * self.depth, [0] * self.depth
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """A round."""
+    def count(self, draft: Draft, verdict: Verdict) -> None:
+        """A round. What stands beside the chain is among its tokens, and in no position's acceptance."""
         self.rounds += 1
-        self.tokens += accepted + 1
-        for position in range(min(accepted + 1, drafted)):
+        self.tokens += len(verdict.accepted) + 1
+        accepted = sum(node < draft.chain_length for node in verdict.accepted)
+        for position in range(min(accepted + 1, draft.chain_length)):
             self.reached[position] += 1
             self.accepted[position] += position < accepted
 
@@ -68,9 +70,9 @@ class Pair:
     target: Engine
     drafter: Drafter | None
 
-    def tally(self, requests: Sequence[Request], depth: int) -> Tally:
+    def tally(self, requests: Sequence[Request], depth: int, leaves: int = 0) -> Tally:
         """Of all requests at once."""
-        texts = dict(self._open(request, depth) for request in requests)
+        texts = dict(self._open(request, depth, leaves) for request in requests)
         drafts, tally = dict.fromkeys(texts, Draft()), Tally(depth)
         while self.target.has_work:
             going_on = []
@@ -82,28 +84,29 @@ class Pair:
                 if result.finish is not None:
                     self._close(result.sequence, text)
                     continue
-                if drafted := len(drafts[result.sequence]):
-                    tally.count(drafted, len(result.verdict.accepted))
+                if draft := drafts[result.sequence]:
+                    tally.count(draft, result.verdict)
                 going_on.append(result)
             asked = [
-                Asked(texts[result.sequence], depth, 0, texts[result.sequence].round) for result in going_on
+                Asked(texts[result.sequence], depth, leaves, texts[result.sequence].round)
+                for result in going_on
             ]
             for result, draft in zip(going_on, self._drafts(asked, going_on), strict=True):
                 number = result.sequence
                 drafts[number], base = draft, len(self.target.sequence(number).tokens)
-                self.target.submit(
-                    Verify(number, base, (), draft, texts[number].round, self._next_depth(depth))
-                )
+                round = texts[number].round
+                self.target.submit(Verify(number, base, (), draft, round, *self._next(depth, leaves)))
         return tally
 
-    def _open(self, request: Request, depth: int) -> tuple[int, Generation]:
+    def _open(self, request: Request, depth: int, leaves: int) -> tuple[int, Generation]:
         prompt = request.prompt
         sequence = self.target.open(len(prompt), request.noise_key, request.sampling)
-        self.target.submit(Verify(sequence.number, 0, prompt, Draft(), 0, self._next_depth(depth)))
+        self.target.submit(Verify(sequence.number, 0, prompt, Draft(), 0, *self._next(depth, leaves)))
         return sequence.number, Generation(len(prompt), request.noise_key, request.sampling, list(prompt))
 
-    def _next_depth(self, depth: int) -> int:
-        return 0 if self.drafter else depth
+    def _next(self, depth: int, leaves: int) -> tuple[int, int]:
+        """Of the Draft that is to come with the Verdict."""
+        return (0, 0) if self.drafter else (depth, leaves)
 
     def _drafts(self, asked: list[Asked], results: list[Verified]) -> list[Draft]:
         if self.drafter is None:
@@ -153,17 +156,26 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--prompts", type=int, default=32, help="of each kind")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument(
+        "--leaves",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="nodes beside each chain; several: written as trees",
+    )
     options = parser.parse_args(arguments)
     rows = []
     for name in options.drafters:
         pair = DRAFTED_BY[name]()
         for kind in options.kinds:
-            for temperature in TEMPERATURES:
+            for temperature, leaves in product(options.temperatures, options.leaves):
                 asked = asked_of(prompts(kind, options.prompts), temperature, options.tokens)
-                tally = pair.tally(asked, options.depth)
-                row = {"drafter": name, "kind": kind, "temperature": temperature, "rounds": tally.rounds}
+                tally = pair.tally(asked, options.depth, leaves)
+                row = {"drafter": name, "kind": kind, "temperature": temperature, "leaves": leaves}
+                row["rounds"] = tally.rounds
                 rows.append({**row, "tokens per pass": tally.tokens_per_pass, "acceptance": tally.acceptance})
                 print(table(rows[-1:]), flush=True)
     told = {"prompts": options.prompts, "tokens": options.tokens, "depth": options.depth}
-    print(save("heads", rows, **told))
+    print(save("heads" if options.leaves == [0] else "trees", rows, **told))

@@ -253,7 +253,7 @@ class AheadOutcome(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step")
+    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +267,7 @@ class TargetReply(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     FORCED_NODES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     round: int
@@ -280,7 +281,8 @@ class TargetReply(_message.Message):
     forced: int
     forced_nodes: _containers.RepeatedScalarFieldContainer[int]
     draft_step: Step
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    rank: int
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")

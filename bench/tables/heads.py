@@ -25,6 +25,21 @@ def tokens_per_pass() -> str:
     return table(["text", *(f"{NAMES[name]}, {heat:g}" for name, heat in columns)], lines)
 
 
+def trees() -> str:
+    rows = results("trees")["rows"]
+    columns = [(name, leaves) for name in distinct(rows, "drafter") for leaves in distinct(rows, "leaves")]
+    lines = []
+    for kind in distinct(rows, "kind"):
+        cells = []
+        for name, leaves in columns:
+            of_heat = (
+                row for row in rows if (row["drafter"], row["leaves"], row["kind"]) == (name, leaves, kind)
+            )
+            cells.append(" / ".join(number(row["tokens per pass"]) for row in of_heat))
+        lines.append([KINDS[kind], *cells])
+    return table(["text", *(f"{NAMES[name]}, {leaves} beside" for name, leaves in columns)], lines)
+
+
 def acceptance() -> str:
     stored = results("heads")
     rows, depth = stored["rows"], stored["depth"]

@@ -55,6 +55,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "suffix": ("suffix", in_process.suffix),
     "heads": ("heads", heads.tokens_per_pass),
     "heads_acceptance": (None, heads.acceptance),
+    "trees": ("trees", heads.trees),
     "distil": ("distil", distil.distil),
     "distil_taken": (None, distil.distil_taken),
     "quantized_steps": ("quantized", in_process.quantized_steps),

@@ -8,7 +8,7 @@ from gateway.rounds.reasons import LATE
 from gateway.rounds.route import Route
 from gateway.sequence import Sequence
 from gateway.settings import Priority, Speculation
-from outrider.drafters.registry import DrafterInfo
+from outrider.drafters.registry import DrafterInfo, Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace, PacedSequence
 from outrider.pace.settings import PaceSettings
@@ -122,8 +122,11 @@ class PaceObserver:
         # A Draft that is shorter than was asked for guesses nothing at the next position.
         is_short = proposal.draft.chain_length < proposal.wanted
         self._route.observe(proposal.asked, accepted, accepted + (was_reached or is_short))
+        paced = self._route.candidate(proposal.asked).paced
+        if paced.drafter.place is Place.TARGET_WORKER and event.reply.HasField("rank"):
+            pace.observe_rank(paced, event.reply.rank)
         pace.observe_round(
-            self._route.candidate(proposal.asked).paced,
+            paced,
             accepted,
             accepted + was_reached,
             depth - sum(node < depth for node in forced),

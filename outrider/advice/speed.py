@@ -30,8 +30,10 @@ class ExpectedCosts:
         """Of the target; one without sequences is none."""
         return np.asarray(self.target.seconds(float(sequences), float(tokens)) if sequences else 0.0)
 
-    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
-        """From a Verdict to the next Verify."""
+    def drafting(
+        self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
+    ) -> Vector:
+        """From a Verdict to the next Verify; Drafts are chains."""
         alone = self.round_s + self.asked_share * self._drafting_steps(float(sequences), float(depth))
         return np.asarray(alone - self.hidden * np.minimum(alone, target_step))
 

@@ -85,6 +85,11 @@ class Draft:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        return max(self.depths, default=-1) + 1
+
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root down to ``node``, itself included; empty for ROOT."""
         nodes: list[int] = []

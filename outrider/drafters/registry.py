@@ -22,6 +22,14 @@ class Place(Enum):
     TARGET_WORKER = "target worker"
 
 
+class Width(Enum):
+    """What its Drafts may hold beside a chain."""
+
+    CHAIN = "nothing"
+    LEAVES = "runners-up, a leaf each, which cost it nothing"
+    TREE = "a tree, whose nodes it feeds as it does the chain's"
+
+
 @dataclass(frozen=True)
 class DrafterInfo:
     """One row. A Draft takes ``steps_per_draft + depth * steps_per_token`` steps of its own model.
@@ -36,6 +44,7 @@ class DrafterInfo:
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
     is_parallel: bool = False
+    width: Width = Width.CHAIN
     remembers: bool = False  # its index is given past answers
     mixes: tuple[str, str] | None = (
         None  # a drafter, and an index whose Draft is taken where it promises more
@@ -84,6 +93,7 @@ register(
         "outrider.engine.drafters.draft_model:DraftModel",
         steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
         steps_per_token=1.0,
+        width=Width.LEAVES,
     ),
     DrafterInfo(
         "parallel",
@@ -92,6 +102,7 @@ register(
         "outrider.engine.drafters.draft_model:DraftModel",
         steps_per_draft=1.5,  # one, and half a step of waiting
         is_parallel=True,
+        width=Width.LEAVES,
     ),
     DrafterInfo(
         "ngram",
@@ -112,6 +123,7 @@ register(
         Place.TARGET_WORKER,
         "outrider.engine.drafters.medusa:Medusa",
         steps_per_draft=1.0,
+        width=Width.TREE,
     ),
     DrafterInfo(
         "eagle3",
@@ -119,6 +131,7 @@ register(
         Place.TARGET_WORKER,
         "outrider.engine.drafters.eagle3:Eagle3",
         steps_per_token=1.0,
+        width=Width.TREE,
     ),
     DrafterInfo(
         "early_exit",
@@ -126,6 +139,7 @@ register(
         Place.TARGET_WORKER,
         "outrider.engine.drafters.early_exit:EarlyExit",
         steps_per_token=1.0,
+        width=Width.TREE,
     ),
 )
 register(mixed("model", "suffix"), mixed("parallel", "suffix"))

@@ -3,12 +3,14 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from msgspec import structs
 
-from outrider.decoding.draft import Draft
+from outrider.decoding.draft import Draft, agreed
+from outrider.decoding.outcomes import RANKS
 from outrider.engine.asked import Asked
 from outrider.engine.blame import says_broken
 from outrider.engine.drafters.beside_target import BesideTarget, Fed
@@ -28,6 +30,14 @@ JUDGED_AFTER = 1000  # positions that were verified
 LEAST_ACCEPTANCE = 0.1  # over these, of a drafter that suits its target
 
 
+@dataclass(frozen=True)
+class _Newest:
+    """A Draft that came with its sequence's Verdict."""
+
+    chain: tuple[int, ...]
+    guesses: Items[tuple[int, ...]]  # at its positions, as far as they are known, best first
+
+
 class DraftingBeside:
     """Asks the drafter, and puts it out of use where nearly nothing that it guesses is right."""
 
@@ -37,7 +47,7 @@ class DraftingBeside:
         self._refused_because = ""
         self._clock = clock
         self._steps = 0
-        self._newest: dict[int, Draft] = {}  # by number of the sequence: the Draft that came with its Verdict
+        self._newest: dict[int, _Newest] = {}  # by number of the sequence
         self._verified = self._accepted = 0  # positions, until it is judged
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
@@ -52,16 +62,19 @@ class DraftingBeside:
             verdict = verdicts.get(task.sequence.number)
             if not isinstance(task, VerifyTask) or verdict is None:
                 continue
-            self._observe(task, verdict)
+            verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None:
                 asked[task.sequence.number] = task.next_draft
+        results = [verdicts[one.sequence] if isinstance(one, Verified) else one for one in results]
         begun = self._clock()
         proposed = self._guarded(lambda: self._drafter.propose([*asked.values()])) if asked else None
         if not proposed:
             return results
         drafts, seconds = dict(zip(asked, proposed, strict=True)), self._clock() - begun
         step = self._step(drafts, seconds)
-        self._newest |= drafts
+        guesses = self._drafter.guesses or [()] * len(drafts)
+        for (number, draft), of_draft in zip(drafts.items(), guesses, strict=True):
+            self._newest[number] = _Newest(draft.tokens[: draft.chain_length], of_draft)
         return [
             _with(result, drafts[result.sequence], step, seconds)
             if isinstance(result, Verified) and result.sequence in drafts
@@ -110,19 +123,32 @@ class DraftingBeside:
     def _step(self, drafts: dict[int, Draft], seconds: float) -> Step:
         """One of the drafter's, as the pace counts them (see outrider/drafters/registry.py)."""
         self._steps += 1
-        size = StepSize(sequences=len(drafts), tokens=len(drafts))
-        return Step(self._steps, size, seconds / self._drafter.steps(max(map(len, drafts.values()))))
+        depth = max(draft.depth for draft in drafts.values())
+        nodes = sum(map(len, drafts.values())) / max(depth, 1)  # of a position
+        size = StepSize(sequences=len(drafts), tokens=max(round(nodes), len(drafts)))
+        return Step(self._steps, size, seconds / self._drafter.steps(depth))
 
-    def _observe(self, task: VerifyTask, result: Verified) -> None:
-        """Counts a Verdict on a Draft of this drafter, until its acceptance is known."""
+    def _observed(self, task: VerifyTask, result: Verified) -> Verified:
+        """Counts a Verdict on a Draft of this drafter. The result tells which guess would have been right."""
         newest, draft = self._newest.pop(task.sequence.number, None), task.tree()
-        if newest is None or not draft or newest.leading(len(draft)) != draft:
-            return
+        chain = draft.tokens[: draft.chain_length]
+        if newest is None or not chain or newest.chain[: len(chain)] != chain:
+            return result
+        tokens = result.verdict.tokens
+        accepted = agreed(chain, tokens)
+        self._count(accepted, min(accepted + 1, len(chain)))
+        if not accepted < min(len(chain), len(newest.guesses), len(tokens)):
+            return result
+        guesses = newest.guesses[accepted]
+        rank = guesses.index(tokens[accepted]) if tokens[accepted] in guesses else RANKS
+        return structs.replace(result, rank=rank)
+
+    def _count(self, accepted: int, verified: int) -> None:
+        """Until its acceptance is known."""
         if self._verified >= JUDGED_AFTER:
             return
-        accepted = len(result.verdict.accepted)
         self._accepted += accepted
-        self._verified += min(accepted + 1, draft.chain_length)
+        self._verified += verified
         if self._verified >= JUDGED_AFTER and self._accepted < LEAST_ACCEPTANCE * self._verified:
             self._refused_because = (
                 f"of {self._verified} positions that the target verified {self._accepted} were right, less"

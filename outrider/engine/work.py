@@ -116,6 +116,9 @@ class Verified(Struct, frozen=True, tag=True):
     draft: Draft | None = None  # that follows these tokens, as next_depth asked
     forced: Forced = NOTHING_FORCED
     draft_step: Step | None = None  # one of those that made it
+    # Of the target's own token among the guesses of a drafter beside it, where the chain was wrong; 0 is the
+    # first. None: unknown.
+    rank: int | None = None
 
 
 class Generated(Struct, frozen=True, tag=True):

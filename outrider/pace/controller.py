@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.drafters.registry import DrafterInfo
+from outrider.drafters.registry import DrafterInfo, Width
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.calibration import Calibration
 from outrider.pace.cost_model import DrafterCost, Step, StepCost
@@ -305,9 +305,11 @@ class Pace:
         costs = self._costs([sequence.drafter for sequence in sequences], context)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
-        leaves = best_leaves(depths, reach, hit_rates, costs, scale)
+        are_trees = np.array([sequence.drafter.width is Width.TREE for sequence in sequences])
+        leaves = best_leaves(depths, reach, hit_rates, are_trees, costs, scale)
         mix = mix_of(depths, reach, costs, scale)
-        mix = replace(mix, drafted=mix.drafted + scale * leaves.sum())
+        fed = scale * float(leaves[are_trees].sum())
+        mix = replace(mix, drafted=mix.drafted + scale * leaves.sum(), leaves=fed)
         round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
         self._expected_s = {True: round_s, False: step_s}
         self._counts = Counter(
@@ -317,7 +319,7 @@ class Pace:
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
         worth = (emitted - 1.0) * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
-        patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, np.zeros(())))
+        patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, mix.leaves, np.zeros(())))
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
             sequence.depth, sequence.leaves = int(depth), int(count)
             sequence.patience_s, sequence.decided_by = float(seconds), MEASURED
@@ -350,6 +352,11 @@ class _Costs:
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)
 
-    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
-        seconds = [drafter.seconds(share * sequences, depth, target_step) for drafter, share in self.drafters]
+    def drafting(
+        self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
+    ) -> Vector:
+        seconds = [
+            drafter.seconds(share * sequences, depth, share * np.asarray(leaves), target_step)
+            for drafter, share in self.drafters
+        ]
         return np.asarray(np.max(seconds, axis=0))

@@ -219,19 +219,22 @@ class DrafterCost:
         self._verdicts = min(self._verdicts + 1.0, 1.0 / HIDDEN_FORGETTING)
         self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
 
-    def seconds(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
-        """From a Verdict to the next Verify, where the target's step takes so many seconds."""
-        alone = self._alone(sequences, depth)
+    def seconds(self, sequences: Vector, depth: Vector, leaves: Vector, target_step: Vector) -> Vector:
+        """From a Verdict to the next Verify, where the target's step takes so many seconds.
+
+        leaves: nodes beside chains, all together, that it feeds too.
+        """
+        alone = self._alone(sequences, depth, leaves)
         return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
 
-    def _alone(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
-        return self.round.seconds(sequences) + self._steps(sequences, depth)
+    def _alone(self, sequences: ArrayLike, depth: ArrayLike, leaves: ArrayLike = 0.0) -> Vector:
+        return self.round.seconds(sequences) + self._steps(sequences, depth, leaves)
 
-    def _steps(self, sequences: ArrayLike, depth: ArrayLike) -> Vector:
+    def _steps(self, sequences: ArrayLike, depth: ArrayLike, leaves: ArrayLike) -> Vector:
         drafter = self._drafter
         steps = drafter.steps_per_draft + drafter.steps_per_token * np.asarray(depth)
         positions = np.maximum(depth, 1) if drafter.is_parallel else np.ones(())
-        tokens = np.multiply(sequences, positions)
+        tokens = np.multiply(sequences, positions) + np.asarray(leaves) / np.maximum(depth, 1)
         return np.asarray(steps * self.step.seconds(sequences, tokens))
 
 

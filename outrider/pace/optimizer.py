@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
+SMALLEST = 1e-9  # probability, to be divided by
 LEAST_REACH = 0.02  # probability below which a drafted token is not considered
 POINTS = 65  # counts of drafted tokens that are compared, for each depth
 
@@ -34,10 +35,14 @@ class Costs(Protocol):
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
 
-    def drafting(self, sequences: Vector, depth: Vector, target_step: Vector) -> Vector:
+    def drafting(
+        self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
+    ) -> Vector:
         """From a Verdict to the next Verify, with so many sequences in rounds.
 
-        target_step: seconds, in which draft-ahead has time.
+        Args:
+            leaves: nodes beside their chains that a drafter feeds too, all together.
+            target_step: seconds, in which draft-ahead has time.
         """
 
 
@@ -51,6 +56,7 @@ class Mix:
     log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
     log_overrun: Vector  # logarithm of the factor by which rounds take longer, summed over those sequences
     depth: Vector  # of the deepest Draft
+    leaves: Vector | float = 0.0  # of the drafted tokens, those beside chains that a drafter feeds too
 
 
 def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float = 1.0) -> Mix:
@@ -87,10 +93,10 @@ def _together(mix: Mix, costs: Costs) -> Vector:
     """
     verified = mix.rounds + mix.drafted
     half = costs.step(mix.rounds / 2, verified / 2)
-    drafting = costs.drafting(mix.rounds, mix.depth, half)
+    drafting = costs.drafting(mix.rounds, mix.depth, mix.leaves, half)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
     whole = costs.step(mix.rounds, verified)
-    return np.minimum(in_halves, costs.drafting(mix.rounds, mix.depth, whole) + whole)
+    return np.minimum(in_halves, costs.drafting(mix.rounds, mix.depth, mix.leaves, whole) + whole)
 
 
 def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
@@ -103,7 +109,7 @@ def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
     share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
     for _ in range(3):
         step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
-        drafting = costs.drafting(mix.rounds, mix.depth, step)
+        drafting = costs.drafting(mix.rounds, mix.depth, mix.leaves, step)
         round_ = step + np.maximum(step, drafting + step / 2)
         share = step / round_
     return round_, step
@@ -141,30 +147,35 @@ def best_leaves(
     depths: NDArray[np.int64],  # [sequences]
     reach: Vector,  # [sequences, max_depth]
     hit_rates: Vector,  # [sequences]
+    are_trees: NDArray[np.bool_],  # [sequences]
     costs: Costs,
     scale: float = 1.0,
 ) -> NDArray[np.int64]:
-    """[sequences] runners-up that pay beside the chains, one for a position at most.
+    """[sequences] nodes that pay beside the chains: a runner-up for each position, and what follows these.
 
-    A leaf is right where its position is reached, the chain's token wrong and the second guess right. It adds
-    one token to the Verdict then, and costs what the target pays for one token more; the draft pays nothing.
+    A runner-up is right where its position is reached, the chain's token wrong and the second guess right. It
+    adds one token to the Verdict then, and costs what the target pays for one token more; the draft pays
+    nothing. In a tree it goes on, as often right as the chain there is, and the drafter feeds it too.
 
     Args:
         depths, reach, scale: as for ``best_depths``.
         hit_rates: of second guesses where the first one is wrong.
+        are_trees: whether runners-up go on.
     """
     if not (depths * hit_rates).any():
         return np.zeros_like(depths)
-    max_depth = reach.shape[1]
-    before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)
-    has_position = np.arange(max_depth) < depths[:, None]
-    tokens = 1.0 + (reach * has_position).sum(axis=1)
-    right = (before - reach) * hit_rates[:, None] * has_position
-    gains = np.log1p(right / tokens[:, None]).ravel()
+    deepest = int(depths.max())
+    before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)[:, :deepest]
+    stands = np.where(np.arange(deepest) < depths[:, None], reach[:, :deepest], 0.0)
+    tokens = 1.0 + stands.sum(axis=1)
+    right = np.where(stands > 0.0, before - stands, 0.0) * hit_rates[:, None]
+    rates = np.where(are_trees[:, None], stands / np.maximum(before, SMALLEST), 0.0)
+    gains = np.log1p(_going_on(right, rates) / tokens[:, None, None]).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0.0]
     counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
     given = mix_of(depths, reach, costs, scale)
+    owners = order // deepest**2
     mix = Mix(
         plain=given.plain,
         rounds=given.rounds,
@@ -172,10 +183,26 @@ def best_leaves(
         log_tokens=given.log_tokens + scale * _counted(gains[order])[counts],
         log_overrun=given.log_overrun,
         depth=given.depth,
+        leaves=scale * _counted(are_trees[owners])[counts],
     )
-    chosen = order[: counts[log_rate(mix, costs).argmax()]]
-    leaves: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
+    chosen = owners[: counts[log_rate(mix, costs).argmax()]]
+    leaves: NDArray[np.int64] = np.bincount(chosen, minlength=len(reach))
     return leaves
+
+
+def _going_on(right: Vector, rates: Vector) -> Vector:
+    """[sequences, depth, depth] probability that nodes beside a chain stand: by the position of the runner-up
+    that they follow, and by how many tokens they follow it, itself 0.
+
+    Args:
+        right: [sequences, depth] that a runner-up stands.
+        rates: [sequences, depth] at which what follows one is right.
+    """
+    found = np.zeros((*right.shape, right.shape[1]))
+    found[:, :, 0] = right
+    for after in range(1, right.shape[1]):
+        found[:, :-after, after] = found[:, :-after, after - 1] * rates[:, after:]
+    return found
 
 
 def _extended(

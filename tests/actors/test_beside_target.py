@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from opentelemetry.trace import get_tracer
 
+from gateway.rounds.paces import PaceObserver
 from gateway.settings import Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.draft import Draft
@@ -16,7 +17,7 @@ from outrider.drafters import registry
 from outrider.engine import drafting_beside
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.pace.controller import Pace
+from outrider.pace.controller import Pace, PacedSequence
 from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
 from tests.fakes.spans import TRACEPARENT
@@ -142,6 +143,30 @@ async def test_heads_draft_in_the_target_worker(settings, temperature, tmp_path)
     assert sum(stats.accepted for _, stats in answers) > 0
     for _, stats in answers:
         assert (stats.rounds > 0, stats.lost_drafts, stats.late_drafts) == (True, 0, 0)
+
+
+@pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
+async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_guesses(
+    settings, tmp_path, monkeypatch
+):
+    ranks, sizes = [], []
+    observe = PaceObserver._observe_round
+
+    def observing(self, pace, event):
+        sizes.append((event.proposal.draft.chain_length, len(event.proposal.draft)))
+        observe(self, pace, event)
+
+    monkeypatch.setattr(PaceObserver, "_observe_round", observing)
+    monkeypatch.setattr(Pace, "observe_rank", lambda self, sequence, rank: ranks.append(rank))
+    monkeypatch.setattr(PacedSequence, "leaves", property(lambda self: 3, lambda self, leaves: None), False)
+    given = settings(tmp_path)
+    speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
+    async with pair(0, **given) as fleet:
+        answers = [await answer(fleet, text, 0.7, speculation=speculation) for text in KINDS]
+    assert [text for text, _ in answers] == [expected(text, 0.7) for text in KINDS]
+    assert {length - chain for chain, length in sizes} == {3}
+    assert {chain for chain, _ in sizes} >= {4}
+    assert 1 in ranks
 
 
 @pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])

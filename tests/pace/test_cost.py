@@ -118,6 +118,14 @@ def test_a_round_s_overhead_grows_with_who_is_in_rounds():
     assert cost.seconds([1, 8, 64]) == pytest.approx([3.2e-3, 4.6e-3, 15.8e-3], rel=0.1)
 
 
+def test_nodes_beside_chains_share_the_passes_of_their_positions():
+    """128 beside 32 chains of four: 64 tokens a pass, in the place of 32."""
+    cost = DrafterCost(drafter("eagle3"))
+    cost.step = taught()
+    none, some = (cost.seconds(32.0, 4.0, leaves, 0.0) for leaves in (0.0, 128.0))
+    assert some - none == pytest.approx(4 * 32 * 0.4e-3, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -130,5 +138,5 @@ def test_the_registry_says_by_which_law_a_draft_costs(name, expected):
     """Milliseconds of eight sequences at depths of 1, 4 and 8."""
     cost = DrafterCost(drafter(name))
     cost.step = taught()
-    found = cost.seconds(np.full(3, 8.0), np.array([1.0, 4.0, 8.0]), np.zeros(3))
+    found = cost.seconds(np.full(3, 8.0), np.array([1.0, 4.0, 8.0]), np.zeros(3), np.zeros(3))
     assert 1e3 * found == pytest.approx(expected, rel=0.06)

@@ -24,7 +24,7 @@ class Machine:
     def step(self, sequences, tokens):
         return self.read + self.token * np.maximum(tokens - self.knee, 0.0) + 0.0 * sequences
 
-    def drafting(self, sequences, depth, target_step):
+    def drafting(self, sequences, depth, leaves, target_step):
         return self.hops + self.draft * depth + 0.0 * sequences
 
 
@@ -104,11 +104,13 @@ def test_a_cap_is_kept():
     assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2
 
 
-def leaves(rate, hit_rate, machine=None, streams=1):
+def leaves(rate, hit_rate, machine=None, streams=1, are_trees=False):
     machine = machine or Machine()
     chances = reach(*[rate] * streams)
     chosen = best_depths(chances, np.zeros(streams, bool), machine)
-    return best_leaves(chosen, chances, np.full(streams, hit_rate), machine).tolist()
+    return best_leaves(
+        chosen, chances, np.full(streams, hit_rate), np.full(streams, are_trees), machine
+    ).tolist()
 
 
 def test_second_guesses_go_along_where_the_target_takes_them_for_nothing():
@@ -119,6 +121,21 @@ def test_second_guesses_go_along_where_the_target_takes_them_for_nothing():
 def test_second_guesses_stay_behind_where_each_token_costs():
     assert leaves(0.6, 0.5, Machine(knee=0, token=3e-3)) == [0]
     assert sum(leaves(0.6, 0.5, streams=32)) < 32 * leaves(0.6, 0.5)[0]
+
+
+def test_in_a_tree_runners_up_go_on():
+    (beside_chains,), (in_trees,) = leaves(0.6, 0.5), leaves(0.6, 0.5, are_trees=True)
+    assert in_trees > beside_chains
+    assert leaves(0.6, 0.0, are_trees=True) == [0]
+
+
+def test_a_tree_that_its_drafter_has_to_feed_is_narrower():
+    class Feeding(Machine):
+        def drafting(self, sequences, depth, leaves, target_step):
+            return super().drafting(sequences, depth, leaves, target_step) + 1e-3 * np.asarray(leaves)
+
+    assert 0 < leaves(0.6, 0.5, Feeding(), are_trees=True)[0] < leaves(0.6, 0.5, are_trees=True)[0]
+    assert leaves(0.6, 0.5, Feeding()) == leaves(0.6, 0.5)  # runners-up of a draft model are known anyway
 
 
 def test_other_gateways_sequences_count_as_load():

@@ -305,6 +305,23 @@ def test_what_is_hidden_by_draft_ahead_is_drafted_deeper():
     assert mean(ahead.run(1000)) > 0.7
 
 
+@pytest.mark.parametrize(("rank", "has_leaves"), [(1, True), (4, False)])
+def test_runners_up_go_along_once_second_guesses_are_known_to_be_right(rank, has_leaves):
+    """Whether a draft worker makes them or heads beside the target; those of heads go on."""
+    leaves = {}
+    for drafter in ("model", "eagle3"):
+        service = Service(drafter=drafter)
+        service.rate = 0.6
+        service.run(60)
+        assert service.sequences[0].leaves == 0
+        for _ in range(20):
+            service.pace.observe_rank(service.sequences[0], rank)
+        service.run(60)
+        leaves[drafter] = service.sequences[0].leaves
+    assert (leaves["model"] > 0) is has_leaves
+    assert (leaves["eagle3"] > leaves["model"]) is has_leaves
+
+
 def test_a_draft_is_waited_for_no_longer_than_it_is_worth():
     service = Service()
     service.rate = 0.9

@@ -30,6 +30,7 @@ class Drafted:
     drafts: list[Draft] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # of the text that each of these follows
     preemptions: int = 0
+    ranks: list[int | None] = field(default_factory=list)  # of each Verdict
 
 
 def engine_with(drafter: str, head: Path | None = None, **settings: object) -> Engine:
@@ -56,13 +57,13 @@ def plain_texts(temperature: float) -> list[tuple[int, ...]]:
 
 
 def drafted_texts(
-    target: Engine, temperature: float, depth: int, company: int, **sampling: Any
+    target: Engine, temperature: float, depth: int, company: int, leaves: int = 0, **sampling: Any
 ) -> list[Drafted]:
     """A text of each kind, ``company`` of them at a time."""
     prompts = [prompt_of(kind) for kind in KINDS]
     found: list[Drafted] = []
     for start in range(0, len(prompts), company):
-        found += rounds(target, prompts[start : start + company], temperature, depth, **sampling)
+        found += rounds(target, prompts[start : start + company], temperature, depth, leaves, **sampling)
     return found
 
 
@@ -71,6 +72,7 @@ def rounds(
     prompts: list[tuple[int, ...]],
     temperature: float,
     depth: int,
+    leaves: int = 0,
     plain: tuple[int, int] = (0, 0),
     **sampling: object,
 ) -> list[Drafted]:
@@ -86,20 +88,21 @@ def rounds(
     for prompt in prompts:
         sequence = target.open(len(prompt), noise_key(1, 0, prompt), settings)
         found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1
-        target.submit(Verify(sequence.number, 0, prompt, Draft(), 1, depth))
+        target.submit(Verify(sequence.number, 0, prompt, Draft(), 1, depth, leaves))
     while target.has_work:
         for result in target.step():
             assert isinstance(result, Verified)
             drafted, sequence = found[result.sequence], target.sequence(result.sequence)
             drafted.tokens += result.verdict.tokens
             drafted.accepted += len(result.verdict.accepted)
+            drafted.ranks.append(result.rank)
             drafted.preemptions += result.timings.preemptions
             if result.finish is not None:
                 target.close(sequence)
                 continue
             draft = result.draft or Draft()
             drafted.rounds += bool(draft)
-            drafted.deepest = max(drafted.deepest, len(draft))
+            drafted.deepest = max(drafted.deepest, draft.depth)
             drafted.drafts.append(draft)
             drafted.lengths.append(len(sequence.tokens))
             number_of_rounds[result.sequence] += 1
@@ -112,5 +115,5 @@ def rounds(
                         drafted.tokens += (token.token,)
                 length, draft = len(sequence.tokens), Draft()
             number = number_of_rounds[result.sequence]
-            target.submit(Verify(result.sequence, length, (), draft, number, depth))
+            target.submit(Verify(result.sequence, length, (), draft, number, depth, leaves))
     return [*found.values()]

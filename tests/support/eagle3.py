@@ -34,6 +34,7 @@ class Form:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    attention: float = 0.3  # scale of what attention adds
 
 
 def random_tensors(form: Form) -> dict[str, Tensor]:
@@ -51,7 +52,7 @@ def random_tensors(form: Form) -> dict[str, Tensor]:
     tensors["fc.weight"][:, -SIZE:] += torch.eye(SIZE)
     for name, rows in {"q_proj": HEADS * DIM, "k_proj": KV_HEADS * DIM, "v_proj": KV_HEADS * DIM}.items():
         tensors[f"{PREFIX}self_attn.{name}.weight"] = normal(rows, 2 * SIZE)
-    tensors[f"{PREFIX}self_attn.o_proj.weight"] = normal(SIZE, HEADS * DIM, 0.3)
+    tensors[f"{PREFIX}self_attn.o_proj.weight"] = normal(SIZE, HEADS * DIM, form.attention)
     tensors[f"{PREFIX}mlp.gate_proj.weight"] = normal(INTERMEDIATE, SIZE)
     tensors[f"{PREFIX}mlp.up_proj.weight"] = normal(INTERMEDIATE, SIZE)
     tensors[f"{PREFIX}mlp.down_proj.weight"] = normal(SIZE, INTERMEDIATE, 0.3)
@@ -108,19 +109,30 @@ class Reference:
             hidden: of all its tokens but the last, [num_tokens - 1, num_layers, SIZE].
             length: of its prompt.
         """
-        states, text = self.reduced(hidden), list(tokens)
-        key = noise_key(1, 0, tuple(tokens[:length]))
-        while len(text) < len(tokens) + depth:
-            # Where the target has been, its states; beyond, the head's own.
-            after = self.go_on(states, text[1:])
-            logits = torch.full((1, VOCABULARY), -torch.inf)
-            known = linear(self.before_logits(after[-1:]), self.tensors["lm_head.weight"])
-            logits[:, torch.arange(len(known[0])) + self.tensors.get("d2t", torch.zeros(1).long())] = known
-            row = Row(sampling, key, len(text), text[:length], text[length:])
-            scaled = logits if sampling.temperature == 0 else logits / sampling.temperature
-            text.append(int(gumbel_max(scaled, [row], 1)[0]))
+        path: list[int] = []
+        while len(path) < depth:
+            path.append(int(self.best_after(hidden, tokens, path, 1, sampling, length)[0]))
+        return path
+
+    def best_after(
+        self, hidden: Tensor, tokens: list[int], path: list[int], count: int, sampling: Sampling, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """The best tokens after a text and a path of drafted ones, and their perturbed logits, [count] each.
+
+        Other arguments as of ``chain``.
+        """
+        states, text = self.reduced(hidden), [*tokens, *path]
+        # Where the target has been, its states; beyond, the head's own.
+        for end in range(len(tokens), len(text) + 1):
+            after = self.go_on(states, text[1:end])
             states = torch.cat([states, after[-1:]])
-        return text[len(tokens) :]
+        logits = torch.full((1, VOCABULARY), -torch.inf)
+        known = linear(self.before_logits(after[-1:]), self.tensors["lm_head.weight"])
+        logits[:, torch.arange(len(known[0])) + self.tensors.get("d2t", torch.zeros(1).long())] = known
+        row = Row(sampling, noise_key(1, 0, tuple(tokens[:length])), len(text), text[:length], text[length:])
+        scaled = logits if sampling.temperature == 0 else logits / sampling.temperature
+        best, values = gumbel_max(scaled, [row], count)
+        return best[0], values[0]
 
     def _norm(self, name: str, rows: Tensor) -> Tensor:
         return rms_norm(rows, rows.shape[-1:], self.tensors[name + ".weight"], EPS)

@@ -49,6 +49,8 @@ class BesideTarget(Drafter):
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
     cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's
     weight_bytes = 0  # that it adds to the target's
+    # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
+    guesses: Items[Items[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
 
     def __init__(self, settings: EngineSettings) -> None:

@@ -14,19 +14,17 @@ from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked, Text
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, feed_of
-from outrider.engine.drafters.chains import Chains, with_room
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, rotary
+from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
-from outrider.engine.sequence import Sequence as TargetSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
-from outrider.pace.settings import MAX_DEPTH
 
 
 class Eagle3(BesideTarget):
-    """Chains of any depth."""
+    """Trees of any depth: the nodes of a position take one pass together."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -82,24 +80,15 @@ class Eagle3(BesideTarget):
             self._newest[one.sequence] = state
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """One pass less than there are tokens."""
+        """One pass less than there are positions."""
         asked = [with_room(one, self._target.cache, unwritten=1) for one in asked]
-        chains = Chains(asked)
-        if not chains.growing:
-            return chains.drafts()
-        states = torch.stack([self._newest[asked[index].text] for index in chains.growing])
-        for step in range(MAX_DEPTH):
-            going_on = chains.grow(self._logits(states))
-            if not going_on:
-                break
-            texts = [asked[index].text for index in chains.growing]
-            feeds = [
-                feed_of(text, [token], text.cached + step)
-                for text, token in zip(texts, chains.newest, strict=True)
-                if isinstance(text, TargetSequence)
-            ]
-            states = self._pass(feeds, states[going_on])
-        return chains.drafts()
+        trees = Trees(asked)
+        if trees.growing:
+            states = torch.stack([self._newest[asked[index].text] for index in trees.growing])
+            while going_on := trees.grow(self._logits(states)):
+                states = self._pass(trees.feeds(), states[going_on])
+        self.guesses = trees.guesses
+        return trees.drafts()
 
     def forget(self, text: Text) -> None:
         self._newest.pop(text, None)

@@ -18,9 +18,9 @@ from torch import Tensor
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target, feed_of
-from outrider.engine.drafters.chains import Chains, with_room
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
 from outrider.engine.drafters.trained_exits import TrainedExits
+from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.drafters.trial import trial
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
@@ -29,7 +29,6 @@ from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
-from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ LONGEST_STEP_S = 1.0  # more between two steps is time in which nobody asked
 
 
 class EarlyExit(BesideTarget):
-    """Chains of any depth."""
+    """Trees of any depth: the nodes of a position take one pass together."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -68,26 +67,22 @@ class EarlyExit(BesideTarget):
             self._search = ExitSearch(costs(self._settings, self.candidates))
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """One pass over the part for each token."""
+        """One pass over the part for each position."""
         if self._layers is None:
             return [Draft() for _ in asked]
         cache = self._target.cache
         cache.make(*cache.take_changes())  # what a Verdict moved is read now
         asked = [with_room(one, cache) for one in asked]
-        chains = Chains(asked)
-        for step in range(MAX_DEPTH):
-            if not chains.growing:
-                break
-            texts = [_text_of(asked[index]) for index in chains.growing]
-            newest = chains.newest if step else [text.tokens[-1] for text in texts]
-            feeds = [
-                feed_of(text, [token], text.cached + step, num_logits=1)
-                for text, token in zip(texts, newest, strict=True)
-            ]
-            chains.grow(*self._pass(self._layers, feeds))
-        for index in chains.unsound:
+        trees = Trees(asked)
+        texts = [_text_of(asked[index]) for index in trees.growing]
+        feeds = [feed_of(text, text.tokens[-1:], text.cached, num_logits=1) for text in texts]
+        while feeds:
+            trees.grow(*self._pass(self._layers, feeds))
+            feeds = trees.feeds(between=1, num_logits=1)
+        for index in trees.unsound:
             cache.clear(text := _text_of(asked[index]), text.cached)
-        return chains.drafts()
+        self.guesses = trees.guesses
+        return trees.drafts()
 
     def watch(self, texts: Sequence[Text]) -> None:
         """While it searches: what a part would have said where the target has spoken, now and then."""

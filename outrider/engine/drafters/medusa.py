@@ -6,6 +6,7 @@ Source: Cai et al., "Medusa: simple LLM inference acceleration framework with mu
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.functional import silu
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target
-from outrider.engine.drafters.chains import Chains
+from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
@@ -43,7 +44,7 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(BesideTarget):
-    """Chains as deep as there are heads."""
+    """Trees as deep as there are heads. To a head all nodes of its position follow the same tokens."""
 
     hidden_layers = (-1,)
 
@@ -77,14 +78,15 @@ class Medusa(BesideTarget):
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """From the state after which each text's newest token was chosen."""
         states = torch.stack([_state_of(one) for one in asked])
-        chains = Chains(asked)
-        rows = chains.growing
+        trees = Trees([replace(one, depth=min(one.depth, len(self._heads))) for one in asked])
+        rows = trees.growing
         for head in self._heads:
             if not rows:
                 break
             states = states[rows]
-            rows = chains.grow(head(states))
-        return chains.drafts()
+            rows = trees.grow(head(states))
+        self.guesses = trees.guesses
+        return trees.drafts()
 
 
 def _state_of(asked: Asked) -> Tensor:

@@ -68,6 +68,10 @@ class Observed(Pace):
     def __init__(self) -> None:
         super().__init__(PaceSettings())
         self.rounds: list[tuple[int, int, int]] = []
+        self.ranks: list[tuple[str, int]] = []
+
+    def observe_rank(self, sequence: Any, rank: int) -> None:
+        self.ranks.append((sequence.drafter.name, rank))
 
     def observe_round(self, sequence: Any, accepted: int, verified: int, depth: int, *rest: Any) -> None:
         self.rounds.append((accepted, verified, depth))
@@ -86,14 +90,26 @@ OF_PACE = {
 @pytest.mark.parametrize("case", OF_PACE)
 def test_the_pace_learns_from_guesses_alone(case: str) -> None:
     proposal, accepted, nodes, expected = OF_PACE[case]
-    speculation = Speculation().resolved("model", PaceSettings())
-    paced = Paces(PaceSettings()).sequence(drafter("model"), speculation, None, "interactive")
+    pace = observed("model", fell(proposal, accepted, forced_nodes=nodes, forced=3))
+    assert (pace.rounds, pace.ranks) == ([expected], [])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("eagle3", [("eagle3", 1)]), ("model", [])])
+def test_the_pace_learns_what_runners_up_of_heads_would_bring(name: str, expected: list[Any]) -> None:
+    """A verdict tells it of the heads that made its Draft; of others it would tell nothing."""
+    assert observed(name, fell(CHAIN, [0], rank=1)).ranks == expected
+    assert observed(name, fell(CHAIN, [0, 1, 2, 3])).ranks == []
+
+
+def observed(name: str, event: VerdictFell) -> Observed:
+    """The pace after a Verdict on that drafter's Draft."""
+    speculation = Speculation().resolved(name, PaceSettings())
+    paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
     sequence = Sequence((1,), Sampling(), 1)
     candidate = Candidate(BesideTarget(sequence), paced)
     kind = Kind(None, "coupled")
     route = Route([candidate], Router(lambda info: True), kind, sequence, Events())
     observer = PaceObserver(route, sequence)
     observer.pace = pace = Observed()
-    asked = replace(proposal, asked=candidate.name)
-    observer.on(fell(asked, accepted, forced_nodes=nodes, forced=3))
-    assert pace.rounds == [expected]
+    observer.on(replace(event, proposal=replace(event.proposal, asked=candidate.name)))
+    return pace

@@ -1,0 +1,238 @@
+"""Drafts that grow by a position at a time: chains, and beside them trees of what else is likely.
+
+A chain is what the target would say if the drafter were right: best after best under the keyed noise, or
+drawn for the ratio rules. Beside it grow as many nodes as were asked for, those that are likeliest to stand.
+Each has a probability, given that its parent stands, and what counts is their product along its path.
+
+Where noise is keyed, the noise of the target's choice is known, and only its logits are not. So a token's
+probability is not that of the drafter's distribution, which averages over noise. It is the softmax of its
+perturbed logits, over the best few: so the target's choice is distributed if its logits differ from the
+drafter's by as much as Gumbel noise does. Without noise that is the softmax of logits, as EAGLE-2 has it.
+
+Source: Li et al., "EAGLE-2: faster inference of language models with dynamic draft trees", 2024.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.draft import ROOT, Draft, SparseProbs
+from outrider.decoding.grammar import Mask
+from outrider.decoding.gumbel_max import perturbed
+from outrider.decoding.outcomes import RANKS
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import process
+from outrider.engine.asked import Asked
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.sampler import Choices, choose_tokens
+from outrider.engine.sequence import Sequence as Text
+from outrider.engine.step_input import Feed
+
+Ranked = tuple[int, ...]  # the best tokens for a position, best first
+
+
+@dataclass(frozen=True, eq=False)
+class _Node:
+    token: int
+    parent: "_Node | None"  # None: it follows the last committed token
+    depth: int  # tokens up to it, itself included
+    score: float  # logarithm of the probability that it stands
+    is_on_chain: bool
+
+
+class _Tree:
+    """The Draft of one text. It ends at its depth, and each path at an end of the generation."""
+
+    def __init__(self, asked: Asked) -> None:
+        assert isinstance(asked.text, Text)
+        self.text, self.asked = asked.text, asked
+        self.is_coupled = asked.text.sampling.verification == "coupled"
+        self.leaves = asked.leaves if self.is_coupled else 0
+        self.chain: list[_Node] = []
+        self.probs: list[SparseProbs] = []  # of the chain, under the ratio rules
+        self.guesses: list[Ranked] = []  # at each of the chain's positions
+        self.open: list[_Node | None] = (
+            [None] if asked.depth > 0 else []
+        )  # after which tokens are chosen next
+        self.fed: list[_Node] = []  # all that ever were, in their order
+        self._beside: list[_Node] = []  # the likeliest nodes that are not on the chain
+        self._to_feed = self.leaves  # of them, at most
+        self._passes = asked.depth - 1  # that feed some of them
+
+    def rows(self) -> list[Row]:
+        """What choosing a token after each of ``open`` depends on."""
+        text, tree = self.text, _draft_of(self.fed)
+        generated = text.tokens[text.prompt_length :]
+        nodes = range(len(self.fed) - len(self.open), len(self.fed)) if self.fed else [ROOT]
+        masks: list[Mask | None] = [None] * len(nodes)
+        if text.matcher is not None:
+            masks = text.matcher.masks(generated, tree, [*nodes])
+        paths = [tuple(tree.tokens[above] for above in tree.path(node)) for node in nodes]
+        return [text.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
+
+    def extend(self, choices: Choices, are_sound: list[bool], scores: Sequence[Sequence[float]]) -> list[int]:
+        """Nodes after those of ``open``, of which the likeliest are ``open`` now.
+
+        Args:
+            are_sound: [len(open)] whether a token may be chosen there.
+            scores: [len(open)] logarithms of the probabilities of the ranked tokens.
+
+        Returns for each of ``open`` the row of the node that it follows.
+        """
+        found: dict[_Node, int] = {}
+        for row, (parent, is_sound) in enumerate(zip(self.open, are_sound, strict=True)):
+            if is_sound:
+                tokens = self._tokens(choices, row, parent)
+                found |= dict.fromkeys(_following(parent, tokens, scores[row]), row)
+        on_chain = [node for node in found if node.is_on_chain]
+        self.chain += on_chain
+        # Of equals the earlier one is kept, so that no node outlives its parent.
+        beside = [node for node in found if not node.is_on_chain]
+        self._beside = heapq.nlargest(self.leaves, self._beside + beside, key=attrgetter("score"))
+        newest = [node for node in self._beside if node in found and self._goes_on(node)]
+        going_on = [*filter(self._goes_on, on_chain), *newest[: self._quota()]]
+        self._to_feed -= sum(not node.is_on_chain for node in going_on)
+        self._passes -= 1
+        self.open = [*going_on]
+        self.fed += going_on
+        return [found[node] for node in going_on]
+
+    def draft(self) -> Draft:
+        """As it stands: the chain, then what is beside it."""
+        beside = sorted(self._beside, key=attrgetter("depth"))
+        return replace(_draft_of([*self.chain, *beside]), draft_probs=tuple(self.probs))
+
+    def feed(self, between: int, num_logits: int) -> Feed:
+        """Of ``open``, after what the text has cached and all that was fed before.
+
+        Args:
+            between: slots from the one to the other that hold something else.
+            num_logits: wanted of each of them.
+        """
+        count = len(self.open)
+        tokens, tree = [node.token for node in self.fed[-count:]], _draft_of(self.fed)
+        start = self.text.cached + between + len(self.fed) - count
+        blocks = self.text.table[: len(self.text.blocks)]
+        return Feed(tokens, count * num_logits, start, blocks, None if tree.is_chain else tree)
+
+    def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> Ranked:
+        if not self.is_coupled:
+            token, probs = choices.sample_draft_token(self.asked.round, row)
+            self.probs.append(probs)
+            return (token,)
+        ranked = choices.ranked[row]
+        if parent is None or parent.is_on_chain:
+            self.guesses.append(ranked)
+        return ranked if self.leaves else ranked[:1]
+
+    def _quota(self) -> int:
+        """Nodes beside the chain that go on from this position: the first leave as much to later ones."""
+        return -(-self._to_feed // self._passes) if self._passes > 0 else 0
+
+    def _goes_on(self, node: _Node) -> bool:
+        return node.depth < self.asked.depth and node.token not in self.text.end_token_ids
+
+
+class Trees:
+    """One for each Draft that is asked for."""
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self._trees = [_Tree(one) for one in asked]
+        most = max((tree.leaves for tree in self._trees), default=0)
+        self._ranks = min(1 + max(most, 1), RANKS)  # the second guess tells what runners-up would be worth
+        self.unsound: list[int] = []  # of those asked for, where numbers are not finite
+
+    @property
+    def growing(self) -> list[int]:
+        """[num_rows] of those asked for: one for each node after which a token is chosen next."""
+        return [index for index, tree in enumerate(self._trees) for _ in tree.open]
+
+    def grow(self, logits: Tensor, are_finite: Tensor | None = None) -> list[int]:
+        """Further nodes after those of ``growing``, from logits [num_rows, vocab_size].
+
+        are_finite: bool [num_rows], of whatever else was computed for them.
+
+        Returns for each that now grows the row of the node that it follows.
+        """
+        trees = [tree for tree in self._trees if tree.open]
+        if are_finite is None:
+            are_finite = logits.new_ones(len(logits)).bool()
+        rows = [tree.rows() for tree in trees]
+        choices, finite = choose_tokens(logits, rows, are_finite, min(self._ranks, logits.shape[1]))
+        scores = self._scores(logits, rows, choices)
+        going_on, first = [], 0
+        for tree, of_tree in zip(trees, choices, strict=True):
+            own = slice(first, first + len(tree.open))
+            are_sound = [*map(min, of_tree.are_sound, finite[own])]
+            if not all(are_sound):
+                self.unsound.append(self._trees.index(tree))
+            going_on += [first + row for row in tree.extend(of_tree, are_sound, scores[own])]
+            first = own.stop
+        return going_on
+
+    def feeds(self, between: int = 0, num_logits: int = 0) -> list[Feed]:
+        """Of what grows, each text's tree in slots of its own. Arguments as of ``_Tree.feed``."""
+        return [tree.feed(between, num_logits) for tree in self._trees if tree.open]
+
+    def drafts(self) -> list[Draft]:
+        """As they stand."""
+        return [tree.draft() for tree in self._trees]
+
+    @property
+    def guesses(self) -> list[list[Ranked]]:
+        """Of each Draft, at each position of its chain."""
+        return [tree.guesses for tree in self._trees]
+
+    def _scores(self, logits: Tensor, rows: list[list[Row]], choices: list[Choices]) -> list[list[float]]:
+        """[num_rows][ranks], as far as trees need them."""
+        every = [row for part in rows for row in part]
+        if not any(tree.leaves for tree in self._trees):
+            return [[0.0] * self._ranks for _ in every]
+        ranked = [tokens for part in choices for tokens in part.ranked]
+        width = max(map(len, ranked))
+        padded = [
+            [*tokens, *tokens[:1] * (width - len(tokens))] for tokens in ranked
+        ]  # ones that nobody reads
+        token_ids = torch.tensor(padded, device=logits.device)
+        values = perturbed(process(logits, every), every, token_ids)
+        is_given = torch.tensor([[place < len(tokens) for place in range(width)] for tokens in ranked])
+        values = values.masked_fill(~is_given.to(values.device), -torch.inf)
+        scores: list[list[float]] = values.log_softmax(dim=1).tolist()
+        return scores
+
+
+def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
+    """As wide and deep as there are blocks to write to: nobody gives up cache for a guess.
+
+    unwritten: tokens of a chain that need no slot beyond those that the text has cached.
+    """
+    text = asked.text
+    assert isinstance(text, Text)
+    end = text.cached - unwritten
+    if cache.reserve(text, end + asked.depth + asked.leaves):
+        return asked
+    if cache.reserve(text, end + asked.depth):
+        return replace(asked, leaves=0)
+    return replace(asked, depth=len(text.blocks) * cache.block_size - end, leaves=0)
+
+
+def _following(parent: _Node | None, tokens: Ranked, scores: Sequence[float]) -> list[_Node]:
+    """The nodes of these tokens; one that the settings ban has no chance and is none, unless it leads."""
+    depth = 1 if parent is None else parent.depth + 1
+    before = 0.0 if parent is None else parent.score
+    is_chains = parent is None or parent.is_on_chain
+    pairs = enumerate(zip(tokens, scores, strict=False))
+    return [
+        _Node(token, parent, depth, before + score, is_chains and rank == 0)
+        for rank, (token, score) in pairs
+        if rank == 0 or score > -torch.inf
+    ]
+
+
+def _draft_of(nodes: Sequence[_Node]) -> Draft:
+    index: dict[_Node | None, int] = {None: ROOT} | {node: place for place, node in enumerate(nodes)}
+    return Draft(tuple(node.token for node in nodes), tuple(index[node.parent] for node in nodes))
