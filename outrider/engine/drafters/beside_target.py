@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
@@ -31,10 +32,18 @@ class Fed:
 class Target(Protocol):
     """The target that it stands beside, once that is loaded."""
 
-    model: Any
+    model: Any  # of which a rank may hold but a share
     settings: EngineSettings  # those in force
     cache: PagedCache
     kernel: Kernel | None  # of attention, where there is one
+
+    @property
+    def embedding(self) -> Any:
+        """Of all tokens, if the drafter ``reads_embedding``."""
+
+    @property
+    def projection(self) -> Any:
+        """To logits of all tokens, if it ``reads_projection``."""
 
     def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
         """Of a part of the model (outrider/engine/forward/part.py), to logits [num_logits, vocab_size]."""
@@ -49,6 +58,10 @@ class BesideTarget(Drafter):
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
     cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's
     weight_bytes = 0  # that it adds to the target's
+    # Of a target on several devices it stands beside rank 0, if it can stand beside a rank at all. What it
+    # reads of the target's vocabulary that rank then has whole (outrider/engine/parallel/whole.py).
+    may_stand_beside_ranks = False
+    reads_embedding = reads_projection = False
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
     guesses: Items[Items[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
@@ -62,6 +75,12 @@ class BesideTarget(Drafter):
             UnsupportedModelError: it belongs to another target, or cannot stand beside this one.
         """
         assert settings.drafter is not None
+        ranks = settings.tensor_parallel
+        if ranks > 1 and not self.may_stand_beside_ranks:
+            raise UnsupportedModelError(
+                f"drafter={settings.drafter!r} for model={settings.model!r}: tensor_parallel={ranks} is not"
+                " served with it yet: give 1"
+            )
         self._info = drafter(settings.drafter)
         self._from = "" if settings.head is None else f" from {settings.head!r}"
 

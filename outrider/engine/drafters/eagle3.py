@@ -14,7 +14,7 @@ from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked, Text
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, feed_of
-from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, rotary
+from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, network_tensors, rotary
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
@@ -26,6 +26,8 @@ from outrider.engine.step_input import Feed
 class Eagle3(BesideTarget):
     """Trees of any depth: the nodes of a position take one pass together."""
 
+    may_stand_beside_ranks = True
+
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._checkpoint = HeadCheckpoint(settings)
@@ -33,6 +35,8 @@ class Eagle3(BesideTarget):
         self.hidden_layers = self._shape.hidden_layers
         self.cache_shapes = (self._shape.cache,)
         self.weight_bytes = self._checkpoint.weight_bytes
+        self.reads_embedding = "embed_tokens.weight" not in self._checkpoint.tensors
+        self.reads_projection = "lm_head.weight" not in network_tensors(self._checkpoint.tensors)
         self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
 
     def load(self, target: Target) -> None:
@@ -42,7 +46,7 @@ class Eagle3(BesideTarget):
         self._head: Eagle3Head = built(self._checkpoint, self._shape, model)
         self._rotary = rotary(self._shape, model.device)
         self._token_ids = _token_ids(self._checkpoint, self._head.lm_head, model.device)
-        self._embedding = model.get_input_embeddings()
+        self._embedding = target.embedding
         if "embed_tokens.weight" in tensors:
             own = tensors["embed_tokens.weight"].to(model.device, model.dtype)
             self._embedding = nn.Embedding(len(own), own.shape[1], _weight=own)
@@ -51,7 +55,7 @@ class Eagle3(BesideTarget):
             raise self._checkpoint.refusal(
                 f"hidden_size={size} must be {self._embedding.weight.shape[1]}, the embedding's"
             )
-        self._projection = self._head.lm_head or model.get_output_embeddings()
+        self._projection = self._head.lm_head or target.projection
         if model.device.type == "cpu":
             optimize_for_cpu(self._head)
             self._projection = self._head.lm_head or self._projection

@@ -43,10 +43,6 @@ class EarlyExit(BesideTarget):
         super().__init__(settings)
         self._settings = settings
         self._target_shape = TargetShape.of(settings)
-        if settings.tensor_parallel > 1:
-            raise self._refusal(
-                f"tensor_parallel={settings.tensor_parallel} is not served with it yet: give 1"
-            )
         self._exits = None if settings.head is None else TrainedExits(settings)
         self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
         self.candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)

@@ -47,21 +47,22 @@ class Medusa(BesideTarget):
     """Trees as deep as there are heads. To a head all nodes of its position follow the same tokens."""
 
     hidden_layers = (-1,)
+    may_stand_beside_ranks = True
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._checkpoint = HeadCheckpoint(settings)
         self._names = _names_of(self._checkpoint)
         self.weight_bytes = self._checkpoint.weight_bytes
+        self.reads_projection = any(projection is None for _, projection in self._names)
         self._heads = nn.ModuleList()
 
     def load(self, target: Target) -> None:
         model = target.model
-        shared = model.get_output_embeddings()
         for layers, projection in self._names:
             loaded = [self._linear(model, *names) for names in layers]
             own = None if projection is None else self._linear(model, projection, None)
-            self._heads.append(MedusaHead(loaded, shared if own is None else own))
+            self._heads.append(MedusaHead(loaded, target.projection if own is None else own))
         del self._checkpoint
         if model.device.type == "cpu":
             optimize_for_cpu(self._heads)

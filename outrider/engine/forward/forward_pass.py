@@ -33,6 +33,7 @@ from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, context_length, load_model
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.parallel.whole import WholeVocabulary
 from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
@@ -67,6 +68,7 @@ class ForwardPass:
         with self.load_timings.timed("weights"):
             self.model = load_model(settings)
             layers = attach(self.model, settings.model)
+            self._vocabulary = WholeVocabulary(self.model, group if settings.drafter else None, beside)
         shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
         if settings.batch_invariant:
             check_rows_are_apart(self.model, settings.model)
@@ -84,6 +86,8 @@ class ForwardPass:
         self.kernel: Kernel | None
         self.slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
         self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
+        if group is not None and settings.drafter and not group.least(int(self.kernel is not None)):
+            self.kernel = None  # of a head at rank 0 it may be too wide: then all ranks do without
         self._check_and_optimize(layers)
         if beside is not None:
             with self.load_timings.timed("weights"):
@@ -107,6 +111,16 @@ class ForwardPass:
                 self.slow_because += ("passes of the drafter beside the target have no CUDA graphs",)
         for reason in self.slow_because:
             logger.error("steps are slower than they could be on %s: %s", device, reason)
+
+    @property
+    def embedding(self) -> Any:
+        """Of the target, for a drafter beside it."""
+        return self._vocabulary.embedding
+
+    @property
+    def projection(self) -> Any:
+        """Of the target, for a drafter beside it."""
+        return self._vocabulary.projection
 
     def _capture_graphs(self) -> tuple[str, ...]:
         """Returns why steps have to go without some, or without any."""

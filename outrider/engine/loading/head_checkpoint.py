@@ -71,10 +71,6 @@ class HeadCheckpoint:
             )
         self.name = settings.head
         self.target = TargetShape.of(settings)
-        if settings.tensor_parallel > 1:
-            raise self.refusal(
-                f"tensor_parallel={settings.tensor_parallel} is not served with a head yet: give 1"
-            )
         try:
             self._folder = _folder(self.name)
             self.config: dict[str, Any] = json.loads((self._folder / "config.json").read_bytes())

@@ -61,6 +61,7 @@ class VocabParallelEmbedding(nn.Module):
         """weight: [tokens of this rank, features]"""
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
+        self.num_tokens = num_tokens
         self.first = dist.get_rank() * -(-num_tokens // dist.get_world_size())
 
     def forward(self, token_ids: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from outrider.demo.prompts import DEMO
 from outrider.engine.engine import Engine
@@ -106,7 +105,3 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UnsupportedModelError, match="no file of weights"):
         Engine.from_settings(empty)
-    save_file(medusa_tensors(), tmp_path / "model.safetensors")
-    shared = empty.model_copy(update={"tensor_parallel": 2})
-    with pytest.raises(UnsupportedModelError, match="tensor_parallel=2 is not served with a head yet"):
-        Engine.from_settings(shared)

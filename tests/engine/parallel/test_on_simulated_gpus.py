@@ -11,6 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
+from transformers import AutoConfig
 
 import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
@@ -24,6 +26,7 @@ from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
+from tests.support.beside import rounds
 from tests.support.checkpoints import write_checkpoint
 from tests.support.ranks import Ranks
 from tests.support.simulated_cuda.device import SimulatedCuda
@@ -91,6 +94,37 @@ def test_ranks_replay_graphs_and_say_what_one_process_says(ranks: Ranks, tmp_pat
     assert path == "graph"
     assert totals["waits"] == totals["copies_out"] == 1
     assert totals["launches"] <= 4  # the graph, and what chooses
+
+
+def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        engine = Engine.from_settings(settings, group)
+    found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
+    assert engine.last_step is not None
+    engine.shut_down()
+    return found, engine.last_step.path
+
+
+@pytest.mark.slow
+def test_ranks_replay_graphs_with_heads_beside_the_first(ranks: Ranks, tmp_path: Path) -> None:
+    """Its graphs give states, those of the others none: the exchanges in them are the same."""
+    folder = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
+    config = AutoConfig.from_pretrained(folder)
+    tensors = {
+        f"{head}.0.linear.weight": torch.randn(config.hidden_size, config.hidden_size) for head in range(3)
+    }
+    (tmp_path / "head").mkdir()
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    (tmp_path / "head" / "config.json").write_text("{}")
+    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
+    fields |= {"drafter": "medusa", "head": str(tmp_path / "head")}
+    alone = Engine.from_settings(EngineSettings.model_validate(fields))
+    expected = rounds(alone, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
+    shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
+    [(found, path), _] = ranks.run(draft_beside, follow_on, shared)
+    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
+    assert any(one.drafts for one in found)
+    assert path == "graph"
 
 
 def raised(work: Callable[[], object]) -> str:
