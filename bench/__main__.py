@@ -26,7 +26,8 @@ BENCHMARKS = {
     "parallel": "parallel drafts at GPU cost ratios",
     "routing": "several drafts, the best for each task, at GPU cost ratios",
     "suffix": "drafters without a model: tokens per pass by kind of text",
-    "heads": "trained drafters: acceptance by position, tokens per pass by kind of text",
+    "drafters": "every drafter: acceptance, tokens per pass, cost of a Draft, speed (20 minutes, two cores)",
+    "trees": "heads that draft trees: tokens per pass by kind of text and nodes beside the chain",
     "distil": "the demo draft fitted to a kind of text that it never saw, and what becomes of the old kinds",
     "advise": "what outrider advise foretells beside what is measured",
     "metrics": "what recording metrics costs",
@@ -40,7 +41,6 @@ BENCHMARKS = {
 ALONE = {  # not among those that are run in turn
     "gpu": "the engine on a GPU, which it needs",
     "peers": "other servers beside ours, each installed first (5 GB)",
-    "early_exit": "the target's own layers as drafters: speed to plain decoding, on a larger target",
     "inflate": "writes a Llama checkpoint that computes the same function at a larger cost",
 }
 

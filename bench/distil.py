@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.heads import Pair, asked_of, with_draft
+from bench.drafting import Pair, asked_of, with_draft
 from bench.report import save, table
 from outrider.advice.answers import Prompt
 from outrider.demo.consignments import KIND, consignments

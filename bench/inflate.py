@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -174,23 +173,6 @@ def inflated(model: LlamaForCausalLM, new: Size) -> LlamaForCausalLM:
     put_norm(model.model.norm.weight, larger.model.norm.weight)
     larger.generation_config = model.generation_config
     return larger
-
-
-def inflate_exits(source: Path, destination: Path, old: Size, new: Size) -> None:
-    """Writes trained exits of a target of the size `old` for that target inflated to `new`."""
-    tensors: dict[str, Tensor] = {}
-    for name, weight in load_file(source / "model.safetensors").items():
-        exits, number, part, kind = name.split(".")
-        after = layer_slots(old, new)[int(number) - 1] + 1
-        larger = torch.zeros([new.hidden] * weight.ndim)
-        if part == "linear":
-            put(weight.float(), larger)
-        else:
-            put_norm(weight, larger)
-        tensors[f"{exits}.{after}.{part}.{kind}"] = larger
-    destination.mkdir(parents=True)
-    save_file(tensors, destination / "model.safetensors", {"format": "pt"})
-    shutil.copyfile(source / "config.json", destination / "config.json")
 
 
 def inflate(source: Path, destination: Path, dtype: torch.dtype = torch.float32, **sizes: int) -> int:

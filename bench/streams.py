@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ POLL_S = 0.01
 GOLDEN = 0.618034  # its multiples, less their whole part, are spread evenly however many they are
 
 Steps = Sequence[tuple[float, int]]  # seconds, and how many streams are busy during them
+RequestOf = Callable[[int, int], generation_pb2.GenerateRequest]  # number, and tokens of the answer
 
 
 class Arrival(NamedTuple):
@@ -70,7 +71,7 @@ def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:
     return generation_pb2.SpeculationSettings(mode="fixed", depth=int(depth))
 
 
-def request_of(number: int, tasks: Sequence[str], mode: str, tokens: int) -> generation_pb2.GenerateRequest:
+def request_of(tasks: Sequence[str], mode: str, number: int, tokens: int) -> generation_pb2.GenerateRequest:
     """The request with this number: the tasks take turns, the seed is the number."""
     task, turn = tasks[number % len(tasks)], number // len(tasks)
     creative = task == "creative"
@@ -100,12 +101,17 @@ def first_tokens(stream: int, tokens: int) -> int:
 
 
 class Client:
-    """Streams that all ask for the same tasks in the same mode. Requests are numbered in the order sent."""
+    """Streams that all ask for the same. Requests are numbered in the order sent."""
 
-    def __init__(self, stub: Any, mode: str, tasks: Sequence[str], tokens: int, first: int) -> None:
+    def __init__(self, stub: Any, request: RequestOf, tokens: int, first: int) -> None:
+        """
+        Args:
+            request: with a number, for so many tokens.
+            tokens: of every answer but a stream's first.
+            first: number.
+        """
         self._stub = stub
-        self._mode = mode
-        self._tasks = tasks
+        self._request = request
         self._tokens = tokens
         self._numbers = itertools.count(first)
         self.answers: list[Answer] = []
@@ -143,7 +149,7 @@ class Client:
             await self._ask(self._tokens)
 
     async def _ask(self, tokens: int) -> None:
-        request = request_of(next(self._numbers), self._tasks, self._mode, tokens)
+        request = self._request(next(self._numbers), tokens)
         answer = Answer(_now())
         self.answers.append(answer)
         call = self._stub.Generate(request)
@@ -180,7 +186,7 @@ async def _prime(stub: Any) -> None:
 
     async def ask_some() -> None:
         for number in numbers:
-            await stub.Complete(request_of(number, KINDS, "fixed-1", 4))
+            await stub.Complete(request_of(KINDS, "fixed-1", number, 4))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(PRIMING_STREAMS):

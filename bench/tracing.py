@@ -14,6 +14,7 @@ import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import asynccontextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,7 +33,7 @@ from bench.load import STRIDE, cache_bytes, mode
 from bench.load_rows import Row, interval
 from bench.processes import process_of, serve_worker
 from bench.report import save, table
-from bench.streams import TASKS, Client, connected, slice_of
+from bench.streams import TASKS, Client, connected, request_of, slice_of
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
@@ -111,11 +112,12 @@ async def measure(workers: Sequence[Worker], options: argparse.Namespace) -> lis
     async with gateway(workers) as address, connected(address) as stub:
         stubs = {"untraced": stub, "traced": Traced(stub)}
         for drafting in options.modes:
+            asked = partial(request_of, TASKS, drafting)
             rates: dict[str, list[float]] = {name: [] for name in stubs}
             used: dict[str, list[dict[str, float]]] = {name: [] for name in stubs}
             for number in range(options.pairs):
                 for name in sorted(stubs, reverse=number % 2 == 0):
-                    client = Client(stubs[name], drafting, TASKS, options.tokens, number * STRIDE)
+                    client = Client(stubs[name], asked, options.tokens, number * STRIDE)
                     before = processor_seconds()
                     begun = await client.follow([(options.warmup + options.seconds, options.streams)])
                     after = processor_seconds()

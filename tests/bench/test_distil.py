@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bench import distil, report
-from bench.heads import asked_of
+from bench.drafting import asked_of
 from outrider.demo.consignments import KIND, consignments
 from outrider.demo.prompts import KINDS, prompts
 

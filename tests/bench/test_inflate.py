@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from bench.inflate import InflationError, inflate, inflate_exits, size_of
+from bench.inflate import InflationError, inflate, size_of
+from bench.inflated_heads import inflate_exits
 from outrider.engine.drafters.trained_exits import TrainedExits
 from outrider.engine.forward.part import part_of
 from outrider.engine.loading.weights import attach

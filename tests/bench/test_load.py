@@ -181,7 +181,7 @@ def test_every_mode_is_first_in_turn() -> None:
 
 def test_a_request_is_the_same_in_every_mode_but_for_its_mode() -> None:
     for number in range(3 * len(TASKS)):
-        requests = [request_of(number, TASKS, mode, 64) for mode in ("plain", "fixed-4", "adaptive")]
+        requests = [request_of(TASKS, mode, number, 64) for mode in ("plain", "fixed-4", "adaptive")]
         assert [request.speculation.mode for request in requests] == ["off", "fixed", "auto"]
         for request in requests:
             request.ClearField("speculation")
@@ -189,14 +189,14 @@ def test_a_request_is_the_same_in_every_mode_but_for_its_mode() -> None:
 
 
 def test_tasks_take_turns_and_so_do_temperatures() -> None:
-    requests = [request_of(number, TASKS, "plain", 64) for number in range(2 * len(TASKS))]
+    requests = [request_of(TASKS, "plain", number, 64) for number in range(2 * len(TASKS))]
     assert [request.task for request in requests] == [*TASKS, *TASKS]
     assert len({request.sampling.seed for request in requests}) == len(requests)
     temperatures = [request.sampling.temperature for request in requests if request.task != "creative"]
     assert temperatures == [0.0] * len(KINDS) + [0.7] * len(KINDS)
     creative = [request for request in requests if request.task == "creative"]
     assert all(request.sampling.temperature == 1.5 for request in creative)
-    assert creative[0].text == request_of(TASKS.index("stories"), TASKS, "plain", 64).text
+    assert creative[0].text == request_of(TASKS, "plain", TASKS.index("stories"), 64).text
 
 
 @pytest.mark.parametrize("mode", ["", "fixed", "fixed-", "fixed-four", "off"])

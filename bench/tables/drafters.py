@@ -1,0 +1,68 @@
+"""What every drafter brings: right guesses, tokens per pass, and speed."""
+
+from bench.tables.reading import KINDS, Row, distinct, number, results, table
+
+ENOUGH = 100  # times that a position was reached
+NAMES = {
+    "model": "draft model",
+    "parallel": "parallel draft",
+    "eagle3": "EAGLE-3",
+    "medusa": "Medusa",
+    "exit after 1": "exit after 1 of 6 layers",
+    "exit after 2": "exit after 2 of 6 layers",
+    "ngram": "n-grams",
+    "suffix": "suffixes",
+    "model+suffix": "draft model and suffixes",
+}
+
+
+def tokens_per_pass() -> str:
+    rows = _part("counts")["rows"]
+    kinds = distinct(rows, "kind")
+    lines = []
+    for name in distinct(rows, "drafter"):
+        of_name = [row for row in rows if row["drafter"] == name]
+        drafts = sum(row["drafts"] for row in of_name) / sum(row["rounds"] for row in of_name)
+        cells = (_by_temperature(of_name, kind, "tokens per pass") for kind in kinds)
+        lines.append([NAMES[name], *cells, f"{drafts:.0%}"])
+    return table(["drafter", *(KINDS[kind] for kind in kinds), "rounds with a Draft"], lines)
+
+
+def trees() -> str:
+    rows = results("trees")["rows"]
+    columns = [(name, leaves) for name in distinct(rows, "drafter") for leaves in distinct(rows, "leaves")]
+    lines = []
+    for kind in distinct(rows, "kind"):
+        cells = []
+        for name, leaves in columns:
+            of_column = [row for row in rows if (row["drafter"], row["leaves"]) == (name, leaves)]
+            cells.append(_by_temperature(of_column, kind, "tokens per pass"))
+        lines.append([KINDS[kind], *cells])
+    return table(["text", *(f"{NAMES[name]}, {leaves} beside" for name, leaves in columns)], lines)
+
+
+def acceptance() -> str:
+    part = _part("counts")
+    rows, depth = part["rows"], part["depth"]
+    lines = []
+    for name in distinct(rows, "drafter"):
+        for kind in distinct(rows, "kind"):
+            of_kind = [row for row in rows if (row["drafter"], row["kind"]) == (name, kind)]
+            cells = [" / ".join(_rate(row, position) for row in of_kind) for position in range(depth)]
+            lines.append([NAMES[name], KINDS[kind], *cells])
+    return table(["drafter", "text", *(f"position {position + 1}" for position in range(depth))], lines)
+
+
+def _rate(row: Row, position: int) -> str:
+    """Nothing where too few Drafts came so far for a rate."""
+    reached = row["reached"][position]
+    return number(row["accepted"][position] / reached) if reached >= ENOUGH else "–"
+
+
+def _by_temperature(rows: list[Row], kind: str, column: str) -> str:
+    return " / ".join(number(row[column]) for row in rows if row["kind"] == kind)
+
+
+def _part(name: str) -> Row:
+    part: Row = results("drafters")["parts"][name]
+    return part
