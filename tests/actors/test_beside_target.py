@@ -17,7 +17,7 @@ from outrider.drafters import registry
 from outrider.engine import drafting_beside
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.pace.controller import Pace, PacedSequence
+from outrider.pace.controller import Pace
 from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
 from tests.fakes.spans import TRACEPARENT
@@ -158,11 +158,10 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
 
     monkeypatch.setattr(PaceObserver, "_observe_round", observing)
     monkeypatch.setattr(Pace, "observe_rank", lambda self, sequence, rank: ranks.append(rank))
-    monkeypatch.setattr(PacedSequence, "leaves", property(lambda self: 3, lambda self, leaves: None), False)
     given = settings(tmp_path)
     speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
     async with pair(0, **given) as fleet:
-        answers = [await answer(fleet, text, 0.7, speculation=speculation) for text in KINDS]
+        answers = [await answer(fleet, text, 0.7, leaves=3, speculation=speculation) for text in KINDS]
     assert [text for text, _ in answers] == [expected(text, 0.7) for text in KINDS]
     assert {length - chain for chain, length in sizes} == {3}
     assert {chain for chain, _ in sizes} >= {4}
