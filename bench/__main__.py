@@ -24,6 +24,7 @@ BENCHMARKS = {
     "plots": "pictures of these two",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "parallel": "parallel drafts at GPU cost ratios",
+    "beside": "a head beside the target, and parallel drafts, at GPU cost ratios",
     "routing": "several drafts, the best for each task, at GPU cost ratios",
     "suffix": "drafters without a model: tokens per pass by kind of text",
     "drafters": "every drafter: acceptance, tokens per pass, cost of a Draft, speed (20 minutes, two cores)",

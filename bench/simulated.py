@@ -7,6 +7,7 @@ messages, and the engines with their scheduling, draft-ahead and waiting for com
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Sequence as Texts
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,11 +18,15 @@ from bench.simulated_runner import MAX_LENGTH, VOCAB_SIZE, Cost, SimulatedRunner
 from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
+from outrider.decoding.draft import Draft
 from outrider.decoding.outcomes import RANKS
 from outrider.decoding.row import Row
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.beside_target import BesideTarget, Target
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed
+from outrider.pace.cost_model import StepSize
 from protos import rounds_pb2
 from protos.trust import Trust
 
@@ -59,14 +64,20 @@ class SimulatedWorker:
         cost: Cost,
         rank: Callable[[Row], tuple[int, ...]],
         mask_token: int | None = None,
+        head: "SimulatedHead | None" = None,
     ) -> None:
-        """mask_token: of a model that drafts in one pass."""
+        """
+        Args:
+            mask_token: of a model that drafts in one pass.
+            head: beside a target.
+        """
         self.role: Role = role
         self._translation = TargetTranslation if role == "target" else DraftTranslation
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
         runner = SimulatedRunner(settings, cost, rank, self._clock, mask_token)
-        self._engine = Engine(runner, clock=self._clock)
+        beside = None if head is None else BesideSimulated(head, self._clock)
+        self._engine = Engine(runner, beside, clock=self._clock)
         self._streams: dict[int, SimulatedStream] = {}  # by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
@@ -194,6 +205,48 @@ class SimulatedDraft:
         )
 
 
+@dataclass(frozen=True)
+class SimulatedHead:
+    """One that stands beside the target and drafts chains."""
+
+    cost: Cost  # of one of its passes
+    rank_of: RankOf
+
+
+class BesideSimulated(BesideTarget):
+    """By the registry's law for EAGLE-3 a Draft takes a pass for each token.
+
+    The first of them takes in what the target has fed, as it does after every step, a plain one too.
+    """
+
+    def __init__(self, head: SimulatedHead, clock: StepClock) -> None:
+        super().__init__(SETTINGS.model_copy(update={"drafter": "eagle3"}))
+        self._head, self._clock = head, clock
+
+    def load(self, target: Target) -> None:
+        """There is nothing to be loaded."""
+
+    def watch(self, texts: Texts[Any]) -> None:
+        self._pass(len(texts))
+
+    def propose(self, asked: Texts[Asked]) -> list[Draft]:
+        drafts = [self._draft(one) for one in asked]
+        for position in range(1, max(map(len, drafts))):
+            self._pass(sum(len(draft) > position for draft in drafts))
+        return drafts
+
+    def _draft(self, asked: Asked) -> Draft:
+        text, length = asked.text, len(asked.text.tokens)
+        left = text.prompt_length + text.sampling.max_tokens - length - 1
+        ranks = (
+            self._head.rank_of(text.noise_key, length + offset) for offset in range(min(asked.depth, left))
+        )
+        return Draft.chain([RIGHT if rank == 0 else WRONG[0] for rank in ranks])
+
+    def _pass(self, sequences: int) -> None:
+        self._clock.advance(self._head.cost(StepSize(sequences, sequences)))
+
+
 class SimulatedFleet(Fleet):
     """One target, and a worker for each draft."""
 
@@ -214,10 +267,13 @@ class SimulatedFleet(Fleet):
 
 @asynccontextmanager
 async def simulated_fleet(
-    target: Cost, drafts: Mapping[str, SimulatedDraft], hop_s: float
+    target: Cost,
+    drafts: Mapping[str, SimulatedDraft],
+    hop_s: float,
+    head: SimulatedHead | None = None,
 ) -> AsyncIterator[SimulatedFleet]:
     """hop_s: one way."""
-    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,))
+    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,), head=head)
     workers = {name: draft.worker() for name, draft in drafts.items()}
     async with asyncio.TaskGroup() as running:
         tasks = [running.create_task(worker.run()) for worker in (targets, *workers.values())]

@@ -37,6 +37,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "simulate": ("simulate", simulated.simulate),
     "simulate_ahead": (None, simulated.simulate_ahead),
     "parallel": ("parallel", simulated.parallel),
+    "beside": ("beside", simulated.beside),
     "routing": ("routing", simulated.routing),
     "ahead": ("ahead", service.ahead),
     "ahead_rounds": (None, service.ahead_rounds),

@@ -57,6 +57,27 @@ def parallel() -> str:
     )
 
 
+def beside() -> str:
+    rows = results("beside")["rows"]
+    ways = ("token by token", "in one pass", "EAGLE-3")
+    header = ["streams", "plain", "draft, token by token", "draft, in one pass", "EAGLE-3 head"]
+    return table(
+        [*header, "the head to plain"],
+        (
+            [
+                str(row["streams"]),
+                number(row["plain"], 0),
+                *(
+                    f"{number(row[way], 0)} ({number(row[f'depth, {way}'], 1)}, {row[f'drafted, {way}']:.0%})"
+                    for way in ways
+                ),
+                number(row["EAGLE-3"] / row["plain"]),
+            ]
+            for row in rows
+        ),
+    )
+
+
 def routing() -> str:
     told = results("routing")
     drafts = list(told["acceptance"])
