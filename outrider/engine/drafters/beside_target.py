@@ -14,7 +14,9 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.graphs import Graphs
 from outrider.engine.forward.kernel import Kernel
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
@@ -50,6 +52,9 @@ class Target(Protocol):
 
     def lay_out(self, feeds: Items[Feed]) -> Batch:
         """A pass over the blocks of the target's cache."""
+
+    def captured(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs | None:
+        """The same as CUDA graphs, once there is a cache; None: there are none."""
 
 
 class BesideTarget(Drafter):
@@ -102,6 +107,10 @@ class BesideTarget(Drafter):
 
     def allocate(self, num_blocks: int) -> None:
         """Its cache: as many blocks as the target's, each for the same tokens, and one for padding."""
+
+    def capture(self) -> tuple[str, ...]:
+        """Called on a GPU once there is a cache. Returns why its passes are slower than they could be."""
+        return ("passes of the drafter beside the target have no CUDA graphs",)
 
     def take_in(self, fed: Items[Fed]) -> None:
         """Called with what every step fed, if it has ``cache_shapes``."""

@@ -17,10 +17,14 @@ from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, fe
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, network_tensors, rotary
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.graphs import Graphs, captured_sizes
 from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
+from outrider.pace.settings import MAX_DEPTH
 
 
 class Eagle3(BesideTarget):
@@ -37,6 +41,7 @@ class Eagle3(BesideTarget):
         self.weight_bytes = self._checkpoint.weight_bytes
         self.reads_embedding = "embed_tokens.weight" not in self._checkpoint.tensors
         self.reads_projection = "lm_head.weight" not in network_tensors(self._checkpoint.tensors)
+        self._graphs: Graphs | None = None
         self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
 
     def load(self, target: Target) -> None:
@@ -71,6 +76,17 @@ class Eagle3(BesideTarget):
             target.model.device,
         )
 
+    def capture(self) -> tuple[str, ...]:
+        model = self._target.model
+        # What the graphs read: the states of a pass, in front of its padding.
+        most = self._target.settings.max_sequences * (1 + MAX_DEPTH)
+        rows = captured_sizes(most)[-1]
+        self._states = torch.zeros(
+            rows, self._shape.layer.hidden_size, dtype=model.dtype, device=model.device
+        )
+        self._graphs = self._target.captured(self._compute)
+        return super().capture() if self._graphs is None else self._graphs.slow_because
+
     def take_in(self, fed: Sequence[Fed]) -> None:
         """Whether or not a Draft is wanted: the next one reads all that came before."""
         feeds = []
@@ -99,7 +115,21 @@ class Eagle3(BesideTarget):
 
     def _pass(self, feeds: list[Feed], states: Tensor) -> Tensor:
         """states [num_tokens, hidden_size], each before its token -> those after it"""
-        batch = self._target.lay_out(feeds)
+        graph = None if self._graphs is None else self._graphs.batch(feeds)
+        if graph is None:
+            return self._after(self._target.lay_out(feeds), states)
+        self._states[: len(states)].copy_(states)
+        after = graph.compute(None).hidden
+        assert after is not None
+        return after[:, 0]
+
+    def _compute(self, batch: Batch) -> ForwardOutput:
+        """What a graph captures: states alone, since not all of them are followed by a choice."""
+        after = self._after(batch, self._states[: batch.num_tokens])
+        finite = torch.ones(len(after), dtype=torch.bool, device=after.device)  # Eagle3Head sees to it
+        return ForwardOutput(after[:, :0], after[:, None], finite)
+
+    def _after(self, batch: Batch, states: Tensor) -> Tensor:
         embeddings = self._embedding(batch.token_ids[0])
         rotation = self._rotary(states, batch.position_ids)
         paged = Paged(batch, self._cache, self._target.kernel)

@@ -107,8 +107,8 @@ class ForwardPass:
             with self.load_timings.timed("graphs"):
                 self._compile_kernels()
                 self.slow_because += self._capture_graphs()
-            if beside is not None:
-                self.slow_because += ("passes of the drafter beside the target have no CUDA graphs",)
+                if beside is not None:
+                    self.slow_because += beside.capture()
         for reason in self.slow_because:
             logger.error("steps are slower than they could be on %s: %s", device, reason)
 
@@ -124,24 +124,44 @@ class ForwardPass:
 
     def _capture_graphs(self) -> tuple[str, ...]:
         """Returns why steps have to go without some, or without any."""
-        settings, cache = self.settings, self.cache
+        settings = self.settings
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
-        sizes = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))
-        if settings.batch_invariant:
-            sizes = (ROWS[self.model.device.type],)
-        self._graphs = Graphs(
-            self._compute,
-            CudaCapture(),
-            cache,
-            self.model.dtype,
-            self.model.device,
-            blocks=cache.blocks_for(min(context_length(self.model), cache.capacity)),
-            sizes=sizes,
-            group=self._group,
-            as_chains=settings.batch_invariant,
-        )
+        self._capture = CudaCapture()
+        sizes = (ROWS[self.model.device.type],) if settings.batch_invariant else self._sizes
+        self._graphs = self._captured(self._compute, sizes, self._group, as_chains=settings.batch_invariant)
         return self._graphs.slow_because
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Rows of the graphs for steps of all sequences, as far as there are graphs."""
+        return captured_sizes(self.settings.max_sequences * (1 + MAX_DEPTH))
+
+    def captured(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs | None:
+        """Graphs of another pass over the blocks of the cache, at this rank; None: this device has none."""
+        return None if self._graphs is None else self._captured(compute, self._sizes, None, as_chains=False)
+
+    def _captured(
+        self,
+        compute: Callable[[Batch], ForwardOutput],
+        sizes: Items[int],
+        group: RankGroup | None,
+        *,
+        as_chains: bool,
+    ) -> Graphs:
+        cache, model = self.cache, self.model
+        blocks = cache.blocks_for(min(context_length(model), cache.capacity))
+        return Graphs(
+            compute,
+            self._capture,
+            cache,
+            model.dtype,
+            model.device,
+            blocks=blocks,
+            sizes=sizes,
+            group=group,
+            as_chains=as_chains,
+        )
 
     @torch.inference_mode()
     def _compile_kernels(self) -> None:
