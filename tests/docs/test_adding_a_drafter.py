@@ -1,9 +1,11 @@
-"""The worked example of docs/adding-a-drafter.md drafts, and nobody knows its name before."""
+"""docs/adding-a-drafter.md: its example drafts, nobody knows its name before, and its table is true."""
 
+import ast
 import asyncio
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ from outrider.drafters import registry
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import ScriptedTarget, fleet_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-drafter.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "adding-a-drafter.md"
+SERVED = ("gateway", "actors", "cluster", "outrider/engine", "outrider/pace")
 ANSWER = [*range(20, 80, 3)]
 
 
@@ -47,3 +51,41 @@ async def test_the_example_drafts_and_changes_no_text(example: None) -> None:
 def test_nobody_knows_it_before() -> None:
     with pytest.raises(ValueError, match="there is no drafter 'counting'"):
         GatewaySettings(model="m", tokenizer="t").roster.find("counting")
+
+
+def table() -> dict[str, tuple[set[str], set[str]]]:
+    """By drafter: its files, and those that name it besides."""
+    section = PAGE.read_text().partition("## What those that there are took")[2]
+    rows = re.findall(r"^\| `([\w+]+)` \|(.*)\|(.*)\|$", section, re.M)
+    return {
+        name: ({*re.findall(r"`(\S+\.py)`", own)}, {*re.findall(r"`(\S+\.py)`", besides)})
+        for name, own, besides in rows
+    }
+
+
+def naming(name: str) -> set[str]:
+    """Files of what serves in which that text stands by itself."""
+    files = [file for package in SERVED for file in (ROOT / package).rglob("*.py")]
+    return {str(file.relative_to(ROOT)) for file in files if name in texts_of(file)}
+
+
+@cache
+def texts_of(file: Path) -> set[str]:
+    found = (node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant))
+    return {text for text in found if isinstance(text, str)}
+
+
+def test_the_table_has_every_drafter_and_files_that_are_there() -> None:
+    assert [*table()] == [row.name for row in registry.drafters()]
+    for name, (own, _) in table().items():
+        assert own
+        assert all((ROOT / file).is_file() for file in own), name
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix", "medusa", "eagle3", "early_exit", "parallel"])
+def test_the_table_tells_where_else_a_drafter_is_named(name: str) -> None:
+    own, besides = table()[name]
+    module = registry.drafter(name).implementation.partition(":")[0].replace(".", "/") + ".py"
+    assert module in own or name == "parallel"  # which is a model that drafts in another way
+    others = {"gateway/api/openai/fields.py"} if name == "suffix" else set()  # OpenAI's field of that name
+    assert naming(name) - own - others == besides

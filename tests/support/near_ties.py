@@ -1,13 +1,47 @@
 """How close a choice was: rounding may turn a near-tie, and nothing else."""
 
+import torch
 from torch import Tensor
 
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import process
+from outrider.demo.pair import load_model
+from outrider.demo.prompts import DEMO
+from outrider.engine.speculate import Request
+from tests.support.demo_pair import engine
+
+NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
 
 
 def margin(logits: Tensor, row: Row) -> float:
     """How far apart the two largest perturbed logits of [1, vocab_size] are."""
     first, second = gumbel_max(process(logits, [row]), [row], 2)[1][0]
     return float(first - second)
+
+
+def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
+    """The same where the demo target chose that token of its answer, by transformers' plain forward pass."""
+    model = load_model(DEMO / "target").float().eval()
+    generated = list(tokens[:place])
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
+    position = len(request.prompt) + place
+    ends = engine("target").runner.end_token_ids
+    return margin(
+        logits, Row(request.sampling, request.noise_key, position, request.prompt, generated, (), ends)
+    )
+
+
+def near_ties(requests: list[Request], expected: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> int:
+    """How many answers differ. Raises AssertionError where one does so first at what is no near-tie."""
+    differing = 0
+    for number, (request, ours, theirs) in enumerate(zip(requests, expected, found, strict=True)):
+        if ours == theirs:
+            continue
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        place = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+        apart = margin_at(request, ours, place)
+        assert apart <= NEAR_TIE, f"request {number} differs at {place}, margin {apart:.1e}"
+        differing += 1
+    return differing

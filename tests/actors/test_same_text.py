@@ -1,0 +1,112 @@
+"""The same text whatever drafts, alone and in company: 500 seeded requests for every drafter that there is.
+
+Real engines of the demo pair behind real gRPC, and the gateway's own rounds. A new row of the registry
+is here by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+
+from gateway.observe.stats import Stats
+from gateway.rounds.factory import RoundsFactory
+from gateway.rounds.paces import Paces
+from gateway.sequence import Sequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DRAFTERS, KINDS
+from outrider.drafters.past_answers import Scope
+from outrider.drafters.registry import DrafterInfo, Place, drafters
+from outrider.engine.speculate import Request, generate
+from outrider.pace.settings import PaceSettings
+from tests.support.demo_pair import engine, prompt_of
+from tests.support.near_ties import near_ties
+from tests.support.pair import pair
+from tests.support.patience import LIMIT_S
+
+COUNT, TOKENS = 500, 10
+TEMPERATURES = (0.0, 0.7, 1.0)
+DEPTH = 4
+OTHER_SETTINGS: dict[str, dict[str, Any]] = {"early_exit": {"early_exit": 2}}  # no search: it drafts at once
+NO_CHECKPOINT = {"mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
+ROWS = [row for row in drafters() if row.name not in NO_CHECKPOINT]
+
+
+@cache
+def requests() -> list[Request]:
+    """Kinds of text take turns, then temperatures; all seeds differ."""
+    made = []
+    for number in range(COUNT):
+        prompt = prompt_of(KINDS[number % len(KINDS)], number % 48)
+        temperature = TEMPERATURES[number // len(KINDS) % len(TEMPERATURES)]
+        sampling = Sampling(max_tokens=TOKENS, temperature=temperature, seed=number)
+        made.append(Request(prompt, sampling, noise_key(number, 0, prompt)))
+    return made
+
+
+@cache
+def expected() -> list[tuple[int, ...]]:
+    """Plainly by the engine, each alone."""
+    return [generate(engine("target"), None, [request], 0)[0].tokens for request in requests()]
+
+
+@asynccontextmanager
+async def service(row: DrafterInfo | None) -> AsyncIterator[tuple[Fleet, GatewaySettings, Speculation]]:
+    """Where that drafter drafts; without one decoding is plain."""
+    usual = {"model": "m", "tokenizer": "t", "propose_deadline_ms": 1e3 * LIMIT_S}
+    target: dict[str, Any] = {}
+    draft: dict[str, Any] = {}
+    name = row.name if row else None
+    if row is not None and row.place is Place.TARGET_WORKER:
+        kind = row.mixes[0] if row.mixes else row.name
+        target = {"drafter": kind, "head": str(DRAFTERS / kind), **OTHER_SETTINGS.get(kind, {})}
+        usual |= {"beside_target": kind, "drafts": {}, "drafters": (row.name,)}
+    elif row is not None and row.place is Place.DRAFT_WORKER:
+        kind, _, index = row.name.partition("+")
+        draft = {} if kind == "model" else {"model": str(DRAFTERS / kind)}
+        usual |= {"drafts": {"model": kind}}  # the draft is named model, however it drafts
+        name = f"model+{index}" if index else "model"
+    speculation = Speculation(mode="fixed" if row else "off", depth=DEPTH, drafter=name)
+    async with pair(12, of_draft=draft, **target) as fleet:
+        yield fleet, GatewaySettings.model_validate(usual), speculation
+
+
+async def answers(
+    fleet: Fleet, settings: GatewaySettings, speculation: Speculation, streams: int
+) -> tuple[list[tuple[int, ...]], Stats]:
+    """So many at a time, and what was done for them."""
+    factory, stats = RoundsFactory(fleet, Paces(PaceSettings()), settings), Stats()
+    resolved = speculation.resolved(settings.usual_drafter, PaceSettings())
+    found: list[tuple[int, ...]] = [()] * COUNT
+    coming = iter(enumerate(requests()))
+
+    async def stream() -> None:
+        for number, request in coming:
+            scope = Scope("somebody", KINDS[number % len(KINDS)])
+            sequence = Sequence(request.prompt, request.sampling, request.noise_key, scope=scope)
+            deadline = asyncio.get_running_loop().time() + LIMIT_S
+            rounds = factory.of(sequence, resolved, deadline, scope.task)
+            async for _ in rounds.steps():
+                pass
+            found[number] = tuple(sequence.generated)
+            stats.add(rounds.stats)
+
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    return found, stats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", [1, 32])
+@pytest.mark.parametrize("row", [None, *ROWS], ids=lambda row: row.name if row else "off")
+async def test_500_seeded_requests_say_the_same(row: DrafterInfo | None, streams: int) -> None:
+    async with service(row) as (fleet, settings, speculation):
+        found, stats = await answers(fleet, settings, speculation, streams)
+    assert (stats.accepted > COUNT // 10) == (row is not None)
+    assert near_ties(requests(), expected(), found) <= 1
+    assert len({*expected()}) > COUNT // 2  # the texts are not all alike
