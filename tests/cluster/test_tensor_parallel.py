@@ -176,6 +176,18 @@ def orphaned_memory() -> set[str]:
 
 
 @pytest.mark.slow
+def test_heads_beside_the_first_rank_draft_for_its_group(tmp_path: Path, client: httpx.Client) -> None:
+    own = {"target.drafter": "eagle3", "gateway.drafters": json.dumps(["eagle3"])}
+    with serving(tmp_path, {**SERVED, **own, "target.tensor_parallel": 2}) as service:
+        assert texts(service.http, 10) == texts(str(client.base_url).rstrip("/"), 10)
+        request = {"prompt": prompts("json", 1)[0], "max_tokens": 32, "seed": 1, "speculation": MODES[2]}
+        answer = httpx.post(f"{service.http}/v1/completions", json=request, timeout=START_S).json()
+        assert answer["usage"]["speculation"]["drafted_by"]["eagle3"]["accepted"] > 0
+        (worker,) = [one for one in httpx.get(f"{service.http}/health").json()["workers"] if one["ranks"][1:]]
+        assert len(worker["ranks"]) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("placement", "nodes"), [("STRICT_PACK", 1), ("STRICT_SPREAD", 2)])
 def test_ranks_are_placed_as_told(tmp_path: Path, placement: str, nodes: int) -> None:
     """The draft, with a part of a resource of its own, on the second of two raylets."""
