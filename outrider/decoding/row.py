@@ -53,6 +53,7 @@ class Row:
     end_token_ids: frozenset[int] = frozenset()  # they end the generation, hence are banned before min_tokens
     given_lists: TokenLists | None = None  # those of its Sequence; None: the row makes its own
     mask: Mask | None = None  # tokens that its grammar allows; None: all
+    needs_no_text: bool = False  # known: no setting changes or bans single tokens, whatever is before it
 
     @cached_property
     def lists(self) -> TokenLists:

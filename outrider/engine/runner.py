@@ -22,7 +22,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.sampler import Choices, Choosing, begin_choosing, compile_kernels
 from outrider.engine.scheduling.scheduler import Selected
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, StepInput
 from outrider.engine.step_timings import Path, StepTimings
@@ -211,7 +211,9 @@ class ModelRunner:
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         logits = forward.output.logits
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
-        choosing = begin_choosing(_Own(items, rows).choosing(logits), rows, forward.output.are_finite, ranks)
+        drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
+        of_rows = _Own(items, rows).choosing(logits)
+        choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts)
         return Launched([task for task, _ in selected], forward, choosing, begun)
 
     def _launch_early(self, before: Launched, tasks: Items[GenerateTask]) -> Launched | None:

@@ -5,11 +5,12 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from outrider.decoding.draft import SparseProbs
+from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
@@ -21,8 +22,12 @@ from outrider.decoding.sampling import (
     process,
     runners_up,
 )
-from outrider.decoding.verify import sample_draft_token
+from outrider.decoding.verify import sample_draft_token, verify_coupled
 from outrider.engine.device_time import Mark, mark, wait_for
+from outrider.engine.sequence import NO_DRAFT
+
+if TYPE_CHECKING:
+    from outrider.engine.kernels.choice import DeviceChoice
 
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -40,6 +45,7 @@ class Choices:
     given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
     # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
     hidden: torch.Tensor | None = None
+    path: tuple[int, ...] = ()  # nodes of its Draft that stand by the coupled rule, root first
 
     @cached_property
     def processed(self) -> torch.Tensor:
@@ -60,6 +66,11 @@ class Choices:
             return self
         of_rows = are_finite[len(are_finite) - len(self.rows) :]
         return replace(self, are_sound=[*map(operator.and_, self.are_sound, of_rows)])
+
+    def verdict(self, count: int) -> Verdict:
+        """By the coupled rule, on the leading ``count`` nodes of its Draft."""
+        accepted = tuple(node for node in self.path if node < count)
+        return Verdict(accepted, tuple(self.ranked[1 + node][0] for node in (ROOT, *accepted)))
 
     def target_probs(self) -> torch.Tensor:
         """[num_rows, vocab_size]"""
@@ -85,10 +96,11 @@ class Choosing:
     """Tokens that a device is choosing, on their way to the host."""
 
     rows: Items[list[Row]]  # of each piece of work
+    drafts: Items[Draft]  # likewise
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
     ranks: int
-    numbers: torch.Tensor  # int [num_rows * ranks + num_rows + num_tokens] tokens, what is sound, what finite
+    numbers: torch.Tensor  # int: tokens [num_rows * ranks]; what is sound [num_rows], stands, is finite
     arriving: torch.Tensor  # the same, at the host once ``arrival`` is over
     arrival: Mark
 
@@ -100,17 +112,26 @@ class Choosing:
     def wait(self) -> tuple[list[Choices], list[bool]]:
         """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
         wait_for(self.arrival)
-        numbers, ranks = iter(self.arriving.tolist()), self.ranks
-        every = [row for part in self.rows for row in part]
-        ranked = [_allowed_ones(row, tuple(next(numbers) for _ in range(ranks))) for row in every]
-        are_sound = [bool(next(numbers)) for _ in every]
-        choices, start = [], 0
-        for part in self.rows:
+        count, choices, start = sum(map(len, self.rows)), list[Choices](), 0
+        numbers = self.arriving.numpy()
+        ranked = [*map(tuple, numbers[: count * self.ranks].reshape(count, self.ranks).tolist())]
+        told = numbers[count * self.ranks :].astype(bool).tolist()
+        stands = told[count : 2 * count] if self.processed is None and any(self.drafts) else None
+        for part, draft in zip(self.rows, self.drafts, strict=True):
             own = slice(start, start + len(part))
-            of_part = None if self.processed is None else self.processed[own]
-            choices.append(Choices(part, self.logits[own], ranked[own], are_sound[own], of_part))
-            start += len(part)
-        return choices, [bool(number) for number in numbers]
+            best = [*map(_allowed_ones, part, ranked[own])]
+            processed = None if self.processed is None else self.processed[own]
+            path = _path(draft, best, stands[own] if stands else None) if draft else ()
+            choices.append(Choices(part, self.logits[own], best, told[own], processed, path=path))
+            start = own.stop
+        return choices, told[2 * count if stands else count :]
+
+
+def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
+    """Of the nodes that stand. stands: [1 + nodes] where the device has found it."""
+    if stands is None:
+        return verify_coupled(draft, [best[0] for best in ranked]).accepted
+    return tuple(node for node in range(len(draft)) if stands[1 + node])
 
 
 def choose_tokens(
@@ -128,6 +149,7 @@ def begin_choosing(
     rows: Items[list[Row]],
     are_finite: torch.Tensor,
     ranks: int = 1,
+    drafts: Items[Draft] | None = None,
 ) -> Choosing:
     """On a GPU without a wait for it.
 
@@ -135,26 +157,29 @@ def begin_choosing(
         rows: of each piece of work; they follow one another in ``logits`` [num_rows, vocab_size].
         are_finite: bool [num_tokens], which come along, without a second wait for the device.
         ranks: tokens to be found for each row.
+        drafts: of each piece of work, to be verified by the coupled rule: its rows are the root's and the
+            nodes'. None: there are none.
     """
+    drafts = drafts or [NO_DRAFT] * len(rows)
     every = [row for part in rows for row in part]
     processed = None
     if not every:
         numbers = are_finite
     elif _has_kernels(logits):
-        best, sound = _choose_on_device(logits, every, ranks)
-        numbers = torch.cat([best.flatten(), sound, are_finite])
+        choice = _choose_on_device(logits, rows, drafts, ranks)
+        numbers = torch.cat([choice.ranked.flatten(), choice.are_sound, choice.stands, are_finite])
     else:
         processed = process(logits, every)
         best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
         sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
         numbers = torch.cat([best.flatten(), sound, are_finite])
     arriving = numbers.to("cpu", non_blocking=True)  # into pinned memory
-    return Choosing(rows, logits, processed, ranks, numbers, arriving, mark(logits.device))
+    return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, mark(logits.device))
 
 
 def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:
     """Without the banned tokens that follow where a grammar allows only few."""
-    return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
+    return ranked if row.mask is None or row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
 
 
 def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -169,16 +194,20 @@ def _has_kernels(logits: torch.Tensor) -> bool:
     return logits.is_cuda and _HAS_TRITON
 
 
-def _choose_on_device(logits: torch.Tensor, rows: list[Row], ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best tokens [num_rows, ranks], and which rows are sound [num_rows]."""
+def _choose_on_device(
+    logits: torch.Tensor, parts: Items[list[Row]], drafts: Items[Draft], ranks: int
+) -> "DeviceChoice":
     from outrider.engine.kernels.choice import choose_on_device
+    from outrider.engine.kernels.verdict import DraftRows
 
+    rows, of_drafts = [row for part in parts for row in part], DraftRows.of(drafts, [*map(len, parts)])
     others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
-    if not any(setting.applies(row) for setting in others for row in rows):
-        choice = choose_on_device(logits, rows, ranks, _packed_masks(rows, logits))
-        return choice.ranked, choice.are_sound
-    choice = choose_on_device(process(logits, rows, TOKEN_ADJUSTMENTS), rows, ranks)
-    return choice.ranked, choice.are_sound & _are_sound(logits)
+    adjusted = [row for row in rows if not row.needs_no_text]
+    if not any(setting.applies(row) for setting in others for row in adjusted):
+        return choose_on_device(logits, rows, ranks, _packed_masks(rows, logits), of_drafts)
+    processed = process(logits, rows, TOKEN_ADJUSTMENTS)
+    choice = choose_on_device(processed, rows, ranks, drafts=of_drafts)
+    return replace(choice, are_sound=choice.are_sound & _are_sound(logits))
 
 
 def _packed_masks(rows: list[Row], logits: torch.Tensor) -> torch.Tensor | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from outrider.decoding.draft import Draft
 from outrider.decoding.grammar import Mask, Matcher
 from outrider.decoding.row import Row, TokenLists
+from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
 
 NO_DRAFT = Draft()
@@ -31,6 +32,7 @@ class Sequence:
     limit: int  # tokens at which the generation ends, prompt included
     clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
     lists: TokenLists = field(init=False)  # what the sampling settings name
+    needs_no_text: bool = field(init=False)  # as a Row has it
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
@@ -57,6 +59,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.lists = TokenLists.of(self.sampling, self.end_token_ids)
+        self.needs_no_text = needs_no_text(self.sampling)
 
     @property
     def written(self) -> int:
@@ -82,6 +85,10 @@ class Sequence:
             given_lists=self.lists,
             mask=mask,
         )
+
+    def plain_row(self, position: int) -> Row:
+        """Of a sequence that needs no text, for the token at that position."""
+        return Row(self.sampling, self.noise_key, position, (), (), needs_no_text=True)
 
     def forget_pending(self) -> None:
         """Nothing follows the committed tokens."""

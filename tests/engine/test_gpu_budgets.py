@@ -21,12 +21,18 @@ pytestmark = needs_compiler
 # Of one step, whatever its shape. A blocking copy is a wait too. Two things are copied to the device: what a
 # step feeds, and how its tokens are chosen.
 BUDGET = {"waits": 1, "pageable_copies": 0, "pinned_copies": 2, "copies_out": 1}
-SHAPES = {"1x1": (1, 1), "4x1": (4, 1), "4x5": (4, 5), "16x1": (16, 1)}  # sequences, and tokens of each
+SHAPES = {
+    "1x1": (1, 1),
+    "4x1": (4, 1),
+    "4x2": (4, 2),
+    "4x5": (4, 5),
+    "16x1": (16, 1),
+}  # sequences, and tokens of each
 # How much more the second step may launch than the first: nothing.
 FLAT = {
     ("sequences", "greedy"): ("1x1", "16x1"),
     ("sequences", "top-p"): ("1x1", "4x1"),
-    ("rows", "greedy"): ("4x1", "4x5"),
+    ("rows", "greedy"): ("4x2", "4x5"),
     ("branches", "greedy"): ("4x5", "4x5 tree"),
 }
 SAMPLINGS: dict[str, dict[str, Any]] = {

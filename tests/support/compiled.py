@@ -15,7 +15,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from outrider.engine.forward.paged_input import FEW_TILE, TILE_FIELDS
-from outrider.engine.kernels import choice, layer, paged_attention
+from outrider.engine.kernels import choice, layer, paged_attention, verdict
 
 TYPES = {
     "logits": "*bf16",
@@ -32,6 +32,10 @@ TYPES = {
     "ranks": "i32",
     "ranked": "*i32",
     "are_sound": "*i1",
+    "parents": "*i64",
+    "drafted": "*i64",
+    "depth": "i32",
+    "stands": "*i1",
 }
 CONSTANTS = {
     "CAPACITY": choice.CAPACITY,
@@ -103,6 +107,10 @@ def of_choice(kernel: Any, capability: int) -> dict[str, int]:
     return compiled(kernel, capability, TYPES, CONSTANTS, ALIGNED, options)
 
 
+def of_verdict(capability: int) -> dict[str, int]:
+    return compiled(verdict.find_path, capability, TYPES, {"BLOCK": verdict.ROWS}, ALIGNED, {})
+
+
 def of_attention(capability: int, *, as_chains: bool) -> dict[str, int]:
     constants = {**TILE_CONSTANTS, "N": SLOTS[capability], "CHAINS": as_chains}
     options = {"num_warps": paged_attention.FEW.warps, "num_stages": paged_attention.STAGES}
@@ -160,4 +168,5 @@ if __name__ == "__main__":
         for capability in SLOTS
     }
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
+    said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
     print(json.dumps(said))

@@ -1,9 +1,10 @@
-"""Chooses tokens on the device, without a wait for it: one copy to it, then at most three launches.
+"""Chooses tokens on the device, without a wait for it: one copy to it, then at most four launches.
 
 1. ``_scan`` reads each row once, in chunks: whether its numbers are finite, its largest logit, and either its
    best tokens under the keyed noise or, where a setting truncates it, what bounds its candidates from below.
 2. ``_collect`` gathers the candidates of truncated rows: the few tokens that no setting can have cut off yet.
 3. ``_choose`` finds where among them top-k, top-p and min-p cut off, and the best tokens of every row.
+4. ``find_path``, in verdict.py, follows the best tokens through the Drafts.
 
 The settings mean what they do in outrider/decoding/truncation.py.
 """
@@ -18,12 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.decoding.draft import Draft
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
 from outrider.engine.kernels.row_settings import is_truncated, load_settings, pack_settings
+from outrider.engine.kernels.verdict import ROWS, DraftRows, find_path
 
 CHUNK = 4096  # tokens that a program reads
 BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
@@ -45,10 +48,15 @@ class DeviceChoice:
 
     ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
     are_sound: Tensor  # bool [num_rows] false where a logit is NaN or positive infinity, or none is finite
+    stands: Tensor  # bool [num_rows] by the coupled rule, as far as that is known of sound rows; or [0]
 
 
 def choose_on_device(
-    logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None = None
+    logits: Tensor,
+    rows: Sequence[Row],
+    ranks: int,
+    allowed: Tensor | None = None,
+    drafts: DraftRows | None = None,
 ) -> DeviceChoice:
     """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
 
@@ -60,8 +68,9 @@ def choose_on_device(
         ranks: tokens to be found for each row, at most vocab_size; where fewer may be, banned ones follow.
         allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
             lowest bits first; None allows all.
+        drafts: to be verified; None: nothing was drafted.
     """
-    choice, launches = _planned(logits, rows, ranks, allowed)
+    choice, launches = _planned(logits, rows, ranks, allowed, drafts)
     for kernel, grid, arguments, constants in launches:
         kernel[grid](*arguments, **constants)
     return choice
@@ -74,40 +83,46 @@ def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) ->
     """
     row = Row(Sampling(top_k=2, top_p=0.5), 0, 0, (), ())
     everything = torch.empty(1, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
+    drafts = DraftRows.of([Draft.chain((0,))], [2])
     for of_logits, allowed in ((dtype, None), (dtype, everything), (torch.float32, None)):
-        logits = torch.empty(1, vocab_size, dtype=of_logits, device=device)
-        _, launches = _planned(logits, [row], 1, allowed)
+        logits = torch.empty(2, vocab_size, dtype=of_logits, device=device)
+        _, launches = _planned(logits, [row, row], 1, allowed, drafts)
         for kernel, grid, arguments, constants in launches:
             kernel.warmup(*arguments, grid=grid, **constants)
 
 
 def _planned(
-    logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None
+    logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None, drafts: DraftRows | None
 ) -> tuple[DeviceChoice, list[Launch]]:
     """Memory for what will be chosen, and the launches that choose it."""
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
     capacity = max(CAPACITY, num_chunks * ranks)
-    integers, numbers, are_truncated = pack_settings(rows, device)
+    packed = pack_settings(rows, device, drafts)
     statistics = torch.empty(3, num_rows, num_chunks, device=device)
     block_maxima = torch.empty(num_rows, num_chunks * (CHUNK // BLOCK), dtype=torch.int64, device=device)
     candidates = torch.empty(num_rows, capacity, dtype=torch.int64, device=device)
     counts = torch.empty(num_rows, dtype=torch.int32, device=device)
     ranked = torch.empty(num_rows, ranks, dtype=torch.int32, device=device)
     are_sound = torch.empty(num_rows, dtype=torch.bool, device=device)
+    stands = torch.empty(num_rows if drafts else 0, dtype=torch.bool, device=device)
 
-    read = (logits, logits.stride(0), allowed, integers, numbers, num_rows, vocab_size)
+    settings = packed.integers, packed.numbers
+    read = (logits, logits.stride(0), allowed, *settings, num_rows, vocab_size)
     found = (statistics, candidates, counts, ranks)
     sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": WARPS, "enable_fp_fusion": False}
     of_row = {"CHUNK": CHUNK, "BLOCK": BLOCK}
     of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
     in_chunks, by_chunk = (*read, *found, block_maxima), (num_rows, num_chunks)
     launches: list[Launch] = [(_scan, by_chunk, in_chunks, {**of_row, **sizes})]
-    if are_truncated:
+    if packed.are_truncated:
         launches.append((_collect, by_chunk, in_chunks, {**of_row, **of_chunks, **sizes}))
     launches.append((_choose, (num_rows,), (*read, *found, ranked, are_sound), {**of_chunks, **sizes}))
-    return DeviceChoice(ranked, are_sound), launches
+    if drafts is not None:
+        in_rows = (ranked, ranks, *packed.drafts, num_rows, drafts.depth, stands)
+        launches.append((find_path, (triton.cdiv(num_rows, ROWS),), in_rows, {"BLOCK": ROWS}))
+    return DeviceChoice(ranked, are_sound, stands), launches
 
 
 @triton.jit(do_not_specialize=["num_rows", "ranks"])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,27 +12,40 @@ from torch import Tensor
 
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
+from outrider.engine.kernels.verdict import DraftRows
 
 _LARGEST_TOP_K = 2**31 - 1
 _INFINITY = tl.constexpr(math.inf)
 
 
-def pack_settings(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor, bool]:
-    """What the kernels know of each row, in one copy, and whether any row is truncated.
+@dataclass(frozen=True)
+class PackedRows:
+    """What the kernels know of each row."""
 
-    int64 [4, num_rows]: noise key, position, top_k, whether there is noise. float64 [3, num_rows]:
-    temperature, top_p, the logarithm of min_p.
-    """
-    settings = {id(row.sampling): _settings(row.sampling) for row in rows}
-    packed = torch.empty(7, len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
+    integers: Tensor  # int64 [4, num_rows] noise key, position, top_k, whether there is noise
+    numbers: Tensor  # float64 [3, num_rows] temperature, top_p, the logarithm of min_p
+    drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows] where nothing was drafted
+    are_truncated: bool  # any of them
+
+
+def pack_settings(rows: Sequence[Row], device: torch.device, drafts: DraftRows | None = None) -> PackedRows:
+    """In one copy."""
+    settings: dict[int, tuple[int, bool, float, float, float]] = {}
+    for row in rows:
+        if id(row.sampling) not in settings:
+            settings[id(row.sampling)] = _settings(row.sampling)
+    height = 7 if drafts is None else 9
+    packed = torch.empty(height, len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
     words = packed.numpy()
     words[0].view(np.uint64)[:] = np.fromiter((row.noise_key for row in rows), np.uint64)
     words[1] = [row.position for row in rows]
     words[2:4].T[:] = [settings[id(row.sampling)][:2] for row in rows]
-    words[4:].view(np.float64).T[:] = [settings[id(row.sampling)][2:] for row in rows]
+    words[4:7].view(np.float64).T[:] = [settings[id(row.sampling)][2:] for row in rows]
+    if drafts is not None:
+        words[7:] = drafts.numbers
     are_truncated = any(one[0] > 0 or one[3] < 1.0 or one[4] > -math.inf for one in settings.values())
     on_device = packed.to(device, non_blocking=True)
-    return on_device[:4], on_device[4:].view(torch.float64), are_truncated
+    return PackedRows(on_device[:4], on_device[4:7].view(torch.float64), on_device[7:], are_truncated)
 
 
 def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:

@@ -2,8 +2,6 @@
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import needs_no_text
-from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
@@ -18,9 +16,8 @@ class GenerateTask(Task):
         super().__init__(sequence, arrived)
         self.length = length
         self._forced: Draft | None = None  # what the grammar forces next; None: it was not asked yet
-        sampling = sequence.sampling
         # Whether a step depends on the token of the one before in nothing but that it is fed.
-        self.is_foreseeable = needs_no_text(sampling) and sampling.logprobs is None
+        self.is_foreseeable = sequence.needs_no_text and sequence.sampling.logprobs is None
 
     @property
     def ends_now(self) -> bool:
@@ -29,8 +26,7 @@ class GenerateTask(Task):
 
     def next_row(self) -> Row:
         """Of one that is foreseeable: what choosing the token after the one under way depends on."""
-        sequence = self.sequence
-        return Row(sequence.sampling, sequence.noise_key, len(sequence.tokens) + 1, (), ())
+        return self.sequence.plain_row(len(self.sequence.tokens) + 1)
 
     def constrain(self) -> None:
         sequence = self.sequence
@@ -45,6 +41,10 @@ class GenerateTask(Task):
     def nodes(self) -> list[int]:
         return list(range(ROOT, len(self.tree())))
 
+    @property
+    def judged(self) -> Draft:
+        return self.tree()
+
     def give_up_draft(self) -> bool:
         had_forced = bool(self._forced)
         self._forced = NO_DRAFT
@@ -52,8 +52,8 @@ class GenerateTask(Task):
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
-        draft = self.sound_part(choices) if self._forced else NO_DRAFT
-        verdict, finish = self.until_end(verify_coupled(draft, choices.chosen[: 1 + len(draft)]))
+        sound = len(self.sound_part(choices)) if self._forced else 0
+        verdict, finish = self.until_end(choices.verdict(sound))
         self._forced = None
         self.kept = verdict.accepted
         cache.keep_path(sequence, verdict.accepted)

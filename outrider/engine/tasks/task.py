@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 
-from outrider.decoding.draft import Draft, Verdict
+from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Mask
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.work import Result, Timings
 from outrider.pace.cost_model import Step, StepSize
 
@@ -42,6 +42,11 @@ class Task(ABC):
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         """Uses the logits of ``nodes``, in that order."""
 
+    @property
+    def judged(self) -> Draft:
+        """The tree, where the coupled rule says what stands of it: all its ``nodes`` are asked for."""
+        return NO_DRAFT
+
     def constrain(self) -> None:  # noqa: B027  most draft nothing that a grammar could change
         """Before its sequence takes part in a step: what it feeds follows the sequence's grammar."""
 
@@ -65,6 +70,9 @@ class Task(ABC):
     def rows(self) -> list[Row]:
         """What choosing a token after each of ``nodes`` depends on."""
         sequence, tree, nodes = self.sequence, self.tree(), self.nodes()
+        if sequence.needs_no_text:
+            first, depths = len(sequence.tokens), (*tree.depths, ROOT)  # ROOT's is the last
+            return [sequence.plain_row(first + depths[node] + 1) for node in nodes]
         generated = sequence.tokens[sequence.prompt_length :]
         masks: list[Mask | None] = [None] * len(nodes)
         if sequence.matcher is not None:

@@ -3,7 +3,7 @@
 from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Constrained
 from outrider.decoding.logprobs import TokenLogprobs
-from outrider.decoding.verify import verify_block, verify_coupled, verify_rejection
+from outrider.decoding.verify import verify_block, verify_rejection
 from outrider.engine.asked import Asked
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
@@ -60,6 +60,10 @@ class VerifyTask(Task):
     def nodes(self) -> list[int]:
         return list(range(ROOT, len(self._draft)))
 
+    @property
+    def judged(self) -> Draft:
+        return self._draft if self.sequence.sampling.verification == "coupled" else NO_DRAFT
+
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
         verdict, finish = self.until_end(self._judge(self.sound_part(choices), choices))
@@ -97,7 +101,7 @@ class VerifyTask(Task):
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
         if rule == "coupled":
-            return verify_coupled(draft, choices.chosen[rows])
+            return choices.verdict(len(draft))
         verify = verify_rejection if rule == "rejection" else verify_block
         position = len(self.sequence.tokens)
         return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self._round)

@@ -36,6 +36,7 @@ from tests.support.ranks import Ranks
 from tests.support.simulated_cuda.install import needs_compiler
 
 COUNT = 12
+TELLS_TEXT: Any = {"min_tokens": 1}  # has rows carry the tokens before them, by which they are told apart
 Context = tuple[tuple[int, ...], ...]
 
 
@@ -53,6 +54,7 @@ class Recorder:
         rows: Items[list[Row]],
         are_finite: torch.Tensor,
         ranks: int = 1,
+        drafts: Items[Draft] | None = None,
     ) -> Choosing:
         every = [row for part in rows for row in part]
         for row, own in zip(every, logits, strict=True):
@@ -63,7 +65,7 @@ class Recorder:
                     self.differing.append(context)
             else:
                 self.logits[context] = own.clone()
-        return begin_choosing(logits, rows, are_finite, ranks)
+        return begin_choosing(logits, rows, are_finite, ranks, drafts)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def demo(role: str, **settings: object) -> Engine:
 
 def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
     """Greedy text after each prompt, all at once."""
-    sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
+    sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True, **TELLS_TEXT)
     sequences = [target.open(len(prompt), 0, sampling) for prompt in asked]
     for sequence, prompt in zip(sequences, asked, strict=True):
         target.submit(Generate(sequence.number, 0, prompt, COUNT))
@@ -102,7 +104,9 @@ def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
 
 def verified(target: Engine, prompt: tuple[int, ...], drafts: list[Draft]) -> None:
     """One Draft after the other, each following all that was accepted before."""
-    sequence = target.open(len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True))
+    sequence = target.open(
+        len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True, **TELLS_TEXT)
+    )
     tokens, base = prompt, 0
     for round, draft in enumerate(drafts):
         target.submit(Verify(sequence.number, base, tokens, draft, round))

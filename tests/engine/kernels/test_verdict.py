@@ -1,0 +1,93 @@
+"""What stands of Drafts is found by a kernel as verify_coupled finds it; without a GPU in the interpreter."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.row import Row
+from outrider.decoding.settings import Sampling
+from outrider.decoding.verify import verify_coupled
+from outrider.engine import sampler
+
+verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NOTHING = Draft()
+VOCAB_SIZE = 4  # so small that much of what is drafted stands
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    nodes = draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, VOCAB_SIZE - 1)), max_size=12))
+    pairs: list[tuple[int, int]] = []
+    for place, token in nodes:
+        pair = place % (len(pairs) + 1) - 1, token
+        if pair not in pairs:
+            pairs.append(pair)
+    return Draft(tuple(token for _, token in pairs), tuple(parent for parent, _ in pairs))
+
+
+def paths(given_drafts: Sequence[Draft], others: int, chosen: list[list[int]]) -> list[tuple[int, ...]]:
+    """That stand, of each Draft. others: rows of a piece of work without one, which comes first."""
+    counts = [others, *(1 + len(draft) for draft in given_drafts)]
+    rows = verdict.DraftRows.of([NOTHING, *given_drafts], counts)
+    ranked = torch.tensor(chosen, dtype=torch.int32, device=DEVICE)
+    stands = torch.zeros(len(chosen), dtype=torch.bool, device=DEVICE)
+    parents, drafted = torch.from_numpy(rows.numbers).to(DEVICE)
+    in_rows = (ranked, ranked.shape[1], parents, drafted, len(chosen), rows.depth, stands)
+    verdict.find_path[(-(-len(chosen) // 8),)](*in_rows, BLOCK=8)
+    found, start = [], others
+    for draft in given_drafts:
+        of_draft = stands[start : start + 1 + len(draft)].tolist()
+        assert of_draft[0], "a root always stands"
+        found.append(tuple(node for node in range(len(draft)) if of_draft[1 + node]))
+        start += 1 + len(draft)
+    return found
+
+
+FORK = Draft((1, 2, 3, 3), (ROOT, 0, 0, 1))
+
+
+@settings(max_examples=40)
+@given(st.lists(drafts(), min_size=1, max_size=4), st.integers(0, 3), st.integers(1, 3), st.randoms())
+@example([FORK, NOTHING, Draft.chain((1,) * 40)], 2, 2, None)
+def test_what_stands_is_what_the_rule_says(
+    given_drafts: list[Draft], others: int, ranks: int, random: object
+) -> None:
+    if not any(given_drafts):
+        assert verdict.DraftRows.of([NOTHING, *given_drafts], [others, *[1] * len(given_drafts)]) is None
+        return
+    count = others + sum(1 + len(draft) for draft in given_drafts)
+    seed = 1 if random is None else random.getrandbits(30)  # type: ignore[attr-defined]
+    tokens = torch.randint(0, VOCAB_SIZE, (count, ranks), generator=torch.Generator().manual_seed(seed))
+    chosen = (tokens if seed > 1 else torch.ones(count, ranks, dtype=torch.int64)).tolist()
+    expected, start = [], others
+    for draft in given_drafts:
+        of_draft = [best[0] for best in chosen[start : start + 1 + len(draft)]]
+        expected.append(verify_coupled(draft, of_draft).accepted)
+        start += 1 + len(draft)
+    assert paths(given_drafts, others, chosen) == expected
+
+
+def test_a_step_is_told_the_same_path_whoever_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chain, of a piece of work that verifies nothing, and of a tree."""
+    tokens = [1, 2, 0, 7, 1, 3, 3, 5, 2]  # that the rows choose
+    logits = torch.nn.functional.one_hot(torch.tensor(tokens), 9).float() * 9
+    all_drafts = [Draft.chain((1, 4)), NOTHING, FORK]
+    rows = [[Row(Sampling(temperature=0.0), 0, 0, (), ())] * count for count in (3, 1, 5)]
+    found = []
+    for has_kernels in (False, True):
+        monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)
+        asked = logits.to(DEVICE), rows, torch.ones(2, dtype=torch.bool, device=DEVICE)
+        choices, are_finite = sampler.begin_choosing(*asked, ranks=2, drafts=all_drafts).wait()
+        assert are_finite == [True, True]
+        assert all(all(one.are_sound) for one in choices)
+        found.append([one.path for one in choices])
+    assert found == [[(0,), (), (0, 2)]] * 2
+    whole, leading = choices[2].verdict(4), choices[2].verdict(2)
+    assert (whole.accepted, whole.tokens) == ((0, 2), (1, 3, 5))
+    assert (leading.accepted, leading.tokens) == ((0,), (1, 3)), "a part of the Draft"

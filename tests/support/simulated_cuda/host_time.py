@@ -1,0 +1,121 @@
+"""What a step costs the host, beside torch and Triton: python -m tests.support.simulated_cuda.host_time
+
+Microseconds of our own Python in a step that verifies, by sequences and tokens of each. On a real GPU each
+launch and each copy costs the host some microseconds more; Counts tells how many there are.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.engine import Engine
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Verified, Verify
+from tests.support.checkpoints import write_checkpoint
+from tests.support.simulated_cuda.graphs import Event, Graph
+from tests.support.simulated_cuda.install import simulated_cuda
+
+SEQUENCES = (1, 8, 64, 256)
+TOKENS = (1, 5)  # of each: the last committed one, and drafted ones
+PROMPT_LENGTH = 9
+ROUNDS = 4
+
+
+class Apart:
+    """Sums up the seconds that some functions take; one that is called by another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_inside = False
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:
+                return function(*args, **kwargs)
+            self._is_inside, begun = True, time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begun
+                self._is_inside = False
+
+        return call
+
+
+@contextmanager
+def device_apart() -> Iterator[tuple[Any, Apart]]:
+    """A simulated device whose own time is summed up: operations, kernels, replays and events."""
+    apart = Apart()
+    with ExitStack() as undo:
+        cuda = undo.enter_context(simulated_cuda())
+        places = [(type(cuda), "__torch_dispatch__"), (InterpretedFunction, "run"), (Graph, "replay")]
+        places += [(Event, name) for name in ("record", "synchronize", "elapsed_time")]
+        for owner, name in places:
+            undo.enter_context(patch.object(owner, name, apart.timed(getattr(owner, name))))
+        yield cuda, apart
+
+
+def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> float:
+    """Of the host in a step that verifies so many tokens of each sequence: the least of some."""
+    sampling = Sampling(max_tokens=64, ignore_eos=True, temperature=0.7)
+    opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
+    texts = {one.number: [3 + one.number % 50] * PROMPT_LENGTH for one in opened}
+    draft = Draft(tuple(range(3, 2 + tokens)), tuple(range(ROOT, tokens - 2)))
+    seconds = []
+    for round in range(ROUNDS + 1):
+        for one in opened:
+            base = len(one.tokens)
+            new = tuple(texts[one.number][base:])
+            engine.submit(Verify(one.number, base, new, draft if round else Draft(), round))
+        apart.seconds, begun, steps = 0.0, time.perf_counter(), 0
+        results = []
+        while engine.has_work:
+            results += engine.step()
+            steps += 1
+        seconds.append((time.perf_counter() - begun - apart.seconds) / steps)
+        for result in results:
+            assert isinstance(result, Verified)
+            texts[result.sequence] += result.verdict.tokens
+    for one in opened:
+        engine.close(one)
+    return 1e6 * min(seconds[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, nargs="+", default=SEQUENCES)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with device_apart() as (_, apart), tempfile.TemporaryDirectory() as folder:
+        settings = EngineSettings(
+            model=str(write_checkpoint(Path(folder), "llama", num_hidden_layers=1)),
+            device="cuda",
+            dtype="float16",
+            cache_memory=2**24,
+            prefill_chunk=2**12,
+            max_sequences=max(SEQUENCES),
+            self_check=False,
+        )
+        engine = Engine.from_settings(settings)
+        for sequences in arguments.sequences:
+            for tokens in TOKENS:
+                found = microseconds(engine, sequences, tokens, apart)
+                print(f"{sequences:4d} x {tokens}: {found:7.0f} us of the host a step", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
