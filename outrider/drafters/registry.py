@@ -134,6 +134,14 @@ register(
         width=Width.TREE,
     ),
     DrafterInfo(
+        "mtp",
+        "the layer for multi-token prediction that the target's checkpoint carries, in the target worker",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.mtp:Mtp",
+        steps_per_token=1.0,
+        width=Width.TREE,
+    ),
+    DrafterInfo(
         "early_exit",
         "the target's first layers, or the target without some of its layers, with its own norm and head",
         Place.TARGET_WORKER,

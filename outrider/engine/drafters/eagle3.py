@@ -1,34 +1,19 @@
-"""EAGLE-3: a head that reads three layers of the target at every token, and drafts token by token.
-
-Its cache lies beside the target's, in the same blocks: what the target shares, frees or computes again, the
-head does too. At the slot of a position it keeps what it makes of the target's states there and of the token
-after. What it makes of its own drafted tokens lies beyond, and is written anew once these stand.
-"""
-
-from collections.abc import Sequence
+"""EAGLE-3: a head that reads three layers of the target at every token, and drafts token by token."""
 
 import torch
 from torch import Tensor, nn
 
-from outrider.decoding.draft import Draft
-from outrider.engine.asked import Asked, Text
-from outrider.engine.cache.paged_cache import KeyValues
-from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, feed_of
+from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
+from outrider.engine.drafters.beside_target import Target
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, network_tensors, rotary
-from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
-from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.graphs import Graphs, captured_sizes
 from outrider.engine.forward.linear import optimize_for_cpu
-from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed
-from outrider.pace.settings import MAX_DEPTH
 
 
-class Eagle3(BesideTarget):
-    """Trees of any depth: the nodes of a position take one pass together."""
+class Eagle3(AutoregressiveHead):
+    """Its embedding and its output projection are the target's where it has none of its own."""
 
     may_stand_beside_ranks = True
 
@@ -38,15 +23,14 @@ class Eagle3(BesideTarget):
         self._shape = Eagle3Shape.of(self._checkpoint)
         self.hidden_layers = self._shape.hidden_layers
         self.cache_shapes = (self._shape.cache,)
+        self.state_size = self._shape.layer.hidden_size
         self.weight_bytes = self._checkpoint.weight_bytes
         self.reads_embedding = "embed_tokens.weight" not in self._checkpoint.tensors
         self.reads_projection = "lm_head.weight" not in network_tensors(self._checkpoint.tensors)
-        self._graphs: Graphs | None = None
-        self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
 
     def load(self, target: Target) -> None:
+        super().load(target)
         tensors, model = self._checkpoint.tensors, target.model
-        self._target = target
         self._vocab_size = self._checkpoint.target.vocab_size
         self._head: Eagle3Head = built(self._checkpoint, self._shape, model)
         self._rotary = rotary(self._shape, model.device)
@@ -66,73 +50,12 @@ class Eagle3(BesideTarget):
             self._projection = self._head.lm_head or self._projection
         del self._checkpoint
 
-    def allocate(self, num_blocks: int) -> None:
-        target = self._target
-        self._cache = KeyValues(
-            {0: self._shape.cache},
-            num_blocks,
-            target.settings.block_size,
-            target.model.dtype,
-            target.model.device,
-        )
+    def _reduced(self, hidden: Tensor) -> Tensor:
+        return self._head.reduce(hidden)
 
-    def capture(self) -> tuple[str, ...]:
-        model = self._target.model
-        # What the graphs read: the states of a pass, in front of its padding.
-        most = self._target.settings.max_sequences * (1 + MAX_DEPTH)
-        rows = captured_sizes(most)[-1]
-        self._states = torch.zeros(
-            rows, self._shape.layer.hidden_size, dtype=model.dtype, device=model.device
-        )
-        self._graphs = self._target.captured(self._compute)
-        return super().capture() if self._graphs is None else self._graphs.slow_because
-
-    def take_in(self, fed: Sequence[Fed]) -> None:
-        """Whether or not a Draft is wanted: the next one reads all that came before."""
-        feeds = []
-        for one in fed:
-            first, sequence = one.start + 1, one.sequence
-            tokens = sequence.tokens[first : first + len(one.hidden)]
-            feeds.append(feed_of(sequence, tokens, one.start))
-        states = self._pass(feeds, self._head.reduce(torch.cat([one.hidden for one in fed])))
-        last = torch.tensor([len(one.hidden) for one in fed]).cumsum(0) - 1
-        for one, state in zip(fed, states[last.to(states.device)], strict=True):
-            self._newest[one.sequence] = state
-
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """One pass less than there are positions."""
-        asked = [with_room(one, self._target.cache, unwritten=1) for one in asked]
-        trees = Trees(asked)
-        if trees.growing:
-            states = torch.stack([self._newest[asked[index].text] for index in trees.growing])
-            while going_on := trees.grow(self._logits(states)):
-                states = self._pass(trees.feeds(), states[going_on])
-        self.guesses = trees.guesses
-        return trees.drafts()
-
-    def forget(self, text: Text) -> None:
-        self._newest.pop(text, None)
-
-    def _pass(self, feeds: list[Feed], states: Tensor) -> Tensor:
-        """states [num_tokens, hidden_size], each before its token -> those after it"""
-        graph = None if self._graphs is None else self._graphs.batch(feeds)
-        if graph is None:
-            return self._after(self._target.lay_out(feeds), states)
-        self._states[: len(states)].copy_(states)
-        after = graph.compute(None).hidden
-        assert after is not None
-        return after[:, 0]
-
-    def _compute(self, batch: Batch) -> ForwardOutput:
-        """What a graph captures: states alone, since not all of them are followed by a choice."""
-        after = self._after(batch, self._states[: batch.num_tokens])
-        finite = torch.ones(len(after), dtype=torch.bool, device=after.device)  # Eagle3Head sees to it
-        return ForwardOutput(after[:, :0], after[:, None], finite)
-
-    def _after(self, batch: Batch, states: Tensor) -> Tensor:
-        embeddings = self._embedding(batch.token_ids[0])
-        rotation = self._rotary(states, batch.position_ids)
-        paged = Paged(batch, self._cache, self._target.kernel)
+    def _forward(self, states: Tensor, paged: Paged) -> Tensor:
+        embeddings = self._embedding(paged.batch.token_ids[0])
+        rotation = self._rotary(states, paged.batch.position_ids)
         after: Tensor = self._head(embeddings, states, rotation, paged)
         return after
 

@@ -118,8 +118,6 @@ class Eagle3Head(nn.Module):
 
     def reduce(self, hidden: Tensor) -> Tensor:
         """[num_tokens, num_layers, target_size] -> [num_tokens, hidden_size]"""
-        # A number that is not finite would stay in the cache, where no mask hides it.
-        hidden = hidden.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         if self.fc_norm:
             hidden = torch.stack([norm(hidden[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
         states: Tensor = self.fc(self.input_norm(hidden.flatten(1)))
@@ -130,7 +128,7 @@ class Eagle3Head(nn.Module):
         states = self.layer(embeddings[None], states[None], rotation, paged)[0]
         if self._norm_output:
             states = self.norm(states)
-        return states.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return states
 
     def before_logits(self, states: Tensor) -> Tensor:
         """What an output projection takes."""

@@ -14,6 +14,7 @@ from tests.support.demo_pair import engine
 from tests.support.eagle3 import Form, write_eagle3
 from tests.support.grammars import ENDS, GRAMMARS, ids, tokens
 from tests.support.heads import write_medusa
+from tests.support.mtp import write_demo
 
 PROMPT = tuple(ids("Somebody as JSON: "))
 FEW = Form(tokens=300)  # of the target's 2048: most of what a grammar allows it cannot say
@@ -22,12 +23,14 @@ FEW = Form(tokens=300)  # of the target's 2048: most of what a grammar allows it
 def target_with(kind: str, folder: Path) -> Engine:
     if kind == "early_exit":
         return engine_with(kind, early_exit=4)
+    if kind == "mtp":
+        return engine_with(kind, model=str(write_demo(folder)))
     if kind == "medusa":
         return engine_with(kind, write_medusa(folder))
     return engine_with("eagle3", write_eagle3(folder, FEW if kind == "eagle3 of few tokens" else Form()))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle3 of few tokens", "early_exit"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle3 of few tokens", "mtp", "early_exit"])
 @pytest.mark.parametrize("name", ["person", "recursive", "thinking"])
 def test_what_a_head_drafts_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
     grammar = GRAMMARS[name]

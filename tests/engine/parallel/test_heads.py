@@ -17,17 +17,19 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
-from tests.support.beside import Drafted, drafted_texts, plain_texts
+from tests.support.beside import Drafted, drafted_texts, plain_texts, rounds
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
+from tests.support.mtp import write_target
 from tests.support.ranks import Ranks
 
 DEPTH, LEAVES = 4, 4
+SHORT_PROMPTS = [tuple(range(3, length)) for length in (8, 30)]
 
 
-def settings_of(drafter: str, head: Path, ranks: int = 2, **fields: Any) -> EngineSettings:
+def settings_of(drafter: str, head: Path | None, ranks: int = 2, **fields: Any) -> EngineSettings:
     given = {"dtype": "float32", "threads": 1, "cache_memory": 2**25, "self_check": False}
-    named = {"model": str(DEMO / "target"), "drafter": drafter, "head": str(head)}
+    named = {"model": str(DEMO / "target"), "drafter": drafter, "head": head and str(head)}
     return EngineSettings.model_validate({**given, **named, "tensor_parallel": ranks, **fields})
 
 
@@ -71,6 +73,21 @@ def test_a_head_with_a_projection_of_its_own_needs_no_copy_of_the_targets(
 ) -> None:
     head = write_eagle3(tmp_path) if drafter == "eagle3" else write_medusa(tmp_path)
     check(ranks, drafter, head, 0.7)
+
+
+def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
+    engine = Engine.from_settings(settings, group)
+    found = rounds(engine, SHORT_PROMPTS, 0.7, DEPTH, LEAVES)
+    engine.shut_down()
+    return found
+
+
+def test_an_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    model = str(write_target(tmp_path, "qwen3"))
+    [shared, _] = ranks.run(lead_mtp, follow_on, settings_of("mtp", None, model=model))
+    alone = Engine.from_settings(settings_of("mtp", None, ranks=1, model=model))
+    assert shared == rounds(alone, SHORT_PROMPTS, 0.7, DEPTH, LEAVES)
+    assert sum(text.accepted for text in shared) > 0
 
 
 def hold_leading(group: RankGroup, settings: EngineSettings) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """The plan of an engine's memory against the bytes that a real engine allocates."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.hidden_states import Reader
 from tests.support.model import model_of
+from tests.support.mtp import write_demo
 
 MEMORY = 2**30
 RUNNING = 4
@@ -103,16 +105,16 @@ def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
     assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "mtp"])
 def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
-    head = write_medusa(tmp_path) if kind == "medusa" else write_eagle3(tmp_path)
+    heads: dict[str, Callable[[Path], Path]] = {"medusa": write_medusa, "eagle3": write_eagle3}
     settings = EngineSettings(
-        model=str(DEMO / "target"),
+        model=str(write_demo(tmp_path) if kind == "mtp" else DEMO / "target"),
         dtype="float32",
         device="cpu",
         cache_memory=2**24,
         drafter=kind,
-        head=str(head),
+        head=str(heads[kind](tmp_path)) if kind in heads else None,
     )
     planned, without = (
         plan_memory(skeleton(one), one, MEMORY)
@@ -121,12 +123,16 @@ def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) 
     target = Engine.from_settings(settings)
     assert target._beside is not None
     drafter = target._beside._drafter
-    of_head = drafter._heads if kind == "medusa" else drafter._head  # type: ignore[attr-defined]
+    of_head = {
+        "medusa": lambda: drafter._heads,  # type: ignore[attr-defined]
+        "eagle3": lambda: drafter._head,  # type: ignore[attr-defined]
+        "mtp": lambda: drafter._model.layers,  # type: ignore[attr-defined]
+    }[kind]()
     assert planned.weights - without.weights == pytest.approx(allocated_weights(of_head), rel=0.01)
     assert planned.num_blocks == target._cache.pool.num_blocks
-    own = drafter._cache._stored if kind == "eagle3" else []  # type: ignore[attr-defined]
+    own = drafter._cache._stored if kind != "medusa" else []  # type: ignore[attr-defined]
     assert planned.cache == allocated_cache(target._cache) + sum(stored.nbytes for stored in own)
-    assert (planned.num_blocks < without.num_blocks) == (kind == "eagle3")
+    assert (planned.num_blocks < without.num_blocks) == (kind != "medusa")
     assert (planned.activations > without.activations) == (kind == "eagle3")  # the last state is there anyway
 
 

@@ -1,4 +1,4 @@
-"""On a GPU an EAGLE-3 head replays graphs, and drafts what it drafts on the CPU."""
+"""On a GPU an EAGLE-3 head and an MTP layer replay graphs, and draft what they draft on the CPU."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,7 @@ from outrider.engine.settings import EngineSettings
 from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.gpu import gpu
+from tests.support.mtp import write_target
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.install import needs_compiler
 
@@ -26,12 +27,21 @@ DEPTH = 3
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 16))
+    return {"cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
+
+
+@pytest.fixture
+def settings(given: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
     head = write_head(tmp_path / "head", model)
-    given = {"cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
     return {**given, "model": str(model), "drafter": "eagle3", "head": str(head)}
+
+
+@pytest.fixture
+def with_mtp(given: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    return {**given, "model": str(write_target(tmp_path, "qwen3")), "drafter": "mtp"}
 
 
 def write_head(folder: Path, model: Path) -> Path:
@@ -65,7 +75,11 @@ def drafted(settings: dict[str, Any], device: str, **more: Any) -> tuple[list[Dr
     return rounds(engine, PROMPTS, 0.7, DEPTH, leaves=2, max_tokens=10), engine
 
 
-def test_drafts_are_those_of_the_cpu_and_passes_are_replays(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("drafter", ["settings", "with_mtp"])
+def test_drafts_are_those_of_the_cpu_and_passes_are_replays(
+    drafter: str, request: pytest.FixtureRequest
+) -> None:
+    settings = request.getfixturevalue(drafter)
     expected, _ = drafted(settings, "cpu")
     with gpu() as cuda:
         found, engine = drafted(settings, "cuda")

@@ -1,0 +1,117 @@
+"""Heads that draft token by token, from a state of their own that is fed back with each token.
+
+Their cache lies beside the target's, in the same blocks: what the target shares, frees or computes again, the
+head does too. At the slot of a position it keeps what it makes of the target's states there and of the token
+after. What it makes of its own drafted tokens lies beyond, and is written anew once these stand.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked, Text
+from outrider.engine.cache.paged_cache import KeyValues
+from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, feed_of
+from outrider.engine.drafters.trees import Trees, with_room
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.graphs import Graphs, captured_sizes
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed
+from outrider.pace.settings import MAX_DEPTH
+
+
+class AutoregressiveHead(BesideTarget):
+    """Trees of any depth: the nodes of a position take one pass together, through its one layer."""
+
+    state_size: int
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._graphs: Graphs | None = None
+        self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
+
+    def load(self, target: Target) -> None:
+        self._target = target
+
+    def allocate(self, num_blocks: int) -> None:
+        target = self._target
+        self._cache = KeyValues(
+            {0: self.cache_shapes[0]},
+            num_blocks,
+            target.settings.block_size,
+            target.model.dtype,
+            target.model.device,
+        )
+
+    def capture(self) -> tuple[str, ...]:
+        model, settings = self._target.model, self._target.settings
+        # What the graphs read: the states of a pass, in front of its padding.
+        rows = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))[-1]
+        self._states = torch.zeros(rows, self.state_size, dtype=model.dtype, device=model.device)
+        self._graphs = self._target.captured(self._compute)
+        return super().capture() if self._graphs is None else self._graphs.slow_because
+
+    def take_in(self, fed: Sequence[Fed]) -> None:
+        """Whether or not a Draft is wanted: the next one reads all that came before."""
+        feeds = []
+        for one in fed:
+            first, sequence = one.start + 1, one.sequence
+            tokens = sequence.tokens[first : first + len(one.hidden)]
+            feeds.append(feed_of(sequence, tokens, one.start))
+        # A number that is not finite would stay in the cache, where no mask hides it.
+        hidden = torch.cat([one.hidden for one in fed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        states = self._pass(feeds, self._reduced(hidden))
+        last = torch.tensor([len(one.hidden) for one in fed]).cumsum(0) - 1
+        for one, state in zip(fed, states[last.to(states.device)], strict=True):
+            self._newest[one.sequence] = state
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """One pass less than there are positions."""
+        asked = [with_room(one, self._target.cache, unwritten=1) for one in asked]
+        trees = Trees(asked)
+        if trees.growing:
+            states = torch.stack([self._newest[asked[index].text] for index in trees.growing])
+            while going_on := trees.grow(self._logits(states)):
+                states = self._pass(trees.feeds(), states[going_on])
+        self.guesses = trees.guesses
+        return trees.drafts()
+
+    def forget(self, text: Text) -> None:
+        self._newest.pop(text, None)
+
+    def _pass(self, feeds: list[Feed], states: Tensor) -> Tensor:
+        """states [num_tokens, state_size], each before its token -> those after it"""
+        graph = None if self._graphs is None else self._graphs.batch(feeds)
+        if graph is None:
+            return self._after(self._target.lay_out(feeds), states)
+        self._states[: len(states)].copy_(states)
+        after = graph.compute(None).hidden
+        assert after is not None
+        return after[:, 0]
+
+    def _compute(self, batch: Batch) -> ForwardOutput:
+        """What a graph captures: states alone, since not all of them are followed by a choice."""
+        after = self._after(batch, self._states[: batch.num_tokens])
+        finite = torch.ones(len(after), dtype=torch.bool, device=after.device)
+        return ForwardOutput(after[:, :0], after[:, None], finite)
+
+    def _after(self, batch: Batch, states: Tensor) -> Tensor:
+        after = self._forward(states, Paged(batch, self._cache, self._target.kernel))
+        return after.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+    @abstractmethod
+    def _reduced(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, num_layers, hidden_size] of the target -> states [num_tokens, state_size]"""
+
+    @abstractmethod
+    def _forward(self, states: Tensor, paged: Paged) -> Tensor:
+        """The head's layer: states before the tokens of a batch, [num_tokens, state_size] -> those after."""
+
+    @abstractmethod
+    def _logits(self, states: Tensor) -> Tensor:
+        """[num_rows, state_size] after a token -> [num_rows, vocab_size] of the one that follows"""

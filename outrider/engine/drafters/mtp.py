@@ -1,0 +1,51 @@
+"""MTP: the layer for multi-token prediction that a target's checkpoint carries, trained with the target.
+
+It reads the target's last state, after the norm, and the embedding of the token after, and says the token
+that follows with the target's own output projection. Trained for one token ahead, it goes on from its own
+normed state, as often as a Draft is deep.
+
+Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
+from outrider.engine.drafters.beside_target import Target
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.loading.mtp_checkpoint import MtpCheckpoint, after
+from outrider.engine.settings import EngineSettings
+
+
+class Mtp(AutoregressiveHead):
+    """One layer, whatever the checkpoint has beyond it."""
+
+    hidden_layers = (-1,)
+    may_stand_beside_ranks = reads_embedding = reads_projection = True
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._checkpoint = MtpCheckpoint(settings)
+        self.cache_shapes = (self._checkpoint.cache_shape,)
+        self.state_size = self._checkpoint.target.hidden_size
+        self.weight_bytes = self._checkpoint.weight_bytes
+
+    def load(self, target: Target) -> None:
+        super().load(target)
+        self._model: Any = self._checkpoint.load(target)
+        del self._checkpoint
+        if target.model.device.type == "cpu":
+            optimize_for_cpu(self._model.layers)
+
+    def _reduced(self, hidden: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+    def _forward(self, states: Tensor, paged: Paged) -> Tensor:
+        batch = paged.batch
+        return after(self._model, states[None], batch.token_ids, batch.position_ids, paged)[0]
+
+    def _logits(self, states: Tensor) -> Tensor:
+        logits: Tensor = self._model.shared_head(states)
+        return logits

@@ -1,0 +1,175 @@
+"""The layer for multi-token prediction (MTP) that a target's own checkpoint carries.
+
+transformers leaves it out of the model, and can build it and name its weights, in two forms:
+
+    model.layers.N.*   after a model's N layers: DeepSeek-V3, GLM-4.5 and those that follow them
+    mtp.*              beside the model: Qwen and those that follow it
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_layers import MtpModel
+from transformers.modeling_utils import LoadStateDictConfig, local_torch_dtype
+
+from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.drafters.beside_target import Target
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import ATTENTION, Probe
+from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.loading.quantized_checkpoint import is_quantized
+from outrider.engine.settings import EngineSettings
+
+WANTED = ["*.safetensors", "config.json"]
+PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
+# Where configs are silent: one such layer, which sees the whole text, with experts where its model has some.
+SILENT = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
+OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # which it shares
+UNUSED = re.compile(
+    r"mtp\.layers\.[1-9].*"  # layers after the first
+    r"|.*\.(embed_tokens|shared_head\.head)\.weight"  # copies of what is the target's
+)
+
+
+class MtpCheckpoint:
+    """Of the settings' target. Its first MTP layer is read, by ``load``; before that, what it would take."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """
+        Raises:
+            UnsupportedModelError: it has no such layer, or one that cannot run here.
+        """
+        self.target = TargetShape.of(settings)
+        if settings.head is not None:
+            raise self._refusal(
+                f"head={settings.head!r} is none of its: the layer is in the target's checkpoint"
+            )
+        config = AutoConfig.from_pretrained(settings.model)
+        if is_quantized(config):
+            raise self._refusal("the checkpoint is quantized, and an MTP layer is read only where none is")
+        self._files = self._find(settings.model)
+        self._config = config.get_text_config()
+        self._config.num_mtp_layers = 1
+        for name, value in SILENT.items():
+            if getattr(self._config, name, None) is None:
+                setattr(self._config, name, value)
+        with FakeTensorMode():
+            _, model = self._built(PASSED)
+            self.cache_shape = self._probed(model)
+        count = sum(tensor.numel() for tensor in model.layers.state_dict().values())
+        self.weight_bytes = count * self.target.dtype.itemsize
+
+    def load(self, target: Target) -> Any:
+        """The layer, as an MtpModel of transformers, on the target's device and in its type.
+
+        Raises:
+            UnsupportedModelError: the checkpoint lacks a tensor, or has one of another shape.
+        """
+        with torch.device("meta"):
+            whole, model = self._built(target.model.dtype)
+        tensors: dict[str, torch.Tensor] = {}
+        for file in sorted({*self._files.values()}):
+            with safe_open(file, framework="pt") as opened:
+                tensors |= {
+                    name: opened.get_tensor(name) for name in self._files if self._files[name] == file
+                }
+        given = LoadStateDictConfig(
+            weight_mapping=model.get_weight_conversions(whole),
+            dtype=target.model.dtype,
+        )
+        found, _ = convert_and_load_state_dict_in_model(model, tensors, given)
+        self._check(found)
+        model.embed_tokens, model.shared_head = target.embedding, target.projection
+        model.rotary_emb = target.model.get_decoder().rotary_emb
+        return model.to(target.model.device).eval().requires_grad_(False)
+
+    def _find(self, name: str) -> dict[str, Path]:
+        """The file of each tensor."""
+        folder = Path(name)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(name, allow_patterns=WANTED))
+        count = self.target.num_layers
+        prefixes = f"model.layers.{count}.", "mtp."
+        files: dict[str, Path] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118
+            except (OSError, SafetensorError) as error:
+                raise self._refusal(f"{file.name} cannot be read as tensors: {error}") from error
+            files |= {name: file for name in names if not UNUSED.fullmatch(name)}
+        if not files:
+            raise self._refusal(
+                f"the checkpoint has no MTP layer: no tensor is named {prefixes[0]}* or {prefixes[1]}*"
+            )
+        return files
+
+    def _built(self, dtype: torch.dtype) -> tuple[Any, Any]:
+        """A model and its MTP layer, without weights."""
+        try:
+            with local_torch_dtype(dtype):
+                whole = AutoModelForCausalLM.from_config(
+                    self._config, dtype=dtype, attn_implementation=ATTENTION
+                )
+                return whole, MtpModel(whole, 1).eval()
+        except (AttributeError, ValueError, StopIteration) as error:
+            raise self._refusal(f"transformers builds no MTP layer for it: {error}") from error
+
+    def _probed(self, model: Any) -> LayerShape:
+        probe, size = Probe(), self.target.hidden_size
+        token = torch.zeros(1, 1, dtype=torch.int64)
+        states = torch.zeros(1, 1, size, dtype=PASSED)
+        try:
+            with torch.inference_mode():
+                after(model, states, token, token, probe)
+        except Exception as error:  # whatever a layer does that does not suit
+            raise self._refusal(
+                f"its MTP layer does not run on the paged cache: {type(error).__name__}: {error}"
+            ) from error
+        if probe.needs or [*probe.shapes] != [0]:
+            wanted = " and ".join(sorted(probe.needs)) or "no attention of its own"
+            raise self._refusal(f"its MTP layer needs {wanted}, which is not served here")
+        return probe.shapes[0]
+
+    def _check(self, found: Any) -> None:
+        """found: LoadStateDictInfo of transformers."""
+        missing = sorted(found.missing_keys - OF_TARGET)
+        if missing:
+            raise self._refusal(
+                f"its MTP layer has no {', '.join(missing[:3])}, as transformers names it: "
+                f"there are {', '.join(sorted(self._files)[:3])}"
+            )
+        for name, given, wanted in sorted(found.mismatched_keys):
+            raise self._refusal(f"{name} is {[*given]} and must be {[*wanted]} for this target")
+        for name, error in found.conversion_errors.items():
+            raise self._refusal(f"{name} cannot be made of what there is: {error}")
+        if found.unexpected_keys:
+            unknown = sorted(found.unexpected_keys)
+            raise self._refusal(f"{', '.join(unknown[:3])} is no part of an MTP layer of this target")
+
+    def _refusal(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"drafter='mtp' for model={self.target.name!r}: {reason}")
+
+
+def after(
+    model: Any, states: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, outrider: Any
+) -> torch.Tensor:
+    """The states after tokens, from those before: [1, num_tokens, hidden_size].
+
+    Args:
+        model: an MtpModel.
+        tokens: int64 [1, num_tokens], as positions.
+        outrider: as attention takes it (outrider/engine/forward/attention.py).
+    """
+    embeddings = model.embed_tokens(tokens)
+    kind = {"layer_type": model.config.layer_types[0]} if model.has_per_layer_rope else {}
+    rotation = model.rotary_emb(embeddings, position_ids=positions, **kind)
+    states = model.layers[0](embeddings, states, rotation, None, positions, None, outrider=outrider)
+    return model.shared_post_norm(states) if model.use_shared_post_norm else states
