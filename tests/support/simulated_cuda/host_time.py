@@ -1,4 +1,4 @@
-"""What a step costs the host, beside torch and Triton: python -m tests.support.simulated_cuda.host_time
+"""What a step costs the host, beside torch and Triton: `python -m tests.support.simulated_cuda.host_time`
 
 Microseconds of our own Python in a step that verifies, by sequences and tokens of each. On a real GPU each
 launch and each copy costs the host some microseconds more; Counts tells how many there are.
@@ -6,7 +6,6 @@ launch and each copy costs the host some microseconds more; Counts tells how man
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -118,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
