@@ -5,7 +5,7 @@ process and our service. They run one after the other, each with its models in p
 that are not ours are installed into environments of their own first (some 5 GB). All compute in float32.
 Prompts are of every kind of text; so many at once are answered greedily to a fixed length, and what counts is
 the time until the last answer is complete. Then prompts are answered with a seed for each, plainly and with
-drafts: how many of these texts differ is told beside the speed.
+drafts: how many of these texts differ is told beside the speed. What a run leaves out keeps its last figures.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from tokenizers import Tokenizer
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.peers.answering import Task
 from bench.peers.environments import OPENVINO, VLLM, Environment, python_of
-from bench.report import save, table
+from bench.report import RESULTS, command, machine, save, table
 from outrider.demo.prompts import DEMO, KINDS, prompts
 
+NAME = "peers"
 DEMO_PAIR = "demo"
 PLAIN, DRAFTED, PACE = "plain", "drafts", "pace"
 SEEDED, TEMPERATURE = 12, 0.8
@@ -123,6 +124,24 @@ def rows_of(options: argparse.Namespace, pair: str) -> Iterator[dict[str, Any]]:
                 }
 
 
+def saved(rows: Sequence[dict[str, Any]], threads: int) -> Path:
+    """Writes them beside what was measured before on this machine, of other pairs and peers."""
+    path = RESULTS / f"{NAME}.json"
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    if (stored.get("machine"), stored.get("threads")) != (machine(), threads):
+        stored = {"rows": [], "commands": {}}
+    anew = {_measured(row): command() for row in rows}
+    kept = [row for row in stored["rows"] if _measured(row) not in anew]
+    order = [_measured(row) for row in stored["rows"]] + [*anew]
+    together = sorted([*kept, *rows], key=lambda row: order.index(_measured(row)))
+    return save(NAME, together, threads=threads, commands=stored["commands"] | anew)
+
+
+def _measured(row: dict[str, Any]) -> str:
+    """What a run measures anew as a whole."""
+    return f"{row['pair']}: {row['peer']}"
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench peers", description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", nargs="+", choices=[DEMO_PAIR, *INFLATED], default=[DEMO_PAIR, "190M"])
@@ -139,4 +158,4 @@ def main(arguments: Sequence[str]) -> None:
             rows.append(row)
             print(table(rows[-1:]), flush=True)
     print(table(rows))
-    print(save("peers", rows, threads=options.threads))
+    print(saved(rows, options.threads))

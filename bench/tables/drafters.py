@@ -1,7 +1,10 @@
 """What every drafter brings: right guesses, tokens per pass, and speed."""
 
-from bench.tables.reading import KINDS, Row, distinct, number, results, table
+from statistics import median
 
+from bench.tables.reading import KINDS, Row, distinct, found, number, results, table
+
+PLAIN = "plain"
 ENOUGH = 100  # times that a position was reached
 NAMES = {
     "model": "draft model",
@@ -66,3 +69,37 @@ def _by_temperature(rows: list[Row], kind: str, column: str) -> str:
 def _part(name: str) -> Row:
     part: Row = results("drafters")["parts"][name]
     return part
+
+
+def speed() -> str:
+    """In one process."""
+    rows = _part("engine")["rows"]
+    kinds, lines = distinct(rows, "kind"), []
+    for name in distinct(rows, "drafter"):
+        for streams in distinct(rows, "streams"):
+            alike = [row for row in rows if (row["drafter"], row["streams"]) == (name, streams)]
+            cells = (_by_temperature(alike, kind, "to plain") for kind in kinds)
+            shares = (_median(alike, column) for column in ("Draft / target step", "pass / target step"))
+            lines.append([NAMES[name], str(streams), *shares, *cells])
+    header = ["drafter", "streams", "Draft / target step", "pass / target step"]
+    return table([*header, *(KINDS[kind] for kind in kinds)], lines)
+
+
+def served() -> str:
+    rows = _part("service")["rows"]
+    lines = []
+    for name in [name for name in distinct(rows, "drafter") if name != PLAIN]:
+        cells = []
+        for streams in distinct(rows, "streams"):
+            row, plain = (found(rows, drafter=one, streams=streams) for one in (name, PLAIN))
+            ratio = number(row["tokens/s"] / plain["tokens/s"])
+            share = f"{row['share of passes with a Draft']:.0%}"
+            cells += [number(row["tokens/s"], 1), ratio, number(row["tokens per pass"]), share]
+        lines.append([NAMES[name], *cells])
+    columns = ("tokens/s", "to plain", "tokens per pass", "passes with a Draft")
+    counts = (f"{streams} stream{'s' if streams > 1 else ''}" for streams in distinct(rows, "streams"))
+    return table(["drafter", *(f"{count}: {column}" for count in counts for column in columns)], lines)
+
+
+def _median(rows: list[Row], column: str) -> str:
+    return number(median(row[column] for row in rows))

@@ -56,6 +56,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "suffix": ("suffix", in_process.suffix),
     "drafters": ("drafters", drafters.tokens_per_pass),
     "drafters_acceptance": (None, drafters.acceptance),
+    "drafters_speed": (None, drafters.speed),
+    "drafters_served": (None, drafters.served),
     "trees": ("trees", drafters.trees),
     "distil": ("distil", distil.distil),
     "distil_taken": (None, distil.distil_taken),

@@ -3,7 +3,10 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
+from bench import report
+from bench.peers import compare
 from bench.peers.answering import Answers, Task, answer_task
 from bench.peers.compare import PEERS
 
@@ -51,3 +54,22 @@ def test_passes_that_nobody_tells_stay_untold(tmp_path):
 def test_every_peer_is_a_module():
     for peer in PEERS.values():
         assert importlib.util.find_spec(f"bench.peers.{peer.module}")
+
+
+def test_what_a_run_leaves_out_keeps_its_last_figures(monkeypatch, tmp_path):
+    def run(command: str, rate: float, pair: str, *peers: str, threads: int = 2) -> dict[str, Any]:
+        monkeypatch.setattr(compare, "command", lambda: command)
+        rows = [{"pair": pair, "peer": peer, "tokens/s": rate + mode} for peer in peers for mode in (0, 1)]
+        found: dict[str, Any] = json.loads(compare.saved(rows, threads).read_text())
+        return found
+
+    for module in (compare, report):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    run("all", 10, "demo", "one", "another")
+    run("large", 20, "190M", "one")
+    last = run("again", 30, "demo", "one")
+    assert [row["tokens/s"] for row in last["rows"]] == [30, 31, 10, 11, 20, 21]
+    assert last["commands"] == {"demo: one": "again", "demo: another": "all", "190M: one": "large"}
+    alone = run("other threads", 40, "demo", "one", threads=1)
+    assert [row["tokens/s"] for row in alone["rows"]] == [40, 41], "they do not compare"
+    assert [*alone["commands"]] == ["demo: one"]
