@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.decoding.row import Row
+from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.runner import Launched, Outcome, size_of
@@ -111,7 +112,9 @@ class SimulatedRunner:
         for task, item in selected:
             rows = task.rows() if item.num_logits else []
             ranked = [self._rank(row) for row in rows]
-            outcome.chosen.append((task, item, Choices(rows, NOTHING, ranked, [True] * len(rows))))
+            path = verify_coupled(task.judged, [best[0] for best in ranked]).accepted if rows else ()
+            choices = Choices(rows, NOTHING, ranked, [True] * len(rows), path=path)
+            outcome.chosen.append((task, item, choices))
             task.took_part(begun, seconds, 0.0, step)
         return outcome
 

@@ -84,11 +84,8 @@ class Sequence:
             end_token_ids=self.end_token_ids,
             given_lists=self.lists,
             mask=mask,
+            needs_no_text=self.needs_no_text,
         )
-
-    def plain_row(self, position: int) -> Row:
-        """Of a sequence that needs no text, for the token at that position."""
-        return Row(self.sampling, self.noise_key, position, (), (), needs_no_text=True)
 
     def forget_pending(self) -> None:
         """Nothing follows the committed tokens."""

@@ -32,8 +32,7 @@ TYPES = {
     "ranks": "i32",
     "ranked": "*i32",
     "are_sound": "*i1",
-    "parents": "*i64",
-    "drafted": "*i64",
+    "drafts": "*i64",
     "depth": "i32",
     "stands": "*i1",
 }

@@ -120,7 +120,7 @@ def _planned(
         launches.append((_collect, by_chunk, in_chunks, {**of_row, **of_chunks, **sizes}))
     launches.append((_choose, (num_rows,), (*read, *found, ranked, are_sound), {**of_chunks, **sizes}))
     if drafts is not None:
-        in_rows = (ranked, ranks, *packed.drafts, num_rows, drafts.depth, stands)
+        in_rows = (ranked, ranks, packed.drafts, num_rows, drafts.depth, stands)
         launches.append((find_path, (triton.cdiv(num_rows, ROWS),), in_rows, {"BLOCK": ROWS}))
     return DeviceChoice(ranked, are_sound, stands), launches
 

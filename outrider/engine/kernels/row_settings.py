@@ -34,18 +34,19 @@ def pack_settings(rows: Sequence[Row], device: torch.device, drafts: DraftRows |
     for row in rows:
         if id(row.sampling) not in settings:
             settings[id(row.sampling)] = _settings(row.sampling)
-    height = 7 if drafts is None else 9
-    packed = torch.empty(height, len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
-    words = packed.numpy()
+    # What begins after an even number of rows is aligned to 16 bytes: for others kernels compile anew.
+    first = 0 if drafts is None else 2
+    packed = torch.empty(first + 7, len(rows), dtype=torch.int64, pin_memory=device.type == "cuda")
+    of_drafts, words = np.split(packed.numpy(), [first])
+    if drafts is not None:
+        of_drafts[:] = drafts.numbers
     words[0].view(np.uint64)[:] = np.fromiter((row.noise_key for row in rows), np.uint64)
     words[1] = [row.position for row in rows]
     words[2:4].T[:] = [settings[id(row.sampling)][:2] for row in rows]
-    words[4:7].view(np.float64).T[:] = [settings[id(row.sampling)][2:] for row in rows]
-    if drafts is not None:
-        words[7:] = drafts.numbers
+    words[4:].view(np.float64).T[:] = [settings[id(row.sampling)][2:] for row in rows]
     are_truncated = any(one[0] > 0 or one[3] < 1.0 or one[4] > -math.inf for one in settings.values())
-    on_device = packed.to(device, non_blocking=True)
-    return PackedRows(on_device[:4], on_device[4:7].view(torch.float64), on_device[7:], are_truncated)
+    there, of_rows = packed.to(device, non_blocking=True).split([first, 7])
+    return PackedRows(of_rows[:4], of_rows[4:].view(torch.float64), there, are_truncated)
 
 
 def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:

@@ -44,15 +44,18 @@ class DraftRows:
 
 
 @triton.jit(do_not_specialize=["ranks", "num_rows", "depth"])
-def find_path(ranked, ranks, parents, drafted, num_rows, depth, stands, BLOCK: tl.constexpr):
-    """Whether each row stands: at every node from the root to it the token was chosen that was drafted."""
+def find_path(ranked, ranks, drafts, num_rows, depth, stands, BLOCK: tl.constexpr):
+    """Whether each row stands: at every node from the root to it the token was chosen that was drafted.
+
+    drafts: DraftRows.numbers.
+    """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < num_rows
     node, holds = rows.to(tl.int64), inside
     for _ in range(depth):
-        parent = tl.load(parents + node, mask=inside, other=-1)
+        parent = tl.load(drafts + node, mask=inside, other=-1)
         is_node = inside & (parent >= 0)
-        token = tl.load(drafted + node, mask=is_node, other=0)
+        token = tl.load(drafts + num_rows + node, mask=is_node, other=0)
         chosen = tl.load(ranked + parent * ranks, mask=is_node, other=0)
         holds = holds & ((token == chosen) | (parent < 0))
         node = tl.where(is_node, parent, node)

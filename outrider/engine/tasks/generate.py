@@ -26,7 +26,10 @@ class GenerateTask(Task):
 
     def next_row(self) -> Row:
         """Of one that is foreseeable: what choosing the token after the one under way depends on."""
-        return self.sequence.plain_row(len(self.sequence.tokens) + 1)
+        sequence = self.sequence
+        return Row(
+            sequence.sampling, sequence.noise_key, len(sequence.tokens) + 1, (), (), needs_no_text=True
+        )
 
     def constrain(self) -> None:
         sequence = self.sequence

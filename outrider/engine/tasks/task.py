@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from outrider.decoding.draft import ROOT, Draft, Verdict
+from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.grammar import Mask
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
@@ -70,9 +70,6 @@ class Task(ABC):
     def rows(self) -> list[Row]:
         """What choosing a token after each of ``nodes`` depends on."""
         sequence, tree, nodes = self.sequence, self.tree(), self.nodes()
-        if sequence.needs_no_text:
-            first, depths = len(sequence.tokens), (*tree.depths, ROOT)  # ROOT's is the last
-            return [sequence.plain_row(first + depths[node] + 1) for node in nodes]
         generated = sequence.tokens[sequence.prompt_length :]
         masks: list[Mask | None] = [None] * len(nodes)
         if sequence.matcher is not None:

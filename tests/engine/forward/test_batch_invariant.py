@@ -36,7 +36,6 @@ from tests.support.ranks import Ranks
 from tests.support.simulated_cuda.install import needs_compiler
 
 COUNT = 12
-TELLS_TEXT: Any = {"min_tokens": 1}  # has rows carry the tokens before them, by which they are told apart
 Context = tuple[tuple[int, ...], ...]
 
 
@@ -90,7 +89,7 @@ def demo(role: str, **settings: object) -> Engine:
 
 def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
     """Greedy text after each prompt, all at once."""
-    sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True, **TELLS_TEXT)
+    sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
     sequences = [target.open(len(prompt), 0, sampling) for prompt in asked]
     for sequence, prompt in zip(sequences, asked, strict=True):
         target.submit(Generate(sequence.number, 0, prompt, COUNT))
@@ -104,9 +103,7 @@ def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
 
 def verified(target: Engine, prompt: tuple[int, ...], drafts: list[Draft]) -> None:
     """One Draft after the other, each following all that was accepted before."""
-    sequence = target.open(
-        len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True, **TELLS_TEXT)
-    )
+    sequence = target.open(len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True))
     tokens, base = prompt, 0
     for round, draft in enumerate(drafts):
         target.submit(Verify(sequence.number, base, tokens, draft, round))

@@ -37,8 +37,8 @@ def paths(given_drafts: Sequence[Draft], others: int, chosen: list[list[int]]) -
     rows = verdict.DraftRows.of([NOTHING, *given_drafts], counts)
     ranked = torch.tensor(chosen, dtype=torch.int32, device=DEVICE)
     stands = torch.zeros(len(chosen), dtype=torch.bool, device=DEVICE)
-    parents, drafted = torch.from_numpy(rows.numbers).to(DEVICE)
-    in_rows = (ranked, ranked.shape[1], parents, drafted, len(chosen), rows.depth, stands)
+    numbers = torch.from_numpy(rows.numbers).to(DEVICE)
+    in_rows = (ranked, ranked.shape[1], numbers, len(chosen), rows.depth, stands)
     verdict.find_path[(-(-len(chosen) // 8),)](*in_rows, BLOCK=8)
     found, start = [], others
     for draft in given_drafts:
