@@ -12,6 +12,7 @@ from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.runner import Launched, Outcome, size_of
 from outrider.engine.sampler import Choices
 from outrider.engine.scheduling.scheduler import Selected
+from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.generate import GenerateTask
@@ -112,7 +113,8 @@ class SimulatedRunner:
         for task, item in selected:
             rows = task.rows() if item.num_logits else []
             ranked = [self._rank(row) for row in rows]
-            path = verify_coupled(task.judged, [best[0] for best in ranked]).accepted if rows else ()
+            draft = task.judged if rows else NO_DRAFT
+            path = verify_coupled(draft, [best[0] for best in ranked]).accepted if draft else ()
             choices = Choices(rows, NOTHING, ranked, [True] * len(rows), path=path)
             outcome.chosen.append((task, item, choices))
             task.took_part(begun, seconds, 0.0, step)
