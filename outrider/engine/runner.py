@@ -11,7 +11,7 @@ import torch
 from outrider.decoding.row import Row
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.device_time import Mark, mark, seconds_between
+from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
 from outrider.engine.drafters.beside_target import feed_of
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
@@ -137,10 +137,7 @@ class ModelRunner:
         self.end_token_ids = end_of_sequence(self.model)
         self.mask_token = mask_token(self.model.config)
         self.launches_early = (
-            forward.kernel is not None
-            and group is None
-            and self.settings.drafter is None
-            and not self.settings.shortest_step_s
+            forward.kernel is not None and self.settings.drafter is None and not self.settings.shortest_step_s
         )
         with self.load_timings.timed("graphs"):
             compile_kernels(self.vocab_size, self.model.dtype, self.model.device)
@@ -150,8 +147,9 @@ class ModelRunner:
         return free_memory(self.model.device)
 
     def shut_down(self) -> None:
-        """Dismisses the other ranks."""
+        """Dismisses the other ranks, once the step under way is over: in it they exchange with this one."""
         if self._group is not None:
+            wait_for(mark(self.model.device))
             self._group.dismiss()
 
     def run(
@@ -242,7 +240,7 @@ class ModelRunner:
         """chosen: as feed_chosen takes it."""
         fed = StepInput(*self.cache.take_changes(), feeds)
         if self._group is not None:
-            self._group.send(fed)
+            self._group.send(fed, chosen)
         batch = self._forward.prepare(fed)
         built = time.perf_counter()
         begun = mark(self.model.device)

@@ -36,16 +36,23 @@ class Ranks:
 
     def run(self, lead: Part, follow: Part, *arguments: Any) -> list[Any]:
         """What each rank answers: rank 0, which does ``lead``, then the others."""
+        return [self.lead(lead, follow, *arguments), *map(_answer, self._ends[1:])]
+
+    def lead(self, lead: Part, follow: Part, *arguments: Any) -> Any:
+        """What rank 0 alone answers; the others may be gone by then."""
         for rank, end in enumerate(self._ends):
             end.send((follow if rank else lead, arguments))
-        for end in self._ends:
-            assert end.poll(START_S), "a rank does not answer"
-        return [end.recv() for end in self._ends]
+        return _answer(self._ends[0])
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
             process.join()
+
+
+def _answer(end: Connection) -> Any:
+    assert end.poll(START_S), "a rank does not answer"
+    return end.recv()
 
 
 def _serve(orders: Connection, port: int, rank: int, size: int, on_gpus: bool) -> None:

@@ -22,9 +22,10 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
         RankLostError: rank 0 or another rank is gone.
         Exception: the device is broken, or out of memory.
     """
-    while (step := group.receive()) is not None:
+    while (received := group.receive()) is not None:
+        step, chosen = received
         try:
-            forward.run(forward.prepare(step))
+            forward.run(forward.prepare(step), chosen)
         except Exception as error:
             if says_broken(error):
                 raise

@@ -1,7 +1,8 @@
 """One model on several devices: a group of processes, of which rank 0 leads and the others follow.
 
 Rank 0 schedules and samples. What a step feeds reaches the others in one broadcast of ids and indices, then
-all run the same forward pass, each over its share of the weights and of the key/value heads.
+all run the same forward pass, each over its share of the weights and of the key/value heads. Tokens that rank
+0 itself has only on its device go from there to the devices of the others.
 """
 
 from datetime import timedelta
@@ -15,6 +16,7 @@ from outrider.engine.errors import RankLostError
 from outrider.engine.step_input import Numbers, StepInput
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
+HEADER = 2  # of them, at its beginning: how many numbers a step has, and how many chosen tokens go along
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
 
@@ -36,6 +38,7 @@ class RankGroup:
         store.set_timeout(FOREVER)  # NCCL meets there at the first exchange, and one rank may load for longer
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
+        self._device = device
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers; each rank has to ask."""
@@ -49,36 +52,49 @@ class RankGroup:
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         flags.copy_(numbers)
 
-    def send(self, step: StepInput) -> None:
-        """At rank 0: what the others are to do next. Raises RankLostError."""
-        self._send(step.to_numbers())
+    def send(self, step: StepInput, chosen: torch.Tensor | None = None) -> None:
+        """At rank 0: what the others are to do next. The host does not wait for its device.
+
+        chosen: [num_rows] on the device, for a step that feeds what the one before chooses.
+
+        Raises:
+            RankLostError: a rank is gone.
+        """
+        self._send(step.to_numbers(), 0 if chosen is None else len(chosen))
+        if chosen is not None:
+            _broadcast(chosen.to(torch.int32))
 
     def dismiss(self) -> None:
         """At rank 0: nothing more will come for this model."""
         self._send(np.zeros(0, np.int64))
 
-    def receive(self) -> StepInput | None:
-        """At the others: waits for what to do next; None: nothing more.
+    def receive(self) -> tuple[StepInput, torch.Tensor | None] | None:
+        """At the others: waits for what to do next, as it was sent; None: nothing more.
 
         Raises:
             RankLostError: rank 0 is gone.
         """
         _broadcast(self._frame)
-        length = int(self._frame[0])
+        length, num_chosen = self._frame[:HEADER].tolist()
         if not length:
             return None
-        numbers = self._frame[1 : 1 + length]
+        numbers = self._frame[HEADER : HEADER + length]
         if length > len(numbers):
             rest = torch.empty(length - len(numbers), dtype=torch.int64)
             _broadcast(rest)
             numbers = torch.cat([numbers, rest])
-        return StepInput.from_numbers(numbers.numpy())
+        chosen = None
+        if num_chosen:
+            chosen = torch.empty(num_chosen, dtype=torch.int32, device=self._device)
+            _broadcast(chosen)
+        return StepInput.from_numbers(numbers.numpy()), chosen
 
-    def _send(self, numbers: Numbers) -> None:
+    def _send(self, numbers: Numbers, num_chosen: int = 0) -> None:
         content = torch.from_numpy(numbers)
-        head, rest = content[: FRAME - 1], content[FRAME - 1 :]
-        self._frame[0] = len(content)
-        self._frame[1 : 1 + len(head)] = head
+        room = FRAME - HEADER
+        head, rest = content[:room], content[room:]
+        self._frame[0], self._frame[1] = len(content), num_chosen
+        self._frame[HEADER : HEADER + len(head)] = head
         _broadcast(self._frame)
         if len(rest):
             _broadcast(rest)

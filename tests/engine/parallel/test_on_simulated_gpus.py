@@ -3,6 +3,8 @@
 GPUs and NCCL are simulated: tests/support/simulated_cuda/README.md. Weights are shared out on CPUs and moved.
 """
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,21 @@ from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.forward import forward_pass
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.weights import load_model
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.runner import ModelRunner
+from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
+from outrider.engine.work import Generate
 from tests.support.beside import rounds
 from tests.support.checkpoints import write_checkpoint
+from tests.support.poison import run
+from tests.support.poison import texts as said_to
 from tests.support.ranks import Ranks
+from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler
 from tests.support.simulated_cuda.steps import counts_of_step
@@ -77,10 +86,20 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     return said, engine.slow_because, engine.last_step.path, counts.totals()
 
 
-def follow_on(group: RankGroup, settings: EngineSettings) -> None:
+def follow_on(group: RankGroup, settings: EngineSettings) -> int:
+    """Returns how often it waited for its device."""
     with patch.object(forward_pass, "load_model", moved), few_graphs():
         forward = ForwardPass(settings, group)
+    cuda = simulated()
+    cuda.counts = Counts()
     follow(forward, group)
+    return cuda.counts.waits.total()
+
+
+def simulated() -> SimulatedCuda:
+    """This process's GPU."""
+    assert isinstance(SimulatedTensor.of, SimulatedCuda)
+    return SimulatedTensor.of
 
 
 def test_ranks_replay_graphs_and_say_what_one_process_says(ranks: Ranks, tmp_path: Path) -> None:
@@ -88,12 +107,165 @@ def test_ranks_replay_graphs_and_say_what_one_process_says(ranks: Ranks, tmp_pat
     fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
     alone = texts(Engine.from_settings(EngineSettings.model_validate(fields)))
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
-    [(said, slow_because, path, totals), _] = ranks.run(answer, follow_on, shared)
+    [(said, slow_because, path, totals), waits_of_the_other] = ranks.run(answer, follow_on, shared)
     assert said == alone
+    assert waits_of_the_other == 0
     assert slow_because == ()
     assert path == "graph"
     assert totals["waits"] == totals["copies_out"] == 1
     assert totals["launches"] <= 5  # the graph, what chooses and what verifies
+
+
+# So short that there are graphs for all of them together.
+PROMPTS: list[tuple[int, ...]] = [(start, start + 1) for start in (3, 40, 80)]
+COUNT = 6
+
+
+def start(engine: Engine, prompt: tuple[int, ...], **given: Any) -> Sequence:
+    """A text that goes on by so many tokens."""
+    sampling = Sampling(**{"temperature": 0.7, "max_tokens": COUNT, "ignore_eos": True, **given})
+    sequence = engine.open(len(prompt), prompt[0], sampling)
+    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
+    return sequence
+
+
+def together(engine: Engine, prompts: list[tuple[int, ...]], **given: Any) -> list[list[int]]:
+    """What is said to each of these."""
+    sequences = [start(engine, prompt, **given) for prompt in prompts]
+    results = run(engine)
+    for sequence in sequences:
+        engine.close(sequence)
+    return said_to(results, sequences)
+
+
+def plainly(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
+    """Texts, and what they cost with steps launched early: of one sequence, of three and where one ends."""
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        engine = Engine.from_settings(settings, group)
+    assert isinstance(engine.runner, ModelRunner)
+    engine.runner.launches_early = False
+    in_turn = together(engine, PROMPTS)
+    engine.runner.launches_early = True
+    counts = []
+    for prompts in (PROMPTS[:1], PROMPTS):
+        simulated().counts = Counts()
+        early = together(engine, prompts)
+        counts.append((simulated().counts.totals(), simulated().counts.busy_waits.total()))
+    ended = together(engine, PROMPTS, stop_token_ids=(in_turn[1][2],))
+    load = engine.load()
+    engine.shut_down()
+    return in_turn, early, ended, counts, load.free_blocks == load.total_blocks
+
+
+def shared_by_two(folder: Path) -> tuple[EngineSettings, EngineSettings]:
+    """Of a small model: as one process on the CPU has it, and ranks on GPUs."""
+    write_checkpoint(folder, "llama", num_hidden_layers=2)
+    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
+    on_gpus = {**fields, "device": "cuda", "tensor_parallel": 2}
+    return EngineSettings.model_validate(fields), EngineSettings.model_validate(on_gpus)
+
+
+def test_ranks_are_given_the_next_step_before_the_host_knows_the_tokens_of_this_one(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    alone, shared = shared_by_two(tmp_path)
+    expected = together(Engine.from_settings(alone), PROMPTS)
+    [(in_turn, early, ended, counts, is_free), waits_of_the_other] = ranks.run(plainly, follow_on, shared)
+    assert in_turn == early == expected
+    stop = expected[1][2]
+    assert ended == [text[: text.index(stop) + 1] if stop in text else text for text in expected]
+    [(of_one, busy), (of_three, busy_with_three)] = counts
+    assert of_one["waits"] == of_three["waits"] == COUNT
+    assert busy == busy_with_three == COUNT - 1, "after the last there is none"
+    assert of_one["launches"] == of_three["launches"]
+    assert waits_of_the_other == 0
+    assert is_free
+
+
+def failing_early(forward: ForwardPass) -> list[bool]:
+    """The second pass that is launched early raises. Returns, of each pass from now on, whether it was."""
+    run_pass, passes = forward.run, list[bool]()
+
+    def harmed(step: Any, chosen: torch.Tensor | None = None) -> ForwardOutput:
+        passes.append(chosen is not None)
+        if chosen is not None and passes.count(True) == 2:
+            raise ZeroDivisionError
+        return run_pass(step, chosen)
+
+    forward.run = harmed  # type: ignore[method-assign]
+    return passes
+
+
+def lead_past_a_failure(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        engine = Engine.from_settings(settings, group)
+    assert isinstance(engine.runner, ModelRunner)
+    passes = failing_early(engine.runner._forward)
+    said = together(engine, PROMPTS)
+    start(engine, PROMPTS[0])
+    engine.step()
+    cuda = simulated()
+    was_under_way = cuda.begun > cuda.done
+    engine.shut_down()
+    return said, passes, was_under_way, cuda.begun == cuda.done
+
+
+def follow_past_a_failure(group: RankGroup, settings: EngineSettings) -> list[bool]:
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        forward = ForwardPass(settings, group)
+    passes = failing_early(forward)
+    follow(forward, group)
+    return passes
+
+
+@pytest.mark.slow
+def test_a_step_that_ranks_cannot_launch_early_harms_nobody(ranks: Ranks, tmp_path: Path) -> None:
+    """And no rank is dismissed while it exchanges with the first."""
+    alone, shared = shared_by_two(tmp_path)
+    expected = together(Engine.from_settings(alone), PROMPTS)
+    [(said, passes, was_under_way, is_over), of_the_other] = ranks.run(
+        lead_past_a_failure, follow_past_a_failure, shared
+    )
+    assert said == expected
+    assert passes == of_the_other
+    assert passes[: COUNT + 1] == [False, True, True, False, *[True] * (COUNT - 3)]
+    assert was_under_way
+    assert is_over
+
+
+def lead_without_the_other(group: RankGroup, settings: EngineSettings) -> tuple[str, bool]:
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        engine = Engine.from_settings(settings, group)
+    start(engine, PROMPTS[0])
+    engine.step()
+    was_under_way = engine._launched is not None
+    try:
+        run(engine)
+    except Exception as error:
+        return type(error).__name__, was_under_way
+    return "", was_under_way
+
+
+def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        forward = ForwardPass(settings, group)
+    for _ in range(2):
+        received = group.receive()
+        assert received is not None
+        step, chosen = received
+        with torch.inference_mode():
+            forward.run(forward.prepare(step), chosen)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_while_a_step_is_under_way_is_noticed(tmp_path: Path) -> None:
+    _, shared = shared_by_two(tmp_path)
+    two = Ranks(2, on_gpus=True)
+    try:
+        assert two.lead(lead_without_the_other, leave_after_two_steps, shared) == ("RankLostError", True)
+    finally:
+        two.close()
 
 
 def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
@@ -143,14 +315,13 @@ def captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def rules(group: RankGroup, *_: object) -> tuple[Any, ...]:
-    cuda = SimulatedTensor.of
-    assert isinstance(cuda, SimulatedCuda)
+    cuda = simulated()
     numbers = torch.ones(2, device="cuda")
     graph = captured(lambda: dist.all_reduce(numbers))
     before = numbers.tolist()
     graph.replay()
     graph.replay()
-    cuda.counts = type(cuda.counts)()
+    cuda.counts = Counts()
     dist.all_reduce(numbers)
     totals = cuda.counts.totals()
     of_other_shape = torch.ones(2 + dist.get_rank(), device="cuda")

@@ -204,26 +204,30 @@ def test_all_ranks_refuse_a_model_that_one_computes_wrongly(ranks: Ranks, tmp_pa
 
 
 def send(group: RankGroup, lengths: list[int]) -> None:
-    """Steps of so many tokens."""
-    for length in lengths:
+    """Steps of so many tokens, every second of which feeds what the one before chose."""
+    for number, length in enumerate(lengths):
         nothing = np.zeros(0, np.int64)
-        group.send(StepInput([], nothing, [Feed([7] * length, 1, 0, nothing, None)]))
+        chosen = torch.arange(length) if number % 2 else None
+        group.send(StepInput([], nothing, [Feed([7] * length, 1, 0, nothing, None)]), chosen)
     group.dismiss()
 
 
-def receive(group: RankGroup, lengths: list[int]) -> list[int]:
-    """How many tokens came."""
-    received = []
-    while (step := group.receive()) is not None:
+def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]]:
+    """How many tokens came, and chosen ones with them."""
+    came = []
+    while (received := group.receive()) is not None:
+        step, chosen = received
         assert set(step.feeds[0].tokens) == {7}
-        received.append(len(step.feeds[0].tokens))
-    return received
+        assert chosen is None or chosen.tolist() == [*range(len(chosen))]
+        came.append((len(step.feeds[0].tokens), None if chosen is None else len(chosen)))
+    return came
 
 
 def test_a_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
-    around = [FRAME - 10, FRAME - 9, FRAME - 8, FRAME - 7]
+    around = [FRAME - 11, FRAME - 10, FRAME - 9, FRAME - 8]
     lengths = [1, *around, 5 * FRAME, 2]
-    assert ranks.run(send, receive, lengths) == [None, lengths]
+    [_, came] = ranks.run(send, receive, lengths)
+    assert came == [(length, length if number % 2 else None) for number, length in enumerate(lengths)]
 
 
 def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:

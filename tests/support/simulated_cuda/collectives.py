@@ -57,4 +57,6 @@ def _check_order(called: object) -> None:
         raise RuntimeError(f"the ranks of a group call NCCL in different orders: {others}")
 
 
-COLLECTIVES = {c10d.allreduce_.default: collective, c10d.gather_.default: collective}
+COLLECTIVES = dict.fromkeys(
+    (c10d.allreduce_.default, c10d.broadcast_.default, c10d.gather_.default), collective
+)
