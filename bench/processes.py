@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from actors.garbage import settle
+from actors.leaving import leave
 from gateway.workers.streams import Role, Worker
 from outrider.engine.settings import EngineSettings
-from tests.support.local_worker import process_worker
+from tests.support.process_worker import process_worker
 from tests.support.relay import relay
 
 
@@ -43,10 +44,10 @@ def worker_process(role: Role, model: Path, **settings: Any) -> Iterator[Worker]
 
 
 def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> None:
-    """The process of a worker, until it is ended."""
+    """The process of a worker, until it is ended, or its engine is."""
 
     async def serve() -> None:
-        async with process_worker(role, settings) as worker:
+        async with process_worker(role, settings, leave) as worker:
             settle()
             ready.send(worker)
             await asyncio.Event().wait()

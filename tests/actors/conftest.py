@@ -8,7 +8,8 @@ import pytest
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
-from tests.support.local_worker import front, local_engine
+from tests.support.local_worker import local_engine
+from tests.support.process_worker import front
 from tests.support.trust import TRUST
 
 

@@ -1,8 +1,5 @@
 """A drafter beside the target: its Drafts come with verdicts, over real gRPC, from a real engine."""
 
-import os
-import signal
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +8,6 @@ from opentelemetry.trace import get_tracer
 
 from gateway.rounds.paces import PaceObserver
 from gateway.settings import Speculation
-from gateway.workers.fleet import Fleet
 from outrider.decoding.draft import Draft
 from outrider.drafters import registry
 from outrider.engine import drafting_beside
@@ -24,10 +20,7 @@ from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
-from tests.support.local_worker import process_worker
-from tests.support.pair import answer, expected, pair, rounds_of
-from tests.support.service import engine_settings
-from tests.support.trust import TRUST
+from tests.support.pair import answer, expected, pair
 
 KINDS = ("json", "stories")
 
@@ -166,29 +159,6 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
     assert {length - chain for chain, length in sizes} == {3}
     assert {chain for chain, _ in sizes} >= {4}
     assert 1 in ranks
-
-
-@pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
-async def test_an_answer_goes_on_with_another_target_and_its_head(settings, tmp_path):
-    """The first one's engine is killed between two rounds that had Drafts."""
-    given = settings(tmp_path)
-    settings, kind = engine_settings("target", **given), given["drafter"]
-    async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(process_worker("target", settings))]
-        fleet = Fleet(lambda: workers, TRUST)
-        stack.push_async_callback(fleet.close)
-        rounds = rounds_of(fleet, "json", 0.7, Speculation(mode="fixed", depth=4, drafter=kind))
-        text, rounds_before = list[int](), 0
-        async for step in rounds.steps():
-            text += [token.id for token in step.tokens]
-            if rounds.stats.rounds >= 2 and not rounds_before:
-                rounds_before = rounds.stats.rounds
-                workers.append(await stack.enter_async_context(process_worker("target", settings)))
-                first = workers.pop(0)
-                os.kill(first.ranks[0], signal.SIGKILL)
-    assert text == expected("json", 0.7)
-    assert rounds.stats.lost_targets == 1
-    assert rounds.stats.rounds > rounds_before > 0
 
 
 async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):

@@ -7,19 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
-from typing import Any
 
 from actors.connection import Connection
 from actors.engine_client import EngineClient
 from actors.engine_loop import EngineLoop
-from actors.engine_process import EngineProcess
 from actors.messages import decode_to_engine
-from actors.servicers import add_servicer
-from actors.worker import start_server
 from gateway.workers.streams import Role, Worker
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from tests.support.trust import TRUST
+from tests.support.process_worker import front
 
 
 class LocalEngine:
@@ -93,21 +89,6 @@ async def local_engine(build: Callable[[], Engine]) -> AsyncIterator[tuple[Engin
 
 
 @asynccontextmanager
-async def front(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
-    """The address of a worker's server, of several roles where the engine is to serve them all."""
-
-    def add_servicers(server: Any) -> None:
-        for role in roles:
-            add_servicer(role, client, server)
-
-    server, address = await start_server(add_servicers, "127.0.0.1", TRUST)
-    try:
-        yield address
-    finally:
-        await server.stop(None)
-
-
-@asynccontextmanager
 async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[LocalWorker]:
     """The worker, once it is ready; it trusts those who have TRUST. Its engine is gone afterwards."""
     async with (
@@ -126,29 +107,3 @@ async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Lo
             draft="model" if role == "draft" else "",
         )
         yield LocalWorker(published, client, behind)
-
-
-@asynccontextmanager
-async def process_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Worker]:
-    """The same with the engine in a process of its own, as users have it."""
-    reasons: list[str] = []
-    process = await asyncio.to_thread(EngineProcess, settings, reasons.append)
-    try:
-        ready = await asyncio.to_thread(process.ready)
-        client = EngineClient()
-        await client.connect(process.connection)
-        async with front(client, role) as address:
-            yield Worker(
-                role,
-                settings.model,
-                address,
-                0,
-                "here",
-                ready.vocab_size,
-                ready.max_length,
-                (process.pid,),
-                draft="model" if role == "draft" else "",
-            )
-        await client.stop()
-    finally:
-        await asyncio.to_thread(process.join)

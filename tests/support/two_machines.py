@@ -32,11 +32,19 @@ class TwoMachines(Machines):
 
 def gateways() -> list[psutil.Process]:
     """Of the services that this process has started: tests beside it may have theirs."""
+    return _named("ServeReplica:default:gateway")
+
+
+def proxies() -> list[psutil.Process]:
+    """Serve's, of the same services."""
+    return _named("ray::ProxyActor")
+
+
+def _named(name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            names = [process.name(), *process.cmdline()[:1]]
-            if any("ServeReplica:default:gateway" in name for name in names):
+            if any(name in title for title in (process.name(), *process.cmdline()[:1])):
                 found.append(process)
     return found
 

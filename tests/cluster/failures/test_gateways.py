@@ -1,20 +1,32 @@
-"""Gateways killed under running streams: clients go on."""
+"""Gateways and Serve's proxies killed under running streams: clients go on."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from outrider.client.client import Client
 from tests.support.machines import TOKENS, Machines
 from tests.support.patience import START_S, wait_until
-from tests.support.two_machines import gateways
+from tests.support.two_machines import gateways, proxies
 
 
 def test_a_gateway_killed_under_a_stream_of_our_client(machines: Machines) -> None:
+    goes_on_though_killed(machines, gateways)
+
+
+@pytest.mark.slow  # to the client it is a gateway that was killed
+def test_serve_s_proxies_killed_under_a_stream_of_our_client(machines: Machines) -> None:
+    goes_on_though_killed(machines, proxies)
+
+
+def goes_on_though_killed(machines: Machines, lost: Callable[[], list[psutil.Process]]) -> None:
+    """An answer through our client, of which these are lost when it has come to its twentieth piece."""
     with Client(machines.grpc, patience_s=START_S) as client:
         settings: dict[str, Any] = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.8, "seed": 8}
         expected = "".join(piece.text for piece in client.generate("def add(", **settings))
@@ -23,8 +35,10 @@ def test_a_gateway_killed_under_a_stream_of_our_client(machines: Machines) -> No
         for number, piece in enumerate(answer):
             pieces.append(piece)
             if number == 20:
-                for gateway in gateways():
-                    gateway.kill()
+                found = lost()
+                assert found
+                for process in found:
+                    process.kill()
     assert "".join(piece.text for piece in pieces) == expected
     assert answer.repeats >= 1
     until_a_gateway_knows_its_workers(machines)

@@ -22,7 +22,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from tests.support.local_worker import process_worker
+from tests.support.process_worker import process_worker
 from tests.support.schemas import SCHEMAS
 from tests.support.service import engine_settings
 from tests.support.trust import TRUST
