@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 
 from bench.answers import Run, answer
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.processes import worker_process
 from bench.report import save, table
 from cluster.arguments import read_settings
 from cluster.devices import memories
@@ -33,6 +32,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.registry import drafter
 from outrider.engine.speculate import Request
+from tests.support.process_worker import worker_process
 
 DEMO_SIZE = "demo"
 CACHE_BYTES = 2**28

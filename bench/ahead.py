@@ -24,13 +24,14 @@ from tokenizers import Tokenizer
 
 from bench.answers import Run, answer, answer_all, mean_round
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.distance import at_distance
 from bench.engine import CACHE_BYTES, requests_of
-from bench.processes import at_distance, worker_process
 from bench.report import save, table
 from bench.simulate import predicted
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS
 from outrider.engine.speculate import Request
+from tests.support.process_worker import worker_process
 
 BRANCHES = 12
 DEPTHS = {0.0: (3, 4, 6), 0.2: (2, 3, 4), 0.45: (1, 2, 3)}  # by the draft's step as a share of the target's

@@ -24,13 +24,14 @@ from tokenizers import Tokenizer
 from actors.worker import start_server
 from bench.answers import answer
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
+from bench.distance import at_distance
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
-from bench.processes import at_distance, process_of, worker_process
 from bench.report import save, table
 from gateway.workers.streams import CHANNEL_OPTIONS, Worker
 from outrider.demo.prompts import KINDS
 from outrider.engine.speculate import Request
 from protos import rounds_pb2, rounds_pb2_grpc
+from tests.support.process_worker import process_of, worker_process
 from tests.support.trust import TRUST
 
 BARE_HOPS = 60

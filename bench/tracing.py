@@ -31,7 +31,6 @@ from actors.garbage import settle
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.load import STRIDE, cache_bytes, mode
 from bench.load_rows import Row, interval
-from bench.processes import process_of, serve_worker
 from bench.report import save, table
 from bench.streams import TASKS, Client, connected, request_of, slice_of
 from gateway.generation.generation import Generation
@@ -39,6 +38,7 @@ from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from outrider.engine.settings import EngineSettings
+from tests.support.process_worker import process_of, serve_worker
 from tests.support.service import public_grpc
 from tests.support.trust import TRUST
 

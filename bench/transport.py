@@ -26,8 +26,8 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from actors.connection import HEAD, Connection, Frames
-from bench.processes import process_of
 from bench.report import save, table
+from tests.support.process_worker import process_of
 
 WARM_UP = 50  # messages
 SOCKETS, PIPE, ZEROMQ = "a pair of sockets", "a pipe", "ZeroMQ"

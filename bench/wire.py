@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import psutil  # type: ignore[import-untyped]
 
-from bench.processes import process_of
 from bench.report import save, table
 from protos import rounds_pb2
+from tests.support.process_worker import process_of
 
 WARM_UP = 20  # steps
 DRAFT = rounds_pb2.Draft(tokens=[11, 12, 13, 14], parents=[-1, 0, 1, 2])

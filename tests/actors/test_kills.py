@@ -17,7 +17,6 @@ from typing import Any, Literal
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from bench.processes import worker_process
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
@@ -33,6 +32,7 @@ from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import prompt_of
 from tests.support.mtp import write_target
 from tests.support.patience import LIMIT_S, eventually
+from tests.support.process_worker import worker_process
 from tests.support.trust import TRUST
 
 Process = Literal["front", "engine"]

@@ -1,13 +1,21 @@
-"""A worker as users have it, without Ray: the engine in a process of its own, and a front without torch."""
+"""A worker as users have it, without Ray: the engine in a process of its own, and a front without torch.
+
+The front is in this process, or in one of its own too.
+"""
 
 import asyncio
+import multiprocessing
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from actors.engine_client import EngineClient
 from actors.engine_process import EngineProcess
+from actors.garbage import settle
+from actors.leaving import leave
 from actors.servicers import add_servicer
 from actors.worker import start_server
 from gateway.workers.streams import Role, Worker
@@ -58,3 +66,41 @@ async def process_worker(
         await client.stop()
     finally:
         await asyncio.to_thread(process.join)
+
+
+@contextmanager
+def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """Runs it in a process of its own, which says by its last argument, a pipe, what it is ready with.
+
+    Raises EOFError where it ends before that.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*arguments, sender), daemon=True)
+    process.start()
+    sender.close()  # the process has its own
+    try:
+        yield receiver.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+@contextmanager
+def worker_process(role: Role, model: Path, **settings: Any) -> Iterator[Worker]:
+    """A worker, once it is ready. settings: of its engine."""
+    complete = EngineSettings.model_validate({"model": str(model), **settings})
+    with process_of(serve_worker, role, complete) as worker:
+        yield worker
+
+
+def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> None:
+    """The process of a worker, until it is ended, or its engine is."""
+
+    async def serve() -> None:
+        async with process_worker(role, settings, leave) as worker:
+            settle()
+            ready.send(worker)
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
