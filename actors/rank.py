@@ -42,6 +42,7 @@ class Rank:
 
         from actors.meeting import meet
         from actors.watchdog import loading
+        from outrider.engine.drafters.beside_target import beside_target
         from outrider.engine.forward.forward_pass import ForwardPass
         from outrider.engine.parallel.follower import follow
 
@@ -52,7 +53,7 @@ class Rank:
         try:
             with loading(settings.load_timeout_s, end_all):
                 group = meet(settings, TCPStore(host, port), rank)
-                forward = ForwardPass(settings, group)
+                forward = ForwardPass(settings, group, beside_target(settings))
             follow(forward, group)
         except BaseException as error:
             leave(f"rank {rank} of the target: {error!r}")

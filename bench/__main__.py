@@ -12,6 +12,7 @@ BENCHMARKS = {
     "linear": "the linear layers beside reading their weights",
     "step": "one forward pass: cost by tokens, overhead",
     "tensor_parallel": "a step of two processes beside one",
+    "shared_head": "a Draft by a head that is whole in one process, and by one that two share",
     "plain": "plain decoding beside transformers' generate",
     "engine": "plain and speculative decoding in one process",
     "service": "a round's overhead, and the service beside one process",

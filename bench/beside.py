@@ -3,8 +3,9 @@
 The simulated service of `python -m bench simulate`, under the pace: plain decoding, a 4 bit draft in a worker
 of its own, token by token and in one pass, and an EAGLE-3 head in the target worker. By the registry's law a
 head's Draft takes a pass for each token; its first pass takes in what the target has fed, and is there in
-plain decoding too. The head has the layer of a 70B model and a vocabulary of 32,000, whole on each of the
-target's devices, so that one reads it at its own speed. It drafts chains. All guess equally well.
+plain decoding too. The head has the layer of a 70B model and a vocabulary of 32,000, which the devices of the
+target share; what joins three states is whole, and counted in each pass. It drafts chains. All guess equally
+well.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from bench.simulate import (
 from bench.simulated import Ahead, Parallel, SimulatedHead, simulated_fleet
 from bench.simulated_runner import Hardware
 from gateway.settings import Speculation
-from outrider.engine.planning.step_costs import ARITHMETIC, MEMORY, STEP_S
+from outrider.engine.planning.step_costs import ALL_REDUCE_S, ARITHMETIC, MEMORY, STEP_S
 
 STREAMS = (1, 8, 32)
 COUNTED_S = 30.0  # of all streams together
@@ -40,14 +41,18 @@ DRAFT = "1B in 4 bit on an L4"
 KEPT = 0.9
 SIZE, KEYS_VALUES, INTERMEDIATE, VOCABULARY = 8192, 1024, 28_672, 32_000
 READ = 2 * SIZE  # the embedding and the state, by its attention
-WEIGHTS = SIZE * (3 * SIZE + READ + SIZE + 3 * INTERMEDIATE + VOCABULARY) + 2 * READ * KEYS_VALUES
+JOINING = 3 * SIZE * SIZE
+SHARED = SIZE * (READ + SIZE + 3 * INTERMEDIATE + VOCABULARY) + 2 * READ * KEYS_VALUES
+RANKS = 4
+BROADCAST_S = 0.1e-3  # over gloo, of what a pass feeds
+EXCHANGES = 5  # states, embedding, attention, MLP, logits
 HEAD = Hardware(
-    weight_bytes=2.0 * WEIGHTS,
+    weight_bytes=2.0 * (JOINING + SHARED / RANKS),
     bytes_per_s=MEMORY * H100.bytes_per_s,
-    flops_per_token=2.0 * WEIGHTS,
+    flops_per_token=2.0 * (JOINING + SHARED / RANKS),
     flops_per_s=ARITHMETIC * H100.flops_per_s,
-    cache_bytes_per_token=4096,  # one layer, 8 heads of 128, keys and values
-    constant_s=STEP_S,
+    cache_bytes_per_token=4096 / RANKS,  # one layer, 8 heads of 128, keys and values
+    constant_s=STEP_S + BROADCAST_S + EXCHANGES * ALL_REDUCE_S,
 )
 
 

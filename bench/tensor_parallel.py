@@ -83,17 +83,15 @@ def _alone(exchange: Callable[[], Any]) -> float:
     return statistics.median(times) * 1e3
 
 
-def run_rank(rank: int, port: int, settings: EngineSettings, repetitions: int, answer: Any) -> None:
-    """A process of the group; rank 0 answers with rows, and with the exchanges alone."""
-    group = RankGroup(TCPStore("127.0.0.1", port), rank, RANKS, torch.device("cpu"))
-    if rank:
+def part_of_rank(group: RankGroup, settings: EngineSettings, repetitions: int) -> Any:
+    """Rank 0 answers with rows, and with the exchanges alone."""
+    if group.rank:
         follow(ForwardPass(settings, group), group)
-        exchanges_alone(*group_sizes(settings), rank)
-        return
+        return exchanges_alone(*group_sizes(settings), group.rank)
     engine = Engine.from_settings(settings, group)
     rows = step_rows(engine, repetitions)
     engine.shut_down()
-    answer.put((rows, exchanges_alone(*group_sizes(settings), rank)))
+    return rows, exchanges_alone(*group_sizes(settings), group.rank)
 
 
 def group_sizes(settings: EngineSettings) -> tuple[int, int]:
@@ -102,27 +100,32 @@ def group_sizes(settings: EngineSettings) -> tuple[int, int]:
     return config.hidden_size, config.vocab_size
 
 
-def shared(model: Path, threads: int, repetitions: int) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """The rows of two processes."""
+def on_ranks(part: Callable[..., Any], *arguments: Any) -> Any:
+    """What rank 0 answers, where each of RANKS processes does a part, which takes its group first."""
     spawn = multiprocessing.get_context("spawn")
     store, answer = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), spawn.SimpleQueue()
-    settings = settings_of(model, threads, RANKS)
     processes = [
-        spawn.Process(target=run_rank, args=(rank, store.port, settings, repetitions, answer))
+        spawn.Process(target=_run_rank, args=(rank, store.port, part, arguments, answer))
         for rank in range(RANKS)
     ]
     for process in processes:
         process.start()
-    rows, alone = answer.get()
+    answered = answer.get()
     for process in processes:
         process.join()
-    return rows, alone
+    return answered
+
+
+def _run_rank(rank: int, port: int, part: Callable[..., Any], arguments: Sequence[Any], answer: Any) -> None:
+    done = part(RankGroup(TCPStore("127.0.0.1", port), rank, RANKS, torch.device("cpu")), *arguments)
+    if not rank:
+        answer.put(done)
 
 
 def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Rows by shape of the step, and the exchanges alone, in milliseconds."""
     model = inflated_target("190M")
-    two, alone = shared(model, threads, repetitions)
+    two, alone = on_ranks(part_of_rank, settings_of(model, threads, RANKS), repetitions)
     one = step_rows(Engine.from_settings(settings_of(model, threads, 1)), repetitions)
     rows = []
     for (sequences, tokens), single, double in zip(SHAPES, one, two, strict=True):

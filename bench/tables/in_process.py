@@ -235,6 +235,22 @@ def tensor_parallel() -> str:
     )
 
 
+def shared_head() -> str:
+    columns = [f"{held}: {what}, ms" for what in ("a Draft", "taking in") for held in ("whole", "shared")]
+    return table(
+        ["sequences", *columns[:2], "shared / whole", *columns[2:]],
+        (
+            [
+                str(row["sequences"]),
+                *(ms(row[column]) for column in columns[:2]),
+                number(row["shared / whole"]),
+                *(ms(row[column]) for column in columns[2:]),
+            ]
+            for row in results("shared_head")["rows"]
+        ),
+    )
+
+
 def tensor_parallel_alone() -> str:
     alone = results("tensor_parallel")["alone_ms"]
     return table(

@@ -69,6 +69,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "linear": ("linear", in_process.linear),
     "tensor_parallel": ("tensor_parallel", in_process.tensor_parallel),
     "tensor_parallel_alone": (None, in_process.tensor_parallel_alone),
+    "shared_head": ("shared_head", in_process.shared_head),
     "tracing": ("tracing", host.tracing),
     "tracing_costs": (None, host.tracing_costs),
     "sampling": ("sampling", in_process.sampling),

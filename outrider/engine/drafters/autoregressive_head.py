@@ -14,29 +14,26 @@ from torch import Tensor
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked, Text
 from outrider.engine.cache.paged_cache import KeyValues
-from outrider.engine.drafters.beside_target import BesideTarget, Fed, Target, feed_of
+from outrider.engine.drafters.beside_target import Fed, feed_of
+from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import Graphs, captured_sizes
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
 from outrider.pace.settings import MAX_DEPTH
 
 
-class AutoregressiveHead(BesideTarget):
+class AutoregressiveHead(SharedHead):
     """Trees of any depth: the nodes of a position take one pass together, through its one layer."""
-
-    state_size: int
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._graphs: Graphs | None = None
         self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
-
-    def load(self, target: Target) -> None:
-        self._target = target
 
     def allocate(self, num_blocks: int) -> None:
         target = self._target
@@ -53,7 +50,7 @@ class AutoregressiveHead(BesideTarget):
         # What the graphs read: the states of a pass, in front of its padding.
         rows = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))[-1]
         self._states = torch.zeros(rows, self.state_size, dtype=model.dtype, device=model.device)
-        self._graphs = self._target.captured(self._compute)
+        self._graphs = self._target.captured(self._captured)
         return super().capture() if self._graphs is None else self._graphs.slow_because
 
     def take_in(self, fed: Sequence[Fed]) -> None:
@@ -65,7 +62,8 @@ class AutoregressiveHead(BesideTarget):
             feeds.append(feed_of(sequence, tokens, one.start))
         # A number that is not finite would stay in the cache, where no mask hides it.
         hidden = torch.cat([one.hidden for one in fed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        states = self._pass(feeds, self._reduced(hidden))
+        before = self._reduced(hidden)
+        states, _ = self._on_all_ranks(HeadStep(len(before), feeds, wants_logits=False), before)
         last = torch.tensor([len(one.hidden) for one in fed]).cumsum(0) - 1
         for one, state in zip(fed, states[last.to(states.device)], strict=True):
             self._newest[one.sequence] = state
@@ -76,15 +74,23 @@ class AutoregressiveHead(BesideTarget):
         trees = Trees(asked)
         if trees.growing:
             states = torch.stack([self._newest[asked[index].text] for index in trees.growing])
-            while going_on := trees.grow(self._logits(states)):
-                states = self._pass(trees.feeds(), states[going_on])
+            _, logits = self._on_all_ranks(HeadStep(len(states)), states)
+            while going_on := trees.grow(logits):
+                step = HeadStep(len(going_on), trees.feeds())
+                states, logits = self._on_all_ranks(step, states[going_on])
         self.guesses = trees.guesses
         return trees.drafts()
 
     def forget(self, text: Text) -> None:
         self._newest.pop(text, None)
 
-    def _pass(self, feeds: list[Feed], states: Tensor) -> Tensor:
+    def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        if step.feeds:
+            states = self._pass(step.feeds, states)
+        logits = self._logits(states) if step.wants_logits else states.new_empty(0, 0)
+        return states, logits
+
+    def _pass(self, feeds: Sequence[Feed], states: Tensor) -> Tensor:
         """states [num_tokens, state_size], each before its token -> those after it"""
         graph = None if self._graphs is None else self._graphs.batch(feeds)
         if graph is None:
@@ -94,7 +100,7 @@ class AutoregressiveHead(BesideTarget):
         assert after is not None
         return after[:, 0]
 
-    def _compute(self, batch: Batch) -> ForwardOutput:
+    def _captured(self, batch: Batch) -> ForwardOutput:
         """What a graph captures: states alone, since not all of them are followed by a choice."""
         after = self._after(batch, self._states[: batch.num_tokens])
         finite = torch.ones(len(after), dtype=torch.bool, device=after.device)
@@ -114,4 +120,4 @@ class AutoregressiveHead(BesideTarget):
 
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
-        """[num_rows, state_size] after a token -> [num_rows, vocab_size] of the one that follows"""
+        """[num_rows, state_size] after a token -> at rank 0 [num_rows, vocab_size] of the one that follows"""

@@ -17,6 +17,7 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import Graphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
@@ -35,17 +36,10 @@ class Target(Protocol):
     """The target that it stands beside, once that is loaded."""
 
     model: Any  # of which a rank may hold but a share
+    group: RankGroup | None  # that this process is a rank of; None: the model is whole
     settings: EngineSettings  # those in force
     cache: PagedCache
     kernel: Kernel | None  # of attention, where there is one
-
-    @property
-    def embedding(self) -> Any:
-        """Of all tokens, if the drafter ``reads_embedding``."""
-
-    @property
-    def projection(self) -> Any:
-        """To logits of all tokens, if it ``reads_projection``."""
 
     def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
         """Of a part of the model (outrider/engine/forward/part.py), to logits [num_logits, vocab_size]."""
@@ -54,19 +48,16 @@ class Target(Protocol):
         """A pass over the blocks of the target's cache."""
 
     def captured(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs | None:
-        """The same as CUDA graphs, once there is a cache; None: there are none."""
+        """The same as CUDA graphs, of all ranks, once there is a cache; None: there are none."""
 
 
 class BesideTarget(Drafter):
     """It is made before the target, from its checkpoint's config alone, and loaded after it."""
 
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
-    cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's
-    weight_bytes = 0  # that it adds to the target's
-    # Of a target on several devices it stands beside rank 0, if it can stand beside a rank at all. What it
-    # reads of the target's vocabulary that rank then has whole (outrider/engine/parallel/whole.py).
-    may_stand_beside_ranks = False
-    reads_embedding = reads_projection = False
+    cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's, at each rank
+    weight_bytes = 0  # that it adds to the target's, at each rank
+    may_stand_beside_ranks = False  # of a target on several devices (outrider/engine/drafters/shared_head.py)
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
     guesses: Items[Items[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay

@@ -1,54 +1,69 @@
 """EAGLE-3: a head that reads three layers of the target at every token, and drafts token by token."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
 from outrider.engine.drafters.beside_target import Target
-from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, network_tensors, rotary
+from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, empty, rotary
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.parallel.layers import VocabParallelEmbedding
 from outrider.engine.settings import EngineSettings
 
 
 class Eagle3(AutoregressiveHead):
     """Its embedding and its output projection are the target's where it has none of its own."""
 
-    may_stand_beside_ranks = True
-
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._checkpoint = HeadCheckpoint(settings)
         self._shape = Eagle3Shape.of(self._checkpoint)
         self.hidden_layers = self._shape.hidden_layers
-        self.cache_shapes = (self._shape.cache,)
         self.state_size = self._shape.layer.hidden_size
-        self.weight_bytes = self._checkpoint.weight_bytes
-        self.reads_embedding = "embed_tokens.weight" not in self._checkpoint.tensors
-        self.reads_projection = "lm_head.weight" not in network_tensors(self._checkpoint.tensors)
+        ranks, head = settings.tensor_parallel, empty(self._checkpoint, self._shape)
+        heads, key, value = self._shape.cache
+        if ranks > 1 and head.share_out(0, ranks):
+            heads //= ranks
+        self.cache_shapes = ((heads, key, value),)
+        own = self._checkpoint.tensors.get("embed_tokens.weight", torch.empty(0))
+        numbers = sum(weight.numel() for weight in head.parameters()) + -(-own.numel() // ranks)
+        self.weight_bytes = numbers * self._checkpoint.target.dtype.itemsize
 
     def load(self, target: Target) -> None:
         super().load(target)
-        tensors, model = self._checkpoint.tensors, target.model
+        model, (rank, ranks) = target.model, self._share
         self._vocab_size = self._checkpoint.target.vocab_size
-        self._head: Eagle3Head = built(self._checkpoint, self._shape, model)
+        head = built(self._checkpoint, self._shape)
+        # Of the others' logits nothing becomes a choice.
+        self._token_ids = None if rank else _token_ids(self._checkpoint, head.lm_head, model.device)
+        if ranks > 1:
+            head.share_out(rank, ranks)
+        self._head: Eagle3Head = head.to(model.device, model.dtype)
         self._rotary = rotary(self._shape, model.device)
-        self._token_ids = _token_ids(self._checkpoint, self._head.lm_head, model.device)
-        self._embedding = target.embedding
-        if "embed_tokens.weight" in tensors:
-            own = tensors["embed_tokens.weight"].to(model.device, model.dtype)
-            self._embedding = nn.Embedding(len(own), own.shape[1], _weight=own)
-        size = self._shape.layer.hidden_size
-        if self._embedding.weight.shape[1] != size:
-            raise self._checkpoint.refusal(
-                f"hidden_size={size} must be {self._embedding.weight.shape[1]}, the embedding's"
-            )
-        self._projection = self._head.lm_head or target.projection
+        self._embedding = self._own_embedding() or model.get_input_embeddings()
+        size, found = self._shape.layer.hidden_size, self._embedding.weight.shape[1]
+        if found != size:
+            raise self._checkpoint.refusal(f"hidden_size={size} must be {found}, the embedding's")
         if model.device.type == "cpu":
             optimize_for_cpu(self._head)
-            self._projection = self._head.lm_head or self._projection
+        self._projection = self._head.lm_head or model.get_output_embeddings()
         del self._checkpoint
+
+    def _own_embedding(self) -> Any:
+        """None: it has none."""
+        model, (rank, ranks) = self._target.model, self._share
+        weight = self._checkpoint.tensors.get("embed_tokens.weight")
+        if weight is None:
+            return None
+        count, size = weight.shape
+        if ranks == 1:
+            return nn.Embedding(count, size, _weight=weight.to(model.device, model.dtype))
+        share = weight[rank * -(-count // ranks) :][: -(-count // ranks)].clone()
+        return VocabParallelEmbedding(share.to(model.device, model.dtype), count)
 
     def _reduced(self, hidden: Tensor) -> Tensor:
         return self._head.reduce(hidden)
@@ -60,7 +75,7 @@ class Eagle3(AutoregressiveHead):
         return after
 
     def _logits(self, states: Tensor) -> Tensor:
-        """[num_rows, vocab_size], -inf at tokens that the head does not know"""
+        """-inf at tokens that the head does not know."""
         known: Tensor = self._projection(self._head.before_logits(states))
         if self._token_ids is None:
             return known
@@ -70,13 +85,13 @@ class Eagle3(AutoregressiveHead):
 
 
 def _token_ids(
-    checkpoint: HeadCheckpoint, projection: nn.Linear | None, device: torch.device
+    checkpoint: HeadCheckpoint, projection: nn.Module | None, device: torch.device
 ) -> Tensor | None:
     """Of the tokens that the head's own projection tells apart; None: all of the target's, in their order."""
     tensors, vocabulary = checkpoint.tensors, checkpoint.target.vocab_size
     if "t2d" in tensors:
         checkpoint.check_shape("t2d", (vocabulary,))
-    count = vocabulary if projection is None else projection.out_features
+    count = vocabulary if projection is None else len(projection.get_parameter("weight"))
     if "d2t" not in tensors:
         if count != vocabulary:
             raise checkpoint.refusal(

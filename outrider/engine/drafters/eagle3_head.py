@@ -22,6 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.forward.attention import ATTENTION, Paged
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out
 
 ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
 PREFIXES = {"midlayer.": "layer.", "layers.0.": "layer.", "self_attn.": "attention."}
@@ -113,8 +114,17 @@ class Eagle3Head(nn.Module):
         self.fc_norm = nn.ModuleList(each if shape.fc_norm else ())
         self.layer = Eagle3Layer(shape)
         self.norm = _norm(config, size)
-        self.lm_head = None if draft_vocabulary is None else nn.Linear(size, draft_vocabulary, bias=False)
+        self.lm_head: nn.Module | None = None
+        if draft_vocabulary is not None:
+            self.lm_head = nn.Linear(size, draft_vocabulary, bias=False)
         self._norm_output = shape.norm_output
+
+    def share_out(self, rank: int, ranks: int) -> bool:
+        """Leaves a rank its share of the layer and of its own vocabulary. Returns as ``layers.share_out``."""
+        if isinstance(self.lm_head, nn.Linear):
+            count = self.lm_head.out_features
+            self.lm_head = ParallelLMHead(keep_outputs(self.lm_head, rank, ranks), count)
+        return share_out(self.layer, rank, ranks)
 
     def reduce(self, hidden: Tensor) -> Tensor:
         """[num_tokens, num_layers, target_size] -> [num_tokens, hidden_size]"""
@@ -136,13 +146,17 @@ class Eagle3Head(nn.Module):
         return normed
 
 
-def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape, model: Any) -> Eagle3Head:
-    """With its weights, on the target's device and in its type. Raises UnsupportedModelError."""
-    tensors = network_tensors(checkpoint.tensors)
-    projection = tensors.get("lm_head.weight")
+def empty(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
+    """Without its weights."""
+    projection = network_tensors(checkpoint.tensors).get("lm_head.weight")
     vocabulary = None if projection is None else len(projection)
     with torch.device("meta"):
-        head = Eagle3Head(shape, checkpoint.target.hidden_size, vocabulary)
+        return Eagle3Head(shape, checkpoint.target.hidden_size, vocabulary)
+
+
+def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
+    """With its weights as they are stored. Raises UnsupportedModelError."""
+    tensors, head = network_tensors(checkpoint.tensors), empty(checkpoint, shape)
     wanted = head.state_dict()
     for name, tensor in wanted.items():
         if name not in tensors:
@@ -154,8 +168,7 @@ def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape, model: Any) -> Eagle3H
     unknown = sorted(tensors.keys() - wanted.keys())
     if unknown:
         raise checkpoint.refusal(f"{', '.join(unknown[:3])} is no part of an EAGLE-3 head of one layer")
-    given = {name: tensors[name].to(model.device, model.dtype) for name in wanted}
-    head.load_state_dict(given, assign=True)
+    head.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
     return head.eval().requires_grad_(False)
 
 

@@ -5,9 +5,8 @@ Source: Cai et al., "Medusa: simple LLM inference acceleration framework with mu
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,13 @@ from torch.nn.functional import silu
 
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked
-from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.drafters.beside_target import Target
+from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.parallel.head_step import HeadStep
+from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs
 from outrider.engine.settings import EngineSettings
 
 # Of its authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
@@ -43,51 +45,68 @@ class MedusaHead(nn.Module):
         return logits
 
 
-class Medusa(BesideTarget):
+class Medusa(SharedHead):
     """Trees as deep as there are heads. To a head all nodes of its position follow the same tokens."""
 
     hidden_layers = (-1,)
-    may_stand_beside_ranks = True
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._checkpoint = HeadCheckpoint(settings)
         self._names = _names_of(self._checkpoint)
-        self.weight_bytes = self._checkpoint.weight_bytes
-        self.reads_projection = any(projection is None for _, projection in self._names)
+        self.state_size = self._checkpoint.target.hidden_size
+        of_projections = [projection for _, projection in self._names if projection is not None]
+        self.weight_bytes = self._bytes_of(self._checkpoint.tensors.keys() - {*of_projections})
+        self.weight_bytes += -(-self._bytes_of(of_projections) // settings.tensor_parallel)
         self._heads = nn.ModuleList()
 
     def load(self, target: Target) -> None:
+        super().load(target)
         model = target.model
         for layers, projection in self._names:
-            loaded = [self._linear(model, *names) for names in layers]
-            own = None if projection is None else self._linear(model, projection, None)
-            self._heads.append(MedusaHead(loaded, target.projection if own is None else own))
+            loaded = [self._linear(*names).to(model.device, model.dtype) for names in layers]
+            own = None if projection is None else self._projection(projection)
+            self._heads.append(MedusaHead(loaded, own or model.get_output_embeddings()))
         del self._checkpoint
         if model.device.type == "cpu":
             optimize_for_cpu(self._heads)
 
-    def _linear(self, model: Any, weight: str, bias: str | None) -> nn.Linear:
+    def _projection(self, weight: str) -> nn.Module:
+        """A head's own: a rank's share of it."""
+        model, (rank, ranks), linear = self._target.model, self._share, self._linear(weight, None)
+        if ranks == 1:
+            return linear.to(model.device, model.dtype)
+        count = linear.out_features
+        return ParallelLMHead(keep_outputs(linear, rank, ranks).to(model.device, model.dtype), count)
+
+    def _linear(self, weight: str, bias: str | None) -> nn.Linear:
+        """As it is stored."""
         tensors = self._checkpoint.tensors
         given = {"weight": tensors[weight]} | ({} if bias is None else {"bias": tensors[bias]})
         outputs, inputs = tensors[weight].shape
         linear = nn.Linear(inputs, outputs, bias is not None, device="meta")
-        state = {name: tensor.to(model.device, model.dtype) for name, tensor in given.items()}
-        linear.load_state_dict(state, assign=True)
+        linear.load_state_dict(given, assign=True)
         return linear.requires_grad_(False)
+
+    def _bytes_of(self, names: Iterable[str]) -> int:
+        tensors, dtype = self._checkpoint.tensors, self._checkpoint.target.dtype
+        return sum(tensors[name].numel() for name in names) * dtype.itemsize
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """From the state after which each text's newest token was chosen."""
         states = torch.stack([_state_of(one) for one in asked])
         trees = Trees([replace(one, depth=min(one.depth, len(self._heads))) for one in asked])
         rows = trees.growing
-        for head in self._heads:
+        for head in range(len(self._heads)):
             if not rows:
                 break
-            states = states[rows]
-            rows = trees.grow(head(states))
+            states, logits = self._on_all_ranks(HeadStep(len(rows), head=head), states[rows])
+            rows = trees.grow(logits)
         self.guesses = trees.guesses
         return trees.drafts()
+
+    def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        return states, self._heads[step.head](states)
 
 
 def _state_of(asked: Asked) -> Tensor:

@@ -23,7 +23,6 @@ class Mtp(AutoregressiveHead):
     """One layer, whatever the checkpoint has beyond it."""
 
     hidden_layers = (-1,)
-    may_stand_beside_ranks = reads_embedding = reads_projection = True
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -34,7 +33,7 @@ class Mtp(AutoregressiveHead):
 
     def load(self, target: Target) -> None:
         super().load(target)
-        self._model: Any = self._checkpoint.load(target)
+        self._model: Any = self._checkpoint.load(target, *self._share)
         del self._checkpoint
         if target.model.device.type == "cpu":
             optimize_for_cpu(self._model.layers)

@@ -33,7 +33,6 @@ from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, context_length, load_model
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.parallel.whole import WholeVocabulary
 from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
@@ -56,7 +55,7 @@ class ForwardPass:
         Args:
             group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at
                 once.
-            beside: the drafter that stands beside the target. It is loaded with it.
+            beside: the drafter that stands beside the target. It is loaded with it, at all ranks.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
@@ -68,7 +67,6 @@ class ForwardPass:
         with self.load_timings.timed("weights"):
             self.model = load_model(settings)
             layers = attach(self.model, settings.model)
-            self._vocabulary = WholeVocabulary(self.model, group if settings.drafter else None, beside)
         shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
         if settings.batch_invariant:
             check_rows_are_apart(self.model, settings.model)
@@ -79,15 +77,14 @@ class ForwardPass:
             "threads": torch.get_num_threads(),
         }
         self.settings = settings = settings.model_copy(update=found)
-        self._group = group
-        self._hidden_layers = () if beside is None else beside.hidden_layers
+        self.group, self.beside = group, beside
+        is_leader = group is None or group.rank == 0  # states are read there alone
+        self._hidden_layers = () if beside is None or not is_leader else beside.hidden_layers
         self._graphs: Graphs | None = None
         self._decoder: Decoder | None = None
         self.kernel: Kernel | None
         self.slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
         self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
-        if group is not None and settings.drafter and not group.least(int(self.kernel is not None)):
-            self.kernel = None  # of a head at rank 0 it may be too wide: then all ranks do without
         self._check_and_optimize(layers)
         if beside is not None:
             with self.load_timings.timed("weights"):
@@ -112,16 +109,6 @@ class ForwardPass:
         for reason in self.slow_because:
             logger.error("steps are slower than they could be on %s: %s", device, reason)
 
-    @property
-    def embedding(self) -> Any:
-        """Of the target, for a drafter beside it."""
-        return self._vocabulary.embedding
-
-    @property
-    def projection(self) -> Any:
-        """Of the target, for a drafter beside it."""
-        return self._vocabulary.projection
-
     def _capture_graphs(self) -> tuple[str, ...]:
         """Returns why steps have to go without some, or without any."""
         settings = self.settings
@@ -129,7 +116,7 @@ class ForwardPass:
             return ("no step has a CUDA graph: graphs are off in the settings",)
         self._capture = CudaCapture()
         sizes = (ROWS[self.model.device.type],) if settings.batch_invariant else self._sizes
-        self._graphs = self._captured(self._compute, sizes, self._group, as_chains=settings.batch_invariant)
+        self._graphs = self._captured(self._compute, sizes, self.group, as_chains=settings.batch_invariant)
         return self._graphs.slow_because
 
     @property
@@ -138,8 +125,10 @@ class ForwardPass:
         return captured_sizes(self.settings.max_sequences * (1 + MAX_DEPTH))
 
     def captured(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs | None:
-        """Graphs of another pass over the blocks of the cache, at this rank; None: this device has none."""
-        return None if self._graphs is None else self._captured(compute, self._sizes, None, as_chains=False)
+        """Graphs of another pass over the blocks of the cache, of all ranks; None: this device has none."""
+        if self._graphs is None:
+            return None
+        return self._captured(compute, self._sizes, self.group, as_chains=False)
 
     def _captured(
         self,
@@ -177,7 +166,7 @@ class ForwardPass:
         """With a cache of its own, before there is much else in memory."""
         settings, device = self.settings, self.model.device
         limit = context_length(self.model)
-        check = SelfCheck(self.model, layers.modules, settings.block_size, limit, self._group)
+        check = SelfCheck(self.model, layers.modules, settings.block_size, limit, self.group)
         if settings.self_check:
             with self.load_timings.timed("self_check"):
                 self.cache = self._cache_of(layers.shapes, blocks_needed(settings.block_size))
@@ -187,9 +176,9 @@ class ForwardPass:
         with self.load_timings.timed("weights"):
             if device.type == "cpu":
                 optimize_for_cpu(self.model)
-            elif self._group is None:
+            elif self.group is None:
                 join_projections(self.model)
-            if self._group is None:
+            if self.group is None:
                 self._decoder = self._decoder_of(self.model, self._hidden_layers)
         if self._decoder is not None and (difference := check.differs(self._logits)):
             logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
@@ -252,8 +241,8 @@ class ForwardPass:
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
         are_finite = self.cache.are_finite(batch.slots)
-        if self._group is not None:
-            self._group.agree(are_finite)
+        if self.group is not None:
+            self.group.agree(are_finite)
         return ForwardOutput(logits, states, are_finite)
 
     def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:

@@ -25,6 +25,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.loading.quantized_checkpoint import is_quantized
+from outrider.engine.parallel.layers import share_out
 from outrider.engine.settings import EngineSettings
 
 WANTED = ["*.safetensors", "config.json"]
@@ -62,12 +63,16 @@ class MtpCheckpoint:
                 setattr(self._config, name, value)
         with FakeTensorMode():
             _, model = self._built(PASSED)
-            self.cache_shape = self._probed(model)
+            heads, key_dim, value_dim = self._probed(model)
+            ranks = settings.tensor_parallel
+            if ranks > 1 and share_out(model.layers, 0, ranks):
+                heads //= ranks
+        self.cache_shape: LayerShape = heads, key_dim, value_dim  # at each rank, as the bytes are
         count = sum(tensor.numel() for tensor in model.layers.state_dict().values())
         self.weight_bytes = count * self.target.dtype.itemsize
 
-    def load(self, target: Target) -> Any:
-        """The layer, as an MtpModel of transformers, on the target's device and in its type.
+    def load(self, target: Target, rank: int, ranks: int) -> Any:
+        """A rank's share of the layer, an MtpModel of transformers, on its device and in the target's type.
 
         Raises:
             UnsupportedModelError: the checkpoint lacks a tensor, or has one of another shape.
@@ -86,7 +91,10 @@ class MtpCheckpoint:
         )
         found, _ = convert_and_load_state_dict_in_model(model, tensors, given)
         self._check(found)
-        model.embed_tokens, model.shared_head = target.embedding, target.projection
+        if ranks > 1:
+            share_out(model.layers, rank, ranks)
+        model.embed_tokens = target.model.get_input_embeddings()
+        model.shared_head = target.model.get_output_embeddings()
         model.rotary_emb = target.model.get_decoder().rotary_emb
         return model.to(target.model.device).eval().requires_grad_(False)
 

@@ -70,7 +70,6 @@ class ModelSkeleton:
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._stored = stored
         self._fp8 = fp8 or {}
-        self._beside = beside
         self._beside_bytes = 0 if beside is None else beside.weight_bytes
         self._beside_layers = {} if beside is None else beside.numbered_shapes
         self._hidden_layers = () if beside is None else beside.hidden_layers
@@ -100,8 +99,6 @@ class ModelSkeleton:
             return self._stored + self._beside_bytes
         head = self._model.get_output_embeddings()
         size: int = self._beside_bytes + sum(buffer.nbytes for buffer in self._model.buffers())
-        if devices > 1:
-            size += self._copied_bytes()
         for name, weight in self._model.named_parameters():
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
@@ -115,21 +112,6 @@ class ModelSkeleton:
             is_packed = quantization or stored >= SMALLEST_PACKED_BYTES.get(self.dtype, math.inf)
             size += -(-stored // devices) if is_packed else 0
         return size
-
-    def _copied_bytes(self) -> int:
-        """Of the vocabulary, which devices share, as a drafter beside one of them keeps it for itself."""
-        if self._beside is None:
-            return 0
-        read = (
-            (self._beside.reads_embedding, self._model.get_input_embeddings()),
-            (self._beside.reads_projection, self._model.get_output_embeddings()),
-        )
-        names = {module: name for name, module in self._model.named_modules()}
-        return sum(
-            module.weight.numel() * self.dtype.itemsize
-            for is_read, module in read
-            if is_read and self._is_shared(f"{names[module]}.weight")
-        )
 
     def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
         """As outrider/engine/loading/quantized.py and, on CUDA, bitsandbytes keep it."""
@@ -153,7 +135,7 @@ class ModelSkeleton:
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
         """What each of ``devices`` stores, where they can share the model (weights.check_shares), and what a
-        drafter beside it stores.
+        drafter beside it stores there.
 
         Of keys from a fused projection, which is gathered, every device stores all.
         """

@@ -1,11 +1,13 @@
-"""What ranks other than 0 do: the forward passes that rank 0 orders, until it has no more."""
+"""What ranks other than 0 do: the passes of target and head that rank 0 orders, until it has no more."""
 
 import logging
 
 import torch
 
 from outrider.engine.blame import says_broken
+from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.parallel.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -13,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def follow(forward: ForwardPass, group: RankGroup) -> None:
-    """Over this rank's share of the model; returns when rank 0 dismisses its group.
+    """Over this rank's share of the model and of its head; returns when rank 0 dismisses its group.
 
     A pass that raises here has raised at rank 0 too, which says whose sequence it was. Where it has not, the
     two wait for different exchanges, and the limit on a step's time ends both.
@@ -23,9 +25,13 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
         Exception: the device is broken, or out of memory.
     """
     while (received := group.receive()) is not None:
-        step, chosen = received
         try:
-            forward.run(forward.prepare(step), chosen)
+            if isinstance(received, HeadStep):
+                assert isinstance(forward.beside, SharedHead)
+                forward.beside.follow(received)
+            else:
+                step, chosen = received
+                forward.run(forward.prepare(step), chosen)
         except Exception as error:
             if says_broken(error):
                 raise

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 # Linear layers whose share is one of the same kind. Those of FP8 keep scales beside their weights.
 LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
+# Layers of one input, of which each rank keeps some outputs, and the one that reads these.
+DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
 
 
 class RowParallelLinear(nn.Module):
@@ -58,7 +60,7 @@ class VocabParallelEmbedding(nn.Module):
     """An embedding of which each rank has some tokens; the others' are zero to it."""
 
     def __init__(self, weight: Tensor, num_tokens: int) -> None:
-        """weight: [tokens of this rank, features]"""
+        """weight: [tokens of this rank, features], of equal parts but for the last rank's"""
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.num_tokens = num_tokens
@@ -92,6 +94,55 @@ def use_parallel_layers(model: PreTrainedModel) -> None:
             elif style == "colwise_gather_output" and module is model.get_output_embeddings():
                 num_tokens = module.out_features
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
+
+
+def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
+    """Leaves this rank its share of whole layers, in place: of attention some heads, of an MLP some features.
+
+    For layers that no plan of transformers tells of. What is built otherwise, or cannot be divided evenly,
+    stays whole, and all ranks compute the same with it.
+
+    Returns whether attention is shared, and with it the key/value heads that a rank caches.
+    """
+    shares_heads = False
+    for parent in [*module.modules()]:
+        for columns, row in DIVIDED:
+            named = [getattr(parent, name, None) for name in (*columns, row)]
+            layers = [layer for layer in named if isinstance(layer, nn.Linear)]
+            unit = getattr(parent, "head_dim", 1)
+            if len(layers) < len(named) or not _are_divisible(layers, ranks * unit):
+                continue
+            for layer in layers[:-1]:
+                keep_outputs(layer, rank, ranks)
+            _keep(layers[-1], "weight", 1, rank, ranks)
+            setattr(parent, row, RowParallelLinear(layers[-1]))
+            shares_heads |= row == "o_proj"
+    return shares_heads
+
+
+def _are_divisible(layers: list[nn.Linear], width: int) -> bool:
+    """Whether ``width`` divides the outputs of all but the last, and that reads as many as the first has."""
+    first, *_, last = layers
+    return last.in_features == first.out_features and not any(
+        layer.out_features % width for layer in layers[:-1]
+    )
+
+
+def keep_outputs(linear: nn.Linear, rank: int, ranks: int) -> nn.Linear:
+    """Leaves a whole layer this rank's outputs, of which the last rank may have fewer."""
+    for name, _ in [*linear.named_parameters()]:
+        _keep(linear, name, 0, rank, ranks)
+    return linear
+
+
+def _keep(linear: nn.Linear, name: str, dim: int, rank: int, ranks: int) -> None:
+    whole = linear.get_parameter(name)
+    width = -(-whole.shape[dim] // ranks)
+    first = min(rank * width, whole.shape[dim])
+    share = whole.detach().narrow(dim, first, min(width, whole.shape[dim] - first))
+    share = share.clone(memory_format=torch.contiguous_format)  # so that the whole can go
+    setattr(linear, name, nn.Parameter(share, requires_grad=False))
+    linear.out_features, linear.in_features = linear.weight.shape
 
 
 def _take_share(linear: nn.Linear) -> nn.Linear:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outrider.engine.errors import RankLostError
+from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.step_input import Numbers, StepInput
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
-HEADER = 2  # of them, at its beginning: how many numbers a step has, and how many chosen tokens go along
+HEADER = 3  # of them: numbers of a step, whether it is a head's, chosen tokens that go along
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
 
@@ -37,6 +38,7 @@ class RankGroup:
             torch.cuda.set_device(device.index or 0)
         store.set_timeout(FOREVER)  # NCCL meets there at the first exchange, and one rank may load for longer
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
+        self.rank, self.size = rank, size
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
         self._device = device
 
@@ -52,7 +54,7 @@ class RankGroup:
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         flags.copy_(numbers)
 
-    def send(self, step: StepInput, chosen: torch.Tensor | None = None) -> None:
+    def send(self, step: StepInput | HeadStep, chosen: torch.Tensor | None = None) -> None:
         """At rank 0: what the others are to do next. The host does not wait for its device.
 
         chosen: [num_rows] on the device, for a step that feeds what the one before chooses.
@@ -60,22 +62,27 @@ class RankGroup:
         Raises:
             RankLostError: a rank is gone.
         """
-        self._send(step.to_numbers(), 0 if chosen is None else len(chosen))
+        num_chosen = 0 if chosen is None else len(chosen)
+        self._send(step.to_numbers(), int(isinstance(step, HeadStep)), num_chosen)
         if chosen is not None:
             _broadcast(chosen.to(torch.int32))
+
+    def spread(self, rows: torch.Tensor) -> None:
+        """Makes the rows of all ranks, on their devices, those of rank 0. Raises RankLostError."""
+        _broadcast(rows)
 
     def dismiss(self) -> None:
         """At rank 0: nothing more will come for this model."""
         self._send(np.zeros(0, np.int64))
 
-    def receive(self) -> tuple[StepInput, torch.Tensor | None] | None:
+    def receive(self) -> tuple[StepInput, torch.Tensor | None] | HeadStep | None:
         """At the others: waits for what to do next, as it was sent; None: nothing more.
 
         Raises:
             RankLostError: rank 0 is gone.
         """
         _broadcast(self._frame)
-        length, num_chosen = self._frame[:HEADER].tolist()
+        length, is_heads, num_chosen = self._frame[:HEADER].tolist()
         if not length:
             return None
         numbers = self._frame[HEADER : HEADER + length]
@@ -83,18 +90,20 @@ class RankGroup:
             rest = torch.empty(length - len(numbers), dtype=torch.int64)
             _broadcast(rest)
             numbers = torch.cat([numbers, rest])
+        if is_heads:
+            return HeadStep.from_numbers(numbers.numpy())
         chosen = None
         if num_chosen:
             chosen = torch.empty(num_chosen, dtype=torch.int32, device=self._device)
             _broadcast(chosen)
         return StepInput.from_numbers(numbers.numpy()), chosen
 
-    def _send(self, numbers: Numbers, num_chosen: int = 0) -> None:
+    def _send(self, numbers: Numbers, is_heads: int = 0, num_chosen: int = 0) -> None:
         content = torch.from_numpy(numbers)
         room = FRAME - HEADER
-        head, rest = content[:room], content[room:]
-        self._frame[0], self._frame[1] = len(content), num_chosen
-        self._frame[HEADER : HEADER + len(head)] = head
+        begin, rest = content[:room], content[room:]
+        self._frame[:HEADER] = torch.tensor([len(content), is_heads, num_chosen])
+        self._frame[HEADER : HEADER + len(begin)] = begin
         _broadcast(self._frame)
         if len(rest):
             _broadcast(rest)

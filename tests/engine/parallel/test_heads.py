@@ -1,24 +1,31 @@
-"""Heads beside a target of two ranks draft what they draft beside one of one, and the text is the same."""
+"""Heads that two ranks share draft what they draft in one process, and the text is the same."""
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from outrider.demo.prompts import DEMO, DRAFTERS
 from outrider.engine.drafters.beside_target import beside_target
+from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.parallel.follower import follow
+from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.beside import Drafted, drafted_texts, plain_texts, rounds
-from tests.support.eagle3 import write_eagle3
+from tests.support.eagle3 import Form, write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_target
 from tests.support.ranks import Ranks
@@ -45,7 +52,7 @@ def lead(group: RankGroup, settings: EngineSettings, temperatures: tuple[float, 
 
 
 def follow_on(group: RankGroup, settings: EngineSettings, *_: object) -> None:
-    follow(ForwardPass(settings, group), group)
+    follow(ForwardPass(settings, group, beside_target(settings)), group)
 
 
 def check(ranks: Ranks, drafter: str, head: Path, *temperatures: float) -> None:
@@ -62,17 +69,29 @@ def check(ranks: Ranks, drafter: str, head: Path, *temperatures: float) -> None:
 def test_drafts_and_text_are_those_of_one_process(
     ranks: Ranks, drafter: str, temperatures: tuple[float, ...]
 ) -> None:
-    """The trained heads share the target's embedding and projection, of which each rank has a half."""
+    """The trained heads have no vocabulary but the target's, of which each rank has a half."""
     check(ranks, drafter, DRAFTERS / drafter, *temperatures)
 
 
+def eagle3_with_all_of_its_own(folder: Path) -> Path:
+    """A reduced vocabulary, of which the second rank has a token less, and an embedding."""
+    head = write_eagle3(folder, Form(tokens=301))
+    own = load_file(DEMO / "target" / "model.safetensors")["model.embed_tokens.weight"]
+    save_file(
+        {**load_file(head / "model.safetensors"), "embed_tokens.weight": own}, head / "model.safetensors"
+    )
+    return head
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
-def test_a_head_with_a_projection_of_its_own_needs_no_copy_of_the_targets(
-    ranks: Ranks, tmp_path: Path, drafter: str
+@pytest.mark.parametrize(
+    ("drafter", "write"),
+    [("eagle3", write_eagle3), ("eagle3", eagle3_with_all_of_its_own), ("medusa", write_medusa)],
+)
+def test_a_head_with_a_vocabulary_of_its_own_shares_that(
+    ranks: Ranks, tmp_path: Path, drafter: str, write: Callable[[Path], Path]
 ) -> None:
-    head = write_eagle3(tmp_path) if drafter == "eagle3" else write_medusa(tmp_path)
-    check(ranks, drafter, head, 0.7)
+    check(ranks, drafter, write(tmp_path), 0.7)
 
 
 def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
@@ -82,40 +101,67 @@ def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
     return found
 
 
-def test_an_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
-    model = str(write_target(tmp_path, "qwen3"))
+@pytest.mark.parametrize(
+    "kind", ["qwen3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("glm4_moe", "deepseek_v3"))]
+)
+def test_an_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    """Experts, and attention over compressed keys, stay whole at each rank."""
+    model = str(write_target(tmp_path, kind))
     [shared, _] = ranks.run(lead_mtp, follow_on, settings_of("mtp", None, model=model))
     alone = Engine.from_settings(settings_of("mtp", None, ranks=1, model=model))
     assert shared == rounds(alone, SHORT_PROMPTS, 0.7, DEPTH, LEAVES)
     assert sum(text.accepted for text in shared) > 0
 
 
-def hold_leading(group: RankGroup, settings: EngineSettings) -> tuple[int, int, int]:
-    """Blocks, and bytes of weights and cache, with the head's."""
-    beside = beside_target(settings)
-    forward = ForwardPass(settings, group, beside)
-    weights, cache = allocated_weights(forward.model), allocated_cache(forward.cache)
-    own: Any = beside
-    parts = [own._heads] if settings.drafter == "medusa" else [own._head, own._embedding, own._projection]
-    weights += allocated_weights(nn.ModuleList(parts))
-    cache += 0 if settings.drafter == "medusa" else allocated_cache(own._cache)
-    return forward.cache.pool.num_blocks, weights, cache
+@dataclass(frozen=True)
+class Held:
+    """By a rank."""
+
+    blocks: int
+    weights: int  # bytes, with the head's, as cache
+    cache: int
+    cached_heads: int  # of the head's layer
 
 
-def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int, int]:
-    forward = ForwardPass(settings, group)
-    return forward.cache.pool.num_blocks, allocated_weights(forward.model), allocated_cache(forward.cache)
+def hold(group: RankGroup, settings: EngineSettings) -> Held:
+    forward = ForwardPass(settings, group, beside_target(settings))
+    own: Any = forward.beside
+    parts = {"medusa": "_heads", "eagle3": "_head", "mtp": "_model"}
+    part = getattr(own, parts[own._info.name])
+    weights = allocated_weights(nn.ModuleList([forward.model, part]))
+    cache, cached_heads = allocated_cache(forward.cache), 0
+    if own.cache_shapes:
+        cache += allocated_cache(own._cache)
+        cached_heads = own._cache.keys[0].shape[1]
+    return Held(forward.cache.pool.num_blocks, weights, cache, cached_heads)
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
-def test_rank_0_holds_what_is_planned_and_all_ranks_have_as_many_blocks(ranks: Ranks, drafter: str) -> None:
-    settings = settings_of(drafter, DRAFTERS / drafter)
+@pytest.mark.parametrize(("drafter", "cached_heads"), [("eagle3", 4), ("medusa", 0), ("mtp", 2)])
+def test_each_rank_holds_its_share_as_planned(
+    ranks: Ranks, tmp_path: Path, drafter: str, cached_heads: int
+) -> None:
+    """cached_heads: of the whole head."""
+    if drafter == "mtp":
+        settings = settings_of("mtp", None, model=str(write_target(tmp_path, "qwen3")))
+    else:
+        settings = settings_of(drafter, DRAFTERS / drafter)
     plan = plan_memory(skeleton(settings), settings, 2**30)
-    [(blocks, weights, cache), (others, less, least)] = ranks.run(hold_leading, hold, settings)
-    assert blocks == others == plan.num_blocks
-    assert cache == plan.cache >= least
-    assert weights == pytest.approx(plan.weights, rel=0.01)
-    assert weights > less
+    for held in ranks.run(hold, hold, settings):
+        assert (held.blocks, held.cache) == (plan.num_blocks, plan.cache)
+        assert held.weights == pytest.approx(plan.weights, rel=0.01)
+        assert held.cached_heads == cached_heads / 2
+
+
+def test_a_rank_plans_with_a_share_of_what_can_be_divided(tmp_path: Path) -> None:
+    """All of a Medusa head but its layers, which are small; of EAGLE-3 all but what joins three states."""
+    heads = {"medusa": write_medusa(tmp_path / "medusa"), "eagle3": write_eagle3(tmp_path / "eagle3")}
+    whole = {"medusa": 4 * (256 + 1) * 256, "eagle3": 3 * 256 * 256}
+    for drafter, head in heads.items():
+        alone, shared = (beside_target(settings_of(drafter, head, ranks)) for ranks in (1, 2))
+        assert alone is not None
+        assert shared is not None
+        left = 4 * whole[drafter]
+        assert shared.weight_bytes - left == pytest.approx((alone.weight_bytes - left) / 2, rel=0.01)
 
 
 def test_a_drafter_that_cannot_stand_beside_ranks_is_refused_by_name() -> None:
@@ -124,3 +170,32 @@ def test_a_drafter_that_cannot_stand_beside_ranks_is_refused_by_name() -> None:
         UnsupportedModelError, match=r"drafter='early_exit' .* tensor_parallel=2 is not served"
     ):
         Engine.from_settings(settings)
+
+
+def leave(_: SharedHead, step: HeadStep) -> None:
+    os._exit(1)
+
+
+def follow_until_a_draft(group: RankGroup, settings: EngineSettings) -> None:
+    with patch.object(SharedHead, "follow", leave):
+        follow_on(group, settings)
+
+
+def lead_until_lost(group: RankGroup, settings: EngineSettings) -> str:
+    engine = Engine.from_settings(settings, group)
+    try:
+        draft(engine, 0.7)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_while_it_drafts_ends_the_group() -> None:
+    """To go on without Drafts would be to wait for it in the target's next step."""
+    two = Ranks(2)
+    try:
+        settings = settings_of("eagle3", DRAFTERS / "eagle3")
+        assert two.lead(lead_until_lost, follow_until_a_draft, settings) == "RankLostError"
+    finally:
+        two.close()

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
+from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
 from outrider.engine.forward import forward_pass
@@ -34,6 +35,7 @@ from outrider.engine.speculate import Request, generate
 from outrider.engine.work import Generate
 from tests.support.beside import rounds
 from tests.support.checkpoints import write_checkpoint
+from tests.support.mtp import write_target
 from tests.support.poison import run
 from tests.support.poison import texts as said_to
 from tests.support.ranks import Ranks
@@ -89,7 +91,7 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
 def follow_on(group: RankGroup, settings: EngineSettings) -> int:
     """Returns how often it waited for its device."""
     with patch.object(forward_pass, "load_model", moved), few_graphs():
-        forward = ForwardPass(settings, group)
+        forward = ForwardPass(settings, group, beside_target(settings))
     cuda = simulated()
     cuda.counts = Counts()
     follow(forward, group)
@@ -251,7 +253,7 @@ def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
         forward = ForwardPass(settings, group)
     for _ in range(2):
         received = group.receive()
-        assert received is not None
+        assert isinstance(received, tuple)
         step, chosen = received
         with torch.inference_mode():
             forward.run(forward.prepare(step), chosen)
@@ -277,19 +279,29 @@ def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     return found, engine.last_step.path
 
 
+def medusa(folder: Path) -> dict[str, str]:
+    """Settings of a target with random heads."""
+    model = write_checkpoint(folder / "target", "llama", num_hidden_layers=2)
+    size = AutoConfig.from_pretrained(model).hidden_size
+    (folder / "head").mkdir()
+    tensors = {f"{head}.0.linear.weight": torch.randn(size, size) for head in range(3)}
+    save_file(tensors, folder / "head" / "model.safetensors")
+    (folder / "head" / "config.json").write_text("{}")
+    return {"model": str(model), "drafter": "medusa", "head": str(folder / "head")}
+
+
+def mtp(folder: Path) -> dict[str, str]:
+    """Settings of a target with its own layer."""
+    return {"model": str(write_target(folder, "qwen3")), "drafter": "mtp"}
+
+
 @pytest.mark.slow
-def test_ranks_replay_graphs_with_heads_beside_the_first(ranks: Ranks, tmp_path: Path) -> None:
-    """Its graphs give states, those of the others none: the exchanges in them are the same."""
-    folder = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
-    config = AutoConfig.from_pretrained(folder)
-    tensors = {
-        f"{head}.0.linear.weight": torch.randn(config.hidden_size, config.hidden_size) for head in range(3)
-    }
-    (tmp_path / "head").mkdir()
-    save_file(tensors, tmp_path / "head" / "model.safetensors")
-    (tmp_path / "head" / "config.json").write_text("{}")
-    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
-    fields |= {"drafter": "medusa", "head": str(tmp_path / "head")}
+@pytest.mark.parametrize("write", [medusa, mtp])
+def test_ranks_replay_graphs_of_a_target_and_of_the_head_that_they_share(
+    ranks: Ranks, tmp_path: Path, write: Callable[[Path], dict[str, str]]
+) -> None:
+    """Graphs of rank 0 give the target's states, those of the others none: the exchanges are the same."""
+    fields = {"dtype": "float32", "cache_memory": 2**21, "self_check": False, **write(tmp_path)}
     alone = Engine.from_settings(EngineSettings.model_validate(fields))
     expected = rounds(alone, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})

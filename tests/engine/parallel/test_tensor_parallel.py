@@ -216,6 +216,7 @@ def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]
     """How many tokens came, and chosen ones with them."""
     came = []
     while (received := group.receive()) is not None:
+        assert isinstance(received, tuple)
         step, chosen = received
         assert set(step.feeds[0].tokens) == {7}
         assert chosen is None or chosen.tolist() == [*range(len(chosen))]

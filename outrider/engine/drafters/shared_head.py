@@ -1,0 +1,55 @@
+"""Heads beside a target on several devices: each rank holds a share of the head, as it does of the target.
+
+Rank 0 knows the texts, chooses tokens and grows Drafts. A step of the head is computed by all ranks together:
+rank 0 tells what is fed and spreads the states that the step begins with, since a Draft's states are picked
+from those of the step before. Nothing else is kept at the others but their share of the head's cache.
+"""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.parallel.head_step import HeadStep
+
+
+class SharedHead(BesideTarget):
+    """A target on one device is the only rank."""
+
+    may_stand_beside_ranks = True
+    state_size: int  # numbers of a state that a step begins with
+
+    def load(self, target: Target) -> None:
+        self._target = target
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """The rank, and of how many."""
+        group = self._target.group
+        return (0, 1) if group is None else (group.rank, group.size)
+
+    def follow(self, step: HeadStep) -> None:
+        """At a rank other than 0: its part of what rank 0 began. Raises RankLostError."""
+        group, model = self._target.group, self._target.model
+        assert group is not None
+        states = torch.empty(step.num_states, self.state_size, dtype=model.dtype, device=model.device)
+        group.spread(states)
+        self._compute(step, states)
+
+    def _on_all_ranks(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        """At rank 0. states: [num_states, state_size]. Returns as ``_compute``."""
+        group = self._target.group
+        if group is not None:
+            group.send(step)
+            group.spread(states.contiguous())
+        return self._compute(step, states)
+
+    @abstractmethod
+    def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's part of a step, its exchanges with the others included.
+
+        Returns:
+            states [num_states, state_size] after what was fed, and logits [num_states, vocab_size] of the
+            tokens that follow, at rank 0 alone; no rows where they are not wanted.
+        """

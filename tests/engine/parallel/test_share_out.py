@@ -1,0 +1,87 @@
+"""Whole layers that ranks share out compute what they computed whole."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+
+from outrider.engine.parallel.layers import share_out
+from outrider.engine.parallel.rank_group import RankGroup
+from tests.support.ranks import Ranks
+
+SIZE, HEAD_DIM, TOKENS = 32, 8, 5
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, with biases, and a projection that is no part of either."""
+
+    def __init__(self, kv_heads: int, width: int) -> None:
+        super().__init__()
+        config = LlamaConfig(
+            hidden_size=SIZE,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            head_dim=HEAD_DIM,
+            intermediate_size=width,
+            attention_bias=True,
+            mlp_bias=True,
+            attn_implementation="sdpa",
+        )
+        self.attention = LlamaAttention(config, layer_idx=0)
+        self.mlp = LlamaMLP(config)
+        self.joined = nn.Linear(SIZE, SIZE)
+
+    def forward(self, states: Tensor) -> Tensor:
+        rotation = torch.ones(1, TOKENS, HEAD_DIM), torch.zeros(1, TOKENS, HEAD_DIM)
+        states = states + self.attention(states, rotation, None)[0]
+        output: Tensor = self.joined(states + self.mlp(states))
+        return output
+
+
+@dataclass(frozen=True)
+class Found:
+    shares_heads: bool
+    difference: float  # from the whole layer's result, at most
+    parts: dict[str, float]  # of each weight's numbers that the rank holds
+
+
+@torch.inference_mode()
+def compute(group: RankGroup, kv_heads: int, width: int) -> Found:
+    torch.manual_seed(0)
+    layer, states = Layer(kv_heads, width).eval(), torch.randn(1, TOKENS, SIZE)
+    whole = {name: weight.numel() for name, weight in layer.named_parameters()}
+    expected = layer(states)
+    shares_heads = share_out(layer, group.rank, group.size)
+    difference = float((layer(states) - expected).abs().max())
+    named = {name.replace("linear.", ""): weight.numel() for name, weight in layer.named_parameters()}
+    return Found(shares_heads, difference, {name: count / whole[name] for name, count in named.items()})
+
+
+WHOLE = {"joined.weight": 1.0, "joined.bias": 1.0}
+HALF = 0.5
+
+
+def parts_of(module: str, columns: tuple[str, ...], row: str, part: float) -> dict[str, float]:
+    """Of the last product each rank has the bias, which is added once the parts have been."""
+    named = {f"{module}.{name}.{kind}": part for name in columns for kind in ("weight", "bias")}
+    return {**named, f"{module}.{row}.weight": part, f"{module}.{row}.bias": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "width", "attention", "mlp"),
+    [(2, 48, HALF, HALF), (4, 48, HALF, HALF), (1, 48, 1.0, HALF), (2, 49, HALF, 1.0)],
+)
+def test_a_rank_holds_its_part_of_what_can_be_divided(
+    ranks: Ranks, kv_heads: int, width: int, attention: float, mlp: float
+) -> None:
+    for found in ranks.run(compute, compute, kv_heads, width):
+        assert found.difference < 1e-6
+        assert found.shares_heads == (attention == HALF)
+        assert found.parts == {
+            **WHOLE,
+            **parts_of("attention", ("q_proj", "k_proj", "v_proj"), "o_proj", attention),
+            **parts_of("mlp", ("gate_proj", "up_proj"), "down_proj", mlp),
+        }
