@@ -245,6 +245,8 @@ class ModelRunner:
         built = time.perf_counter()
         begun = mark(self.model.device)
         output = self._forward.run(batch, chosen)
+        if self._group is not None:
+            self._group.passes += 1
         return Pass(output, batch.num_tokens, batch.path, built, begun, mark(self.model.device))
 
     def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:

@@ -43,7 +43,10 @@ class SharedHead(BesideTarget):
         if group is not None:
             group.send(step)
             group.spread(states.contiguous())
-        return self._compute(step, states)
+        computed = self._compute(step, states)
+        if group is not None:
+            group.passes += 1
+        return computed
 
     @abstractmethod
     def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:

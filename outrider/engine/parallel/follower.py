@@ -18,10 +18,10 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
     """Over this rank's share of the model and of its head; returns when rank 0 dismisses its group.
 
     A pass that raises here has raised at rank 0 too, which says whose sequence it was. Where it has not, the
-    two wait for different exchanges, and the limit on a step's time ends both.
+    two are at different exchanges: the next step shows it, or the limit on a step's time ends both.
 
     Raises:
-        RankLostError: rank 0 or another rank is gone.
+        RankLostError: rank 0 or another rank is gone, or one has failed alone.
         Exception: the device is broken, or out of memory.
     """
     while (received := group.receive()) is not None:
@@ -32,6 +32,7 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
             else:
                 step, chosen = received
                 forward.run(forward.prepare(step), chosen)
+            group.passes += 1
         except Exception as error:
             if says_broken(error):
                 raise

@@ -17,7 +17,7 @@ from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.step_input import Numbers, StepInput
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
-HEADER = 3  # of them: numbers of a step, whether it is a head's, chosen tokens that go along
+HEADER = 4  # of them: numbers of a step, whether it is a head's, chosen tokens that go along, passes before
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
 
@@ -41,6 +41,7 @@ class RankGroup:
         self.rank, self.size = rank, size
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
         self._device = device
+        self.passes = 0  # of target and head at this rank that did not raise: as many as at rank 0
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers; each rank has to ask."""
@@ -79,12 +80,16 @@ class RankGroup:
         """At the others: waits for what to do next, as it was sent; None: nothing more.
 
         Raises:
-            RankLostError: rank 0 is gone.
+            RankLostError: rank 0 is gone, or has failed alone, or this one has.
         """
         _broadcast(self._frame)
-        length, is_heads, num_chosen = self._frame[:HEADER].tolist()
+        length, is_heads, num_chosen, passes = self._frame[:HEADER].tolist()
         if not length:
             return None
+        if passes != self.passes:  # else exchanges would meet those of another pass
+            raise RankLostError(
+                f"a pass failed at one rank alone: {passes} ran at rank 0, {self.passes} here"
+            )
         numbers = self._frame[HEADER : HEADER + length]
         if length > len(numbers):
             rest = torch.empty(length - len(numbers), dtype=torch.int64)
@@ -102,7 +107,7 @@ class RankGroup:
         content = torch.from_numpy(numbers)
         room = FRAME - HEADER
         begin, rest = content[:room], content[room:]
-        self._frame[:HEADER] = torch.tensor([len(content), is_heads, num_chosen])
+        self._frame[:HEADER] = torch.tensor([len(content), is_heads, num_chosen, self.passes])
         self._frame[HEADER : HEADER + len(begin)] = begin
         _broadcast(self._frame)
         if len(rest):

@@ -257,6 +257,7 @@ def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
         step, chosen = received
         with torch.inference_mode():
             forward.run(forward.prepare(step), chosen)
+        group.passes += 1
     os.kill(os.getpid(), signal.SIGKILL)
 
 

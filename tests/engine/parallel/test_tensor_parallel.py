@@ -18,7 +18,7 @@ from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.errors import RankLostError, UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.skeleton import skeleton
@@ -225,10 +225,36 @@ def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]
 
 
 def test_a_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
-    around = [FRAME - 11, FRAME - 10, FRAME - 9, FRAME - 8]
+    around = [FRAME - 13, FRAME - 12, FRAME - 11, FRAME - 10]
     lengths = [1, *around, 5 * FRAME, 2]
     [_, came] = ranks.run(send, receive, lengths)
     assert came == [(length, length if number % 2 else None) for number, length in enumerate(lengths)]
+
+
+def go_on_after(group: RankGroup, ran: tuple[bool, bool]) -> str:
+    """A step, and the next, each at this rank with a pass that ran or raised; what the rank says of that."""
+    before, rank = group.passes, dist.get_rank()
+    try:
+        group.passes += ran[rank]
+        if rank == 0:
+            send(group, [1])
+        else:
+            receive(group, [1])
+    except RankLostError as error:
+        if group.receive() is None:
+            return str(error)
+    finally:
+        group.passes = before
+    return ""
+
+
+def test_a_rank_that_failed_alone_goes_no_further(ranks: Ranks) -> None:
+    assert ranks.run(go_on_after, go_on_after, (True, True)) == ["", ""]
+    assert ranks.run(go_on_after, go_on_after, (False, False)) == ["", ""]
+    for ran in (True, False), (False, True):
+        [at_rank_0, at_rank_1] = ranks.run(go_on_after, go_on_after, ran)
+        assert at_rank_0 == ""
+        assert "failed at one rank alone" in at_rank_1
 
 
 def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
