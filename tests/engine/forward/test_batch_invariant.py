@@ -1,6 +1,5 @@
 """With batch-invariant numerics one context has one row of logits, bit for bit, whatever shares the step."""
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cache
@@ -22,9 +21,6 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch_invariant import QUERIES, ROWS
-from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.parallel.follower import follow
-from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sampler import Choosing, begin_choosing
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
@@ -32,7 +28,6 @@ from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gpu import gpu
 from tests.support.model import before_passes
-from tests.support.ranks import Ranks
 from tests.support.simulated_cuda.install import needs_compiler
 
 COUNT = 12
@@ -218,15 +213,18 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("kind", "count", "extent"),
+    ("kind", "count", "extent", "layers"),
     [
-        ("llama", 2, Extent(1, (3,))),
-        *(pytest.param(kind, 8, FEW, marks=pytest.mark.slow) for kind in ("llama", "mistral", "gemma2")),
+        ("llama", 2, Extent(1, (3,)), 1),
+        pytest.param("llama", 2, Extent(1, (3,)), 2, marks=pytest.mark.slow),
+        *(pytest.param(kind, 8, FEW, 2, marks=pytest.mark.slow) for kind in ("llama", "mistral", "gemma2")),
     ],
 )
-def test_on_a_gpu_too(kind: str, count: int, extent: Extent, recorder: Recorder, tmp_path: Path) -> None:
+def test_on_a_gpu_too(
+    kind: str, count: int, extent: Extent, layers: int, recorder: Recorder, tmp_path: Path
+) -> None:
     """By the paged kernels, and by one graph."""
-    folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2)
+    folder = write_checkpoint(tmp_path, kind, num_hidden_layers=layers)
     fields = {"model": str(folder), "dtype": "float16", "cache_memory": 2**21, "self_check": False}
     with gpu() as cuda:
         target = Engine.from_settings(
@@ -312,50 +310,3 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "qwen3_moe")
     with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*expert"):
         Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple[int, ...]]]:
-    """The same requests alone, together, and with drafts by the model itself."""
-    target = Engine.from_settings(shared, group)
-    drafter = DraftModel(Engine.from_settings(shared.model_copy(update={"tensor_parallel": 1})))
-    asked = [
-        Request(tuple(range(5, 20 + number)), Sampling(temperature=1, max_tokens=COUNT), number)
-        for number in range(10)
-    ]
-    ways = [
-        [generate(target, None, [request], 0)[0] for request in asked],
-        generate(target, None, asked, 0),
-        generate(target, drafter, asked, 4, 3),
-    ]
-    target.shut_down()
-    return [[output.tokens for output in way] for way in ways]
-
-
-def other_rank(group: RankGroup, shared: EngineSettings) -> None:
-    follow(ForwardPass(shared, group), group)
-
-
-@pytest.mark.slow
-def test_two_processes_that_share_a_model_do_too(ranks: Ranks, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "llama")
-    fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
-    shared = EngineSettings.model_validate({**fields, "batch_invariant": True, "tensor_parallel": 2})
-    [(alone, together, drafted), _] = ranks.run(texts_of_rank_0, other_rank, shared)
-    assert alone == together == drafted
-    assert len(set(alone)) > 5
-
-
-@pytest.mark.parametrize("bits", ["int8", "int4"])
-def test_two_processes_may_share_a_quantized_model(ranks: Ranks, bits: str, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "llama")
-    fields = {"model": str(folder), "cache_memory": 2**22, "threads": 1, "quantization": bits}
-    shared = EngineSettings.model_validate({**fields, "tensor_parallel": 2})
-    [(alone, *_), _] = ranks.run(texts_of_rank_0, other_rank, shared)
-    assert len(set(alone)) > 5

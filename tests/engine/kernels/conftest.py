@@ -1,13 +1,13 @@
 from collections.abc import Iterator
 
 import pytest
-from triton.runtime.interpreter import InterpretedFunction
 
-from tests.support.triton_interpreter import patching_once
+from tests.support.triton_interpreter import replacements
 
 
 @pytest.fixture(autouse=True, scope="package")
 def quick_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(InterpretedFunction, "__call__", patching_once(InterpretedFunction.__call__))
+        for owner, name, value in replacements():
+            patched.setattr(owner, name, value)
         yield

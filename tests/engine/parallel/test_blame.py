@@ -1,6 +1,5 @@
 """A step that goes wrong on a target of two ranks costs the sequence that caused it, and no rank."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,6 @@ from tests.support.poison import BLOCK, POISON, POISONED, PROMPTS, run, start, t
 from tests.support.ranks import Ranks
 
 HARMS = ["raises at every rank", "NaN at rank 0", "NaN at rank 1"]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 def harm(model: nn.Module, how: str, rank: int) -> None:

@@ -11,13 +11,13 @@ import torch
 import transformers.utils.import_utils
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
+from tests.support import triton_interpreter
 from tests.support.simulated_cuda.collectives import init_group
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import StreamContext
 from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
 from tests.support.simulated_cuda.kernels import compiling, interpreted
 from tests.support.simulated_cuda.tensor import SimulatedTensor
-from tests.support.triton_interpreter import patching_once
 
 FUTURE = torch.__future__
 MEMORY = 80 * 2**30
@@ -85,7 +85,7 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     yield SimulatedTensor, "of", cuda
     yield GridExecutor, "__call__", interpreted(cuda, GridExecutor.__call__)
     yield InterpretedFunction, "run", compiling(cuda, InterpretedFunction.run)
-    yield InterpretedFunction, "__call__", patching_once(InterpretedFunction.__call__)
+    yield from triton_interpreter.replacements()
 
 
 def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
