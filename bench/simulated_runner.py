@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from outrider.decoding.row import Row
@@ -22,6 +23,7 @@ MAX_LENGTH = 1 << 20  # tokens of a sequence
 NUM_BLOCKS = 1 << 14
 VOCAB_SIZE = 1 << 16
 NOTHING = torch.empty(0)
+NO_VALUES = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class SimulatedRunner:
             ranked = [self._rank(row) for row in rows]
             draft = task.judged if rows else NO_DRAFT
             path = verify_coupled(draft, [best[0] for best in ranked]).accepted if draft else ()
-            choices = Choices(rows, NOTHING, ranked, [True] * len(rows), path=path)
+            choices = Choices(rows, NOTHING, ranked, NO_VALUES, [True] * len(rows), path=path)
             outcome.chosen.append((task, item, choices))
             task.took_part(begun, seconds, 0.0, step)
         return outcome

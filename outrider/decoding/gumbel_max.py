@@ -34,18 +34,6 @@ def gumbel_max(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
     return token_ids, values
 
 
-def perturbed(processed: Tensor, rows: Sequence[Row], token_ids: Tensor) -> Tensor:
-    """float32 [num_rows, count]: perturbed logits of these tokens, int64 [num_rows, count]."""
-    values = processed.gather(1, token_ids)
-    noisy = [index for index, row in enumerate(rows) if not row.is_greedy]
-    if noisy:
-        tokens = token_ids[noisy]
-        at = torch.arange(len(noisy), device=tokens.device)[:, None].expand_as(tokens)
-        noise = gumbel_at(*_noise_of([rows[index] for index in noisy]), at.flatten(), tokens.flatten())
-        values[noisy] += noise.view_as(tokens)
-    return values
-
-
 def best(values: Tensor, count: int) -> Best:
     """The largest of each row, the lowest index first among equals; -inf after everything else."""
     remaining = values

@@ -8,14 +8,17 @@ from typing import Protocol
 
 import torch
 
+from outrider.decoding.draft import Draft
 from outrider.decoding.row import Row
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choice_input import ChoiceInput, PackedRows
 from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
 from outrider.engine.drafters.beside_target import feed_of
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.paged_input import NO_TAIL
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import context_length, end_of_sequence, mask_token
 from outrider.engine.parallel.rank_group import RankGroup
@@ -38,6 +41,7 @@ class Pass:
     """A forward pass that a device was given."""
 
     output: ForwardOutput
+    rows: PackedRows | None  # that choose; None where it could not take their numbers along
     num_tokens: int
     path: Path
     built: float  # when it was packed, by the host's clock
@@ -205,14 +209,16 @@ class ModelRunner:
 
     def _launch(self, selected: Selected) -> Launched:
         begun, items = time.perf_counter(), [item for _, item in selected]
-        forward = self._pass([item.feed() for item in items])
+        tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
+        drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
+        counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
+        forward = self._pass(feeds, self._choice_input(feeds, tasks, counts, drafts))
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         logits = forward.output.logits
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
-        drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
         of_rows = _Own(items, rows).choosing(logits)
-        choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts)
-        return Launched([task for task, _ in selected], forward, choosing, begun)
+        choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
+        return Launched(tasks, forward, choosing, begun)
 
     def _launch_early(self, before: Launched, tasks: Items[GenerateTask]) -> Launched | None:
         """The step after, which feeds what that one chooses; None where it fails, which costs time alone."""
@@ -231,23 +237,35 @@ class ModelRunner:
     def _launch_after(self, before: Launched, tasks: Items[GenerateTask]) -> Launched:
         begun, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
         feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
-        forward = self._pass(feeds, before.choosing.tokens)
-        next_rows = [[task.next_row()] for task in tasks]
-        choosing = begin_choosing(forward.output.logits, next_rows, forward.output.are_finite)
+        choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))
+        forward = self._pass(feeds, choice, before.choosing.tokens)
+        output, next_rows = forward.output, [[task.next_row()] for task in tasks]
+        choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=forward.rows)
         return Launched(tasks, forward, choosing, begun, before.choosing.arrival)
 
-    def _pass(self, feeds: list[Feed], chosen: torch.Tensor | None = None) -> Pass:
+    def _choice_input(
+        self, feeds: list[Feed], tasks: Items[Task], counts: list[int], drafts: list[Draft]
+    ) -> ChoiceInput | None:
+        """For the kernels that choose tokens, where there are some. Arguments as of ChoiceInput.of_feeds."""
+        if self._forward.kernel is None:
+            return None
+        return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
+
+    def _pass(
+        self, feeds: list[Feed], choice: ChoiceInput | None, chosen: torch.Tensor | None = None
+    ) -> Pass:
         """chosen: as feed_chosen takes it."""
         fed = StepInput(*self.cache.take_changes(), feeds)
         if self._group is not None:
             self._group.send(fed, chosen)
-        batch = self._forward.prepare(fed)
+        batch = self._forward.prepare(fed, NO_TAIL if choice is None else choice.numbers.ravel())
         built = time.perf_counter()
         begun = mark(self.model.device)
         output = self._forward.run(batch, chosen)
         if self._group is not None:
             self._group.passes += 1
-        return Pass(output, batch.num_tokens, batch.path, built, begun, mark(self.model.device))
+        rows = None if choice is None or batch.tail is None else choice.at(batch.tail)
+        return Pass(output, rows, batch.num_tokens, batch.path, built, begun, mark(self.model.device))
 
     def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
         """What it chose for each of these; and per token that they fed, whether its cache is finite."""

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
+from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
     GRAMMAR,
     TOKEN_ADJUSTMENTS,
-    choose,
     logprobs,
     probabilities,
     process,
-    runners_up,
 )
 from outrider.decoding.verify import sample_draft_token, verify_coupled
+from outrider.engine.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.device_time import Mark, mark, wait_for
 from outrider.engine.sequence import NO_DRAFT
 
@@ -41,6 +42,7 @@ class Choices:
     ranked: list[
         tuple[int, ...]
     ]  # [num_rows] the best tokens under the keyed noise, best first, one at least
+    perturbed: NDArray[np.float32]  # [num_rows, ranks] their perturbed logits, -inf where they are banned
     are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
     given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
     # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
@@ -100,7 +102,9 @@ class Choosing:
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
     ranks: int
-    numbers: torch.Tensor  # int: tokens [num_rows * ranks]; what is sound [num_rows], stands, is finite
+    # Integers: tokens [num_rows * ranks] and the bits of their perturbed logits; what is sound [num_rows],
+    # stands, is finite.
+    numbers: torch.Tensor
     arriving: torch.Tensor  # the same, at the host once ``arrival`` is over
     arrival: Mark
 
@@ -113,16 +117,18 @@ class Choosing:
         """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
         wait_for(self.arrival)
         count, choices, start = sum(map(len, self.rows)), list[Choices](), 0
-        numbers = self.arriving.numpy()
-        ranked = [*map(tuple, numbers[: count * self.ranks].reshape(count, self.ranks).tolist())]
-        told = numbers[count * self.ranks :].astype(bool).tolist()
+        best_of_rows, flags = np.split(self.arriving.numpy(), [2 * count * self.ranks])
+        ids, bits = best_of_rows.reshape(2, count, self.ranks)
+        ranked, perturbed = [*map(tuple, ids.tolist())], bits.astype(np.int32).view(np.float32)
+        told = flags.astype(bool).tolist()
         stands = told[count : 2 * count] if self.processed is None and any(self.drafts) else None
         for part, draft in zip(self.rows, self.drafts, strict=True):
             own = slice(start, start + len(part))
-            best = [*map(_allowed_ones, part, ranked[own])]
+            best = ranked[own] if self.ranks == 1 else [*map(_allowed_ones, part, ranked[own])]
             processed = None if self.processed is None else self.processed[own]
             path = _path(draft, best, stands[own] if stands else None) if draft else ()
-            choices.append(Choices(part, self.logits[own], best, told[own], processed, path=path))
+            numbers = best, perturbed[own], told[own], processed
+            choices.append(Choices(part, self.logits[own], *numbers, path=path))
             start = own.stop
         return choices, told[2 * count if stands else count :]
 
@@ -150,6 +156,7 @@ def begin_choosing(
     are_finite: torch.Tensor,
     ranks: int = 1,
     drafts: Items[Draft] | None = None,
+    packed: PackedRows | None = None,
 ) -> Choosing:
     """On a GPU without a wait for it.
 
@@ -159,6 +166,7 @@ def begin_choosing(
         ranks: tokens to be found for each row.
         drafts: of each piece of work, to be verified by the coupled rule: its rows are the root's and the
             nodes'. None: there are none.
+        packed: what the kernels know of the rows and the Drafts, where it has reached the device already.
     """
     drafts = drafts or [NO_DRAFT] * len(rows)
     every = [row for part in rows for row in part]
@@ -166,20 +174,24 @@ def begin_choosing(
     if not every:
         numbers = are_finite
     elif _has_kernels(logits):
-        choice = _choose_on_device(logits, rows, drafts, ranks)
-        numbers = torch.cat([choice.ranked.flatten(), choice.are_sound, choice.stands, are_finite])
+        if packed is None:
+            of_drafts = DraftRows.of(drafts, [*map(len, rows)])
+            packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
+        choice = _choose_on_device(logits, every, packed, ranks)
+        told = [choice.are_sound, choice.stands, are_finite]
+        numbers = torch.cat([choice.ranked.flatten(), choice.perturbed.view(torch.int32).flatten(), *told])
     else:
         processed = process(logits, every)
-        best = choose(processed, every)[:, None] if ranks == 1 else runners_up(processed, every, ranks)
+        best, perturbed = gumbel_max(processed, every, ranks)
         sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
-        numbers = torch.cat([best.flatten(), sound, are_finite])
+        numbers = torch.cat([best.flatten(), perturbed.view(torch.int32).flatten(), sound, are_finite])
     arriving = numbers.to("cpu", non_blocking=True)  # into pinned memory
     return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, mark(logits.device))
 
 
 def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:
     """Without the banned tokens that follow where a grammar allows only few."""
-    return ranked if row.mask is None or row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
+    return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
 
 
 def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -195,18 +207,16 @@ def _has_kernels(logits: torch.Tensor) -> bool:
 
 
 def _choose_on_device(
-    logits: torch.Tensor, parts: Items[list[Row]], drafts: Items[Draft], ranks: int
+    logits: torch.Tensor, rows: list[Row], packed: PackedRows, ranks: int
 ) -> "DeviceChoice":
     from outrider.engine.kernels.choice import choose_on_device
-    from outrider.engine.kernels.verdict import DraftRows
 
-    rows, of_drafts = [row for part in parts for row in part], DraftRows.of(drafts, [*map(len, parts)])
     others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
     adjusted = [row for row in rows if not row.needs_no_text]
     if not any(setting.applies(row) for setting in others for row in adjusted):
-        return choose_on_device(logits, rows, ranks, _packed_masks(rows, logits), of_drafts)
+        return choose_on_device(logits, packed, ranks, _packed_masks(rows, logits))
     processed = process(logits, rows, TOKEN_ADJUSTMENTS)
-    choice = choose_on_device(processed, rows, ranks, drafts=of_drafts)
+    choice = choose_on_device(processed, packed, ranks)
     return replace(choice, are_sound=choice.are_sound & _are_sound(logits))
 
 
@@ -214,9 +224,11 @@ def _packed_masks(rows: list[Row], logits: torch.Tensor) -> torch.Tensor | None:
     """int32 [num_rows, ceil(vocab_size / 32)], as the kernels take it; None where no row has a grammar."""
     if not any(GRAMMAR.applies(row) for row in rows):
         return None
-    every = np.full(-(-logits.shape[1] // 32), -1, np.int32)
-    masks = np.stack([every if row.mask is None else row.mask for row in rows])
-    return torch.from_numpy(masks).to(logits.device, non_blocking=True)
+    size = len(rows), -(-logits.shape[1] // 32)
+    masks = torch.empty(size, dtype=torch.int32, pin_memory=logits.is_cuda)
+    for mask, row in zip(masks.numpy(), rows, strict=True):
+        mask[:] = -1 if row.mask is None else row.mask
+    return masks.to(logits.device, non_blocking=True)
 
 
 def _are_sound(logits: torch.Tensor) -> torch.Tensor:

@@ -118,7 +118,7 @@ def test_the_next_step_is_launched_before_the_tokens_of_this_one_are_waited_for(
     assert cuda.counts.waits.total() == COUNT, cuda.counts.report()
     assert cuda.counts.busy_waits.total() == COUNT - 1, cuda.counts.report()
     assert cuda.counts.pageable_copies.total() == 0
-    assert cuda.counts.pinned_copies.total() == 2 * COUNT
+    assert cuda.counts.pinned_copies.total() == COUNT
     assert cuda.counts.copies_out.total() == COUNT
 
 

@@ -4,23 +4,30 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import outrider.engine.forward.graphs
+from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
+from outrider.engine.forward.batch_invariant import ROWS
+from outrider.engine.sampler import choose_tokens
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 from tests.support.simulated_cuda.counts import Counts
+from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import KERNEL_MS
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 from tests.support.simulated_cuda.steps import counts_of_step
+from tests.support.simulated_cuda.tensor import SimulatedTensor
 
 pytestmark = needs_compiler
 
-# Of one step, whatever its shape. A blocking copy is a wait too. Two things are copied to the device: what a
-# step feeds, and how its tokens are chosen.
-BUDGET = {"waits": 1, "pageable_copies": 0, "pinned_copies": 2, "copies_out": 1}
+# Of one step, whatever its shape. A blocking copy is a wait too. One buffer is copied to the device: what a
+# step feeds, and behind it how its tokens are chosen.
+BUDGET = {"waits": 1, "pageable_copies": 0, "pinned_copies": 1, "copies_out": 1}
 SHAPES = {
     "1x1": (1, 1),
     "4x1": (4, 1),
@@ -81,6 +88,38 @@ def measured(engines: dict[int, Engine]) -> Callable[[str, str, int], Counts]:
 def test_a_step_stays_within_its_budget(measured, kind: str, shape: str, sampling: str) -> None:
     counts = measured(shape, sampling)
     assert counts.totals()[kind] <= BUDGET[kind], counts.report()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"graphs": False}, id="without graphs"),
+        pytest.param({"batch_invariant": True}, id="batch-invariant", marks=pytest.mark.slow),
+    ],
+)
+def test_other_passes_copy_and_wait_as_often(
+    engines: dict[int, Engine], monkeypatch: pytest.MonkeyPatch, more: dict[str, bool]
+) -> None:
+    monkeypatch.setitem(ROWS, "cuda", 16)
+    engine = Engine.from_settings(engines[LAYERS[0]].settings.model_copy(update=more))
+    counts = counts_of_step(engine, 2, 3, Sampling(temperature=0.7, max_tokens=64, ignore_eos=True))
+    totals = counts.totals()
+    assert {kind: totals[kind] for kind in BUDGET} == BUDGET, counts.report()
+
+
+def test_masks_of_grammars_are_one_copy_more(engines: dict[int, Engine]) -> None:
+    cuda = SimulatedTensor.of
+    assert isinstance(cuda, SimulatedCuda)
+    logits, are_finite = torch.randn(3, 40).to("cuda"), torch.ones(3, dtype=torch.bool).to("cuda")
+    mask = np.array([0b100, 0], np.int32)
+    rows = [Row(Sampling(), 5, place, (), (), mask=mask if place else None) for place in range(3)]
+    cuda.counts = Counts()
+    choices, _ = choose_tokens(logits, [rows[:1], rows[1:]], are_finite)
+    assert choices[1].chosen == [2, 2]
+    totals = cuda.counts.totals()
+    # One that tells how tokens are chosen, which in a step comes with what it feeds.
+    expected = BUDGET | {"pinned_copies": 2}
+    assert {kind: totals[kind] for kind in BUDGET} == expected, cuda.counts.report()
 
 
 def test_more_layers_launch_nothing_more(measured) -> None:

@@ -31,6 +31,7 @@ TYPES = {
     "counts": "*i32",
     "ranks": "i32",
     "ranked": "*i32",
+    "perturbed": "*fp32",
     "are_sound": "*i1",
     "drafts": "*i64",
     "depth": "i32",

@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import Mask
-from outrider.decoding.gumbel_max import perturbed
 from outrider.decoding.outcomes import RANKS
 from outrider.decoding.row import Row
-from outrider.decoding.sampling import process
 from outrider.engine.asked import Asked
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices, choose_tokens
@@ -163,7 +162,8 @@ class Trees:
             are_finite = logits.new_ones(len(logits)).bool()
         rows = [tree.rows() for tree in trees]
         choices, finite = choose_tokens(logits, rows, are_finite, min(self._ranks, logits.shape[1]))
-        scores = self._scores(logits, rows, choices)
+        values = torch.from_numpy(np.concatenate([part.perturbed for part in choices]))
+        scores: list[list[float]] = values.log_softmax(dim=1).tolist()
         going_on, first = [], 0
         for tree, of_tree in zip(trees, choices, strict=True):
             own = slice(first, first + len(tree.open))
@@ -186,23 +186,6 @@ class Trees:
     def guesses(self) -> list[list[Ranked]]:
         """Of each Draft, at each position of its chain."""
         return [tree.guesses for tree in self._trees]
-
-    def _scores(self, logits: Tensor, rows: list[list[Row]], choices: list[Choices]) -> list[list[float]]:
-        """[num_rows][ranks], as far as trees need them."""
-        every = [row for part in rows for row in part]
-        if not any(tree.leaves for tree in self._trees):
-            return [[0.0] * self._ranks for _ in every]
-        ranked = [tokens for part in choices for tokens in part.ranked]
-        width = max(map(len, ranked))
-        padded = [
-            [*tokens, *tokens[:1] * (width - len(tokens))] for tokens in ranked
-        ]  # ones that nobody reads
-        token_ids = torch.tensor(padded, device=logits.device)
-        values = perturbed(process(logits, every), every, token_ids)
-        is_given = torch.tensor([[place < len(tokens) for place in range(width)] for tokens in ranked])
-        values = values.masked_fill(~is_given.to(values.device), -torch.inf)
-        scores: list[list[float]] = values.log_softmax(dim=1).tolist()
-        return scores
 
 
 def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:

@@ -56,6 +56,11 @@ class Batch:
         return self.token_ids.shape[1]
 
     @property
+    def tail(self) -> torch.Tensor | None:
+        """What came to the device with the batch, once its pass was run; None where it is not packed."""
+        return None if self.paged is None else self.paged.tail
+
+    @property
     def is_padded(self) -> bool:
         """Whether some rows belong to no span."""
         return False

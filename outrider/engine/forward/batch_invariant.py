@@ -29,8 +29,8 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.batch import Batch, pack
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import Layout, fill
-from outrider.engine.step_input import Feed, Rows
+from outrider.engine.forward.paged_input import NO_TAIL, Layout, fill
+from outrider.engine.step_input import Feed, Numbers, Rows
 from outrider.engine.step_timings import Path
 
 # Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for one.
@@ -53,6 +53,11 @@ class Passes:
     def path(self) -> Path:
         """How the last one is computed."""
         return self.parts[-1].path
+
+    @property
+    def tail(self) -> torch.Tensor | None:
+        """As the last one has it, which may take the memory of those before."""
+        return self.parts[-1].tail
 
 
 @dataclass(frozen=True)
@@ -120,14 +125,20 @@ def _part(feed: Feed, first: int, stop: int) -> Feed:
 
 
 def paged_pass(
-    feeds: Items[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
+    feeds: Items[Feed],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    spare_slot: int,
+    tail: Numbers = NO_TAIL,
 ) -> Pass:
     """For a kernel that reads the cache where it lies. Padding is written to ``spare_slot``."""
     fitting, rows = Layout.of(feeds, block_size), ROWS[device.type]
     room = Layout.padded(rows, fitting.blocks, as_chains=True)
     longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
-    layout = replace(room, lanes=len(feeds), path_length=max(room.path_length, longest))
-    given = layout.split(fill(layout, feeds, block_size, spare_slot).to(device, non_blocking=True))
+    path_length = max(room.path_length, longest)
+    layout = replace(room, lanes=len(feeds), path_length=path_length, tail=len(tail))
+    given = layout.split(fill(layout, feeds, block_size, spare_slot, tail).to(device, non_blocking=True))
     return Pass(
         given.token_ids,
         given.position_ids,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, capt
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.forward.paged_input import FEW_QUERIES, Layout, fill
+from outrider.engine.forward.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
@@ -36,7 +37,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
+from outrider.engine.step_input import Feed, Numbers, StepInput
 from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
@@ -190,33 +191,37 @@ class ForwardPass:
     def _logits(self, step: StepInput) -> torch.Tensor:
         return self.run(self.prepare(step)).logits
 
-    def prepare(self, step: StepInput) -> Batch | Passes:
-        """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError."""
+    def prepare(self, step: StepInput, tail: Numbers = NO_TAIL) -> Batch | Passes:
+        """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError.
+
+        tail: int64 [tail] for what follows the pass, to be copied with the step: see Batch.tail.
+        """
         try:
             self.cache.make(step.moves, step.cleared)
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
         if self.settings.batch_invariant:
             parts = cut(step.feeds, ROWS[self.model.device.type])
-            return Passes([self._graph_of(part) or self._pass_of(part) for part in parts])
-        return self._graph_of(step.feeds) or self.lay_out(step.feeds)
+            tails = [*[NO_TAIL] * (len(parts) - 1), tail]
+            pairs = zip(parts, tails, strict=True)
+            return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
+        return self._graph_of(step.feeds, tail) or self.lay_out(step.feeds, tail)
 
-    def _graph_of(self, feeds: Items[Feed]) -> GraphBatch | None:
-        return None if self._graphs is None else self._graphs.batch(feeds)
+    def _graph_of(self, feeds: Items[Feed], tail: Numbers) -> GraphBatch | None:
+        return None if self._graphs is None else self._graphs.batch(feeds, tail)
 
-    def _pass_of(self, feeds: Items[Feed]) -> Batch:
+    def _pass_of(self, feeds: Items[Feed], tail: Numbers) -> Batch:
         """One of batch-invariant numerics."""
-        make = gathered_pass if self.kernel is None else paged_pass
-        spare_slot = self._spare_slot
-        return make(feeds, self.settings.block_size, self.model.dtype, self.model.device, spare_slot)
+        given = feeds, self.settings.block_size, self.model.dtype, self.model.device, self._spare_slot
+        return gathered_pass(*given) if self.kernel is None else paged_pass(*given, tail)
 
-    def lay_out(self, feeds: Items[Feed]) -> Batch:
+    def lay_out(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> Batch:
         """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
         block_size, dtype, device = self.settings.block_size, self.model.dtype, self.model.device
         if self.kernel is None:
             return pack(feeds, block_size, dtype, device)
-        layout = Layout.of(feeds, block_size)
-        filled = fill(layout, feeds, block_size, self._spare_slot)
+        layout = replace(Layout.of(feeds, block_size), tail=len(tail))
+        filled = fill(layout, feeds, block_size, self._spare_slot, tail)
         given = layout.split(filled.to(device, non_blocking=True))
         return paged_batch(given, given.logit_rows, block_size, dtype)
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choice_input import NUMBERS_OF_ROW
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, Layout, fill
+from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, NO_TAIL, Layout, fill
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.step_input import Feed
+from outrider.engine.step_input import Feed, Numbers
 from outrider.engine.step_timings import Path
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ class Graphs:
         self._blocks = min(blocks, MOST_BLOCKS)
         self._as_chains = as_chains
         # What a graph reads lives as long as the graph.
-        self._buffer = torch.empty(self._layout(sizes[-1]).size, dtype=torch.int64, device=device)
+        largest = replace(self._layout(sizes[-1]), tail=NUMBERS_OF_ROW * sizes[-1])
+        self._buffer = torch.empty(largest.size, dtype=torch.int64, device=device)
         self._every = torch.arange(sizes[-1], device=device)
         self._output: ForwardOutput | None = None  # of the largest, whose memory the others share
         self._graphs: dict[int, Replay] = {}  # by rows
@@ -120,15 +122,15 @@ class Graphs:
         self._sizes = sorted(self._graphs)
         logger.info("%d CUDA graphs, of %s tokens", len(self._sizes), ", ".join(map(str, self._sizes)))
 
-    def batch(self, feeds: Items[Feed]) -> GraphBatch | None:
-        """The step, in a graph's memory; None where there is no graph for it."""
+    def batch(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> GraphBatch | None:
+        """The step, in a graph's memory; None where there is no graph for it. tail: as PagedInput has it."""
         rows = sum(len(feed.tokens) for feed in feeds)
         size = bisect_left(self._sizes, rows)
         if size == len(self._sizes) or not all(map(self._has_room, feeds)):
             return None
         replay = self._graphs[self._sizes[size]]
-        layout = replace(self._layout(self._sizes[size]), lanes=len(feeds))
-        filled = fill(layout, feeds, self._block_size, self._spare_slot)
+        layout = replace(self._layout(self._sizes[size]), lanes=len(feeds), tail=len(tail))
+        filled = fill(layout, feeds, self._block_size, self._spare_slot, tail)
         given = layout.split(self._buffer[: layout.size])
         logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
         token_ids = given.token_ids[:, :rows]

@@ -19,6 +19,7 @@ TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots u
 WORD_BITS = 64
 LONGEST_PATH = 64  # of drafted nodes, for which a padded layout has room
 NO_ROOT = 2**30  # beyond every slot
+NO_TAIL: Numbers = np.zeros(0, np.int64)
 
 Array = TypeVar("Array")
 
@@ -37,6 +38,7 @@ class Layout:
     path_length: int = (
         0  # of drafted nodes, where a row's are read as if they were a chain; 0: masks hide others
     )
+    tail: int = 0  # numbers for what follows the pass
 
     @classmethod
     def of(cls, feeds: Items[Feed], block_size: int) -> "Layout":
@@ -78,7 +80,8 @@ class Layout:
             "work": (2, 2),
             "few_tiles": (self.few_tiles, TILE_FIELDS),
             "many_tiles": (self.many_tiles, TILE_FIELDS),
-            "block_table": (self.lanes, self.blocks),  # last: a part of its rows is a part of the buffer
+            "block_table": (self.lanes, self.blocks),  # graphs read a part of its rows, and no tail
+            "tail": (self.tail,),
         }
 
     @property
@@ -117,13 +120,17 @@ class PagedInput(Generic[Array]):
     few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
     block_table: Array  # [lanes, blocks]; what a sequence does not hold is undefined
+    tail: Array  # [tail] for what follows the pass
 
 
-def fill(layout: Layout, feeds: Items[Feed], block_size: int, spare_slot: int) -> torch.Tensor:
+def fill(
+    layout: Layout, feeds: Items[Feed], block_size: int, spare_slot: int, tail: Numbers = NO_TAIL
+) -> torch.Tensor:
     """The buffer, pinned where there is a GPU; what is left of it is padding, written to ``spare_slot``."""
     buffer = torch.empty(layout.size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
     numbers: PagedInput[Numbers] = layout.split(buffer.numpy())
-    buffer[: layout.size - numbers.block_table.size].zero_()
+    buffer[: layout.size - numbers.block_table.size - numbers.tail.size].zero_()
+    numbers.tail[:] = tail
     counts = np.array([len(feed.tokens) for feed in feeds], np.int64)
     starts = np.array([feed.start for feed in feeds], np.int64)
     firsts = np.cumsum(counts) - counts

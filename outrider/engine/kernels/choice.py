@@ -1,4 +1,4 @@
-"""Chooses tokens on the device, without a wait for it: one copy to it, then at most four launches.
+"""Chooses tokens on the device, without a wait for it, in at most four launches.
 
 1. ``_scan`` reads each row once, in chunks: whether its numbers are finite, its largest logit, and either its
    best tokens under the keyed noise or, where a setting truncates it, what bounds its candidates from below.
@@ -10,7 +10,6 @@ The settings mean what they do in outrider/decoding/truncation.py.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,12 @@ from torch import Tensor
 from outrider.decoding.draft import Draft
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
+from outrider.engine.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
-from outrider.engine.kernels.row_settings import is_truncated, load_settings, pack_settings
-from outrider.engine.kernels.verdict import ROWS, DraftRows, find_path
+from outrider.engine.kernels.row_settings import is_truncated, load_settings
+from outrider.engine.kernels.verdict import ROWS, find_path
 
 CHUNK = 4096  # tokens that a program reads
 BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
@@ -47,30 +47,26 @@ class DeviceChoice:
     """What was chosen, still on the device."""
 
     ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
+    perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf where they are banned
     are_sound: Tensor  # bool [num_rows] false where a logit is NaN or positive infinity, or none is finite
     stands: Tensor  # bool [num_rows] by the coupled rule, as far as that is known of sound rows; or [0]
 
 
 def choose_on_device(
-    logits: Tensor,
-    rows: Sequence[Row],
-    ranks: int,
-    allowed: Tensor | None = None,
-    drafts: DraftRows | None = None,
+    logits: Tensor, rows: PackedRows, ranks: int, allowed: Tensor | None = None
 ) -> DeviceChoice:
     """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
 
     Settings that change or ban single tokens have been applied to the logits already. A row that is not
-    sound gets some tokens of the vocabulary.
+    sound gets some tokens of the vocabulary. Where ``rows`` have Drafts, what stands of them is found too.
 
     Args:
         logits: [num_rows, vocab_size] of any float type, each row contiguous; up to 2^19 tokens.
         ranks: tokens to be found for each row, at most vocab_size; where fewer may be, banned ones follow.
         allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
             lowest bits first; None allows all.
-        drafts: to be verified; None: nothing was drafted.
     """
-    choice, launches = _planned(logits, rows, ranks, allowed, drafts)
+    choice, launches = _planned(logits, rows, ranks, allowed)
     for kernel, grid, arguments, constants in launches:
         kernel[grid](*arguments, **constants)
     return choice
@@ -83,32 +79,32 @@ def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) ->
     """
     row = Row(Sampling(top_k=2, top_p=0.5), 0, 0, (), ())
     everything = torch.empty(1, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
-    drafts = DraftRows.of([Draft.chain((0,))], [2])
+    rows = ChoiceInput.of_rows([row, row], DraftRows.of([Draft.chain((0,))], [2])).copied(device)
     for of_logits, allowed in ((dtype, None), (dtype, everything), (torch.float32, None)):
         logits = torch.empty(2, vocab_size, dtype=of_logits, device=device)
-        _, launches = _planned(logits, [row, row], 1, allowed, drafts)
+        _, launches = _planned(logits, rows, 1, allowed)
         for kernel, grid, arguments, constants in launches:
             kernel.warmup(*arguments, grid=grid, **constants)
 
 
 def _planned(
-    logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None, drafts: DraftRows | None
+    logits: Tensor, rows: PackedRows, ranks: int, allowed: Tensor | None
 ) -> tuple[DeviceChoice, list[Launch]]:
     """Memory for what will be chosen, and the launches that choose it."""
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
     capacity = max(CAPACITY, num_chunks * ranks)
-    packed = pack_settings(rows, device, drafts)
     statistics = torch.empty(3, num_rows, num_chunks, device=device)
     block_maxima = torch.empty(num_rows, num_chunks * (CHUNK // BLOCK), dtype=torch.int64, device=device)
     candidates = torch.empty(num_rows, capacity, dtype=torch.int64, device=device)
     counts = torch.empty(num_rows, dtype=torch.int32, device=device)
     ranked = torch.empty(num_rows, ranks, dtype=torch.int32, device=device)
+    perturbed = torch.empty(num_rows, ranks, device=device)
     are_sound = torch.empty(num_rows, dtype=torch.bool, device=device)
-    stands = torch.empty(num_rows if drafts else 0, dtype=torch.bool, device=device)
+    stands = torch.empty(num_rows if rows.depth else 0, dtype=torch.bool, device=device)
 
-    settings = packed.integers, packed.numbers
+    settings = rows.integers, rows.numbers
     read = (logits, logits.stride(0), allowed, *settings, num_rows, vocab_size)
     found = (statistics, candidates, counts, ranks)
     sizes = {"CAPACITY": capacity, "ID_BITS": id_bits, "num_warps": WARPS, "enable_fp_fusion": False}
@@ -116,13 +112,14 @@ def _planned(
     of_chunks = {"CHUNKS": num_chunks, "CHUNKS_PADDED": triton.next_power_of_2(num_chunks)}
     in_chunks, by_chunk = (*read, *found, block_maxima), (num_rows, num_chunks)
     launches: list[Launch] = [(_scan, by_chunk, in_chunks, {**of_row, **sizes})]
-    if packed.are_truncated:
+    if rows.are_truncated:
         launches.append((_collect, by_chunk, in_chunks, {**of_row, **of_chunks, **sizes}))
-    launches.append((_choose, (num_rows,), (*read, *found, ranked, are_sound), {**of_chunks, **sizes}))
-    if drafts is not None:
-        in_rows = (ranked, ranks, packed.drafts, num_rows, drafts.depth, stands)
+    chosen = (ranked, perturbed, are_sound)
+    launches.append((_choose, (num_rows,), (*read, *found, *chosen), {**of_chunks, **sizes}))
+    if rows.depth:
+        in_rows = (ranked, ranks, rows.drafts, num_rows, rows.depth, stands)
         launches.append((find_path, (triton.cdiv(num_rows, ROWS),), in_rows, {"BLOCK": ROWS}))
-    return DeviceChoice(ranked, are_sound, stands), launches
+    return DeviceChoice(ranked, perturbed, are_sound, stands), launches
 
 
 @triton.jit(do_not_specialize=["num_rows", "ranks"])
@@ -240,6 +237,7 @@ def _choose(
     counts,
     ranks,
     ranked,
+    perturbed,
     are_sound,
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
@@ -283,15 +281,17 @@ def _choose(
     for place in range(ranks):
         best = tl.full((), LOWEST_RANK, tl.int64)
         for start in range(0, length, TILE):
-            perturbed = load_ranks(start, source, ID_BITS)
+            candidate = load_ranks(start, source, ID_BITS)
             if is_cut:
-                tokens, values = token_of(perturbed, ID_BITS), value_of(perturbed, ID_BITS)
+                tokens, values = token_of(candidate, ID_BITS), value_of(candidate, ID_BITS)
                 if is_noisy:
                     values += gumbel_at(key, position, tokens)
-                values = tl.where(perturbed >= cut, tl.maximum(values, _SMALLEST), _SMALLEST)
-                perturbed = tl.where(perturbed > LOWEST_RANK, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
-            best = tl.maximum(best, tl.max(tl.where(perturbed < previous, perturbed, LOWEST_RANK)))
+                values = tl.where(candidate >= cut, tl.maximum(values, _SMALLEST), _SMALLEST)
+                candidate = tl.where(candidate > LOWEST_RANK, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
+            best = tl.maximum(best, tl.max(tl.where(candidate < previous, candidate, LOWEST_RANK)))
+        value = value_of(best, ID_BITS)
         tl.store(ranked + row * ranks + place, token_of(best, ID_BITS))
+        tl.store(perturbed + row * ranks + place, tl.where(value > _SMALLEST, value, -_INFINITY))
         previous = best
 
 

@@ -23,6 +23,8 @@ from outrider.engine.speculate import Request, generate
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import Form, Reference, hidden_of, reference, write_eagle3
+from tests.support.simulated_cuda.counts import Counts
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 VOCABULARY = 12
 TARGETS: dict[str, Callable[[], Engine]] = {
@@ -96,6 +98,28 @@ def test_a_node_is_fed_with_the_branch_that_it_is_on() -> None:
         assert feed.tree.tokens[-len(feed.tokens) :] == (*feed.tokens,)
         assert (feed.start, len(feed.tree)) == (1 + 1 + fed, fed + len(feed.tokens))
         fed += len(feed.tokens)
+
+
+@needs_compiler
+def test_a_position_costs_a_gpu_one_copy_in_and_one_wait() -> None:
+    shares = [0.3, 0.3, 0.2, 0.2] + [0.0] * (VOCABULARY - 4)
+    logits = torch.tensor(shares).clamp(min=1e-9).log()
+    asked = [Asked(text(0.7, top_p=0.9), 3, 3), Asked(text(0.0), 2, 2)]
+    with simulated_cuda() as cuda:
+        trees = Trees(asked)
+        for _ in range(2):
+            given = logits.expand(len(trees.growing), -1).to("cuda")
+            cuda.counts = Counts()
+            trees.grow(given)
+            totals = cuda.counts.totals()
+            assert [totals[kind] for kind in ("pinned_copies", "waits", "copies_out")] == [1, 1, 1]
+            assert totals["pageable_copies"] == 0
+        on_gpu = trees.drafts()
+    trees = Trees(asked)
+    for _ in range(2):
+        trees.grow(logits.expand(len(trees.growing), -1).clone())
+    assert on_gpu == trees.drafts()
+    assert not on_gpu[0].is_chain
 
 
 def test_nothing_follows_an_end_of_the_generation() -> None:

@@ -16,6 +16,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.engine.choice_input import PackedRows
 from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
@@ -49,6 +50,7 @@ class Recorder:
         are_finite: torch.Tensor,
         ranks: int = 1,
         drafts: Items[Draft] | None = None,
+        packed: PackedRows | None = None,
     ) -> Choosing:
         every = [row for part in rows for row in part]
         for row, own in zip(every, logits, strict=True):
@@ -59,7 +61,7 @@ class Recorder:
                     self.differing.append(context)
             else:
                 self.logits[context] = own.clone()
-        return begin_choosing(logits, rows, are_finite, ranks, drafts)
+        return begin_choosing(logits, rows, are_finite, ranks, drafts, packed)
 
 
 @pytest.fixture

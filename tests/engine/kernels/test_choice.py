@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import process, runners_up
 from outrider.decoding.settings import Sampling
 from outrider.engine import sampler
+from outrider.engine.choice_input import ChoiceInput, PackedRows
 
 choice = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
 
@@ -51,9 +53,13 @@ def expected(logits: Tensor, rows: Sequence[Row], ranks: int) -> list[list[int]]
 
 def chosen(logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None = None) -> list[list[int]]:
     mask = None if allowed is None else allowed.to(DEVICE)
-    found = choice.choose_on_device(logits.to(DEVICE), rows, ranks, mask)
+    found = choice.choose_on_device(logits.to(DEVICE), packed(rows), ranks, mask)
     assert found.are_sound.all()
     return found.ranked.tolist()
+
+
+def packed(rows: Sequence[Row]) -> PackedRows:
+    return ChoiceInput.of_rows(rows).copied(torch.device(DEVICE))
 
 
 @pytest.fixture
@@ -72,6 +78,16 @@ def test_every_setting_chooses_as_the_reference_does(
 ) -> None:
     logits = random(len(ROWS), vocab_size).to(dtype)
     assert chosen(logits, ROWS, ranks) == expected(logits, ROWS, ranks)
+
+
+def test_their_perturbed_logits_come_along(small_chunks: None) -> None:
+    """As far as logarithms of two libraries agree; those of banned tokens are -inf."""
+    logits = random(len(ROWS), 300)
+    found = choice.choose_on_device(logits.to(DEVICE), packed(ROWS), 4)
+    tokens, values = gumbel_max(process(logits, ROWS), ROWS, 4)
+    assert found.ranked.tolist() == tokens.tolist()
+    assert values.isneginf().any()
+    torch.testing.assert_close(found.perturbed.cpu(), values, rtol=1e-6, atol=1e-6)
 
 
 def test_a_vocabulary_of_more_than_one_chunk() -> None:
@@ -147,7 +163,7 @@ def test_a_row_that_is_not_sound_is_reported_and_gets_some_token(asked: dict[str
     logits[4, 5] = -INFINITY
     logits[5] = -INFINITY
     logits[5, 36] = 1.0
-    found = choice.choose_on_device(logits.to(DEVICE), [row(**asked)] * 6, 2)
+    found = choice.choose_on_device(logits.to(DEVICE), packed([row(**asked)] * 6), 2)
     assert found.are_sound.tolist() == [True, False, False, False, True, True]
     assert ((found.ranked >= 0) & (found.ranked < 37)).all()
     assert (found.ranked[:, 0] != found.ranked[:, 1]).all()
@@ -159,7 +175,7 @@ def test_a_row_without_an_allowed_token_and_one_that_overflows_are_not_sound() -
     logits[:, 7] = 1e38
     allowed = torch.tensor([[-1, -1], [0, 0], [-1, -1]], dtype=torch.int32)
     rows = [row(), row(), row(temperature=0.01)]
-    found = choice.choose_on_device(logits.to(DEVICE), rows, 1, allowed.to(DEVICE))
+    found = choice.choose_on_device(logits.to(DEVICE), packed(rows), 1, allowed.to(DEVICE))
     assert found.are_sound.tolist() == [True, False, False]
 
 

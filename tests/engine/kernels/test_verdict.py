@@ -12,6 +12,7 @@ from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_coupled
 from outrider.engine import sampler
+from outrider.engine.choice_input import DraftRows
 
 verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
 
@@ -34,7 +35,8 @@ def drafts(draw: st.DrawFn) -> Draft:
 def paths(given_drafts: Sequence[Draft], others: int, chosen: list[list[int]]) -> list[tuple[int, ...]]:
     """That stand, of each Draft. others: rows of a piece of work without one, which comes first."""
     counts = [others, *(1 + len(draft) for draft in given_drafts)]
-    rows = verdict.DraftRows.of([NOTHING, *given_drafts], counts)
+    rows = DraftRows.of([NOTHING, *given_drafts], counts)
+    assert rows is not None
     ranked = torch.tensor(chosen, dtype=torch.int32, device=DEVICE)
     stands = torch.zeros(len(chosen), dtype=torch.bool, device=DEVICE)
     numbers = torch.from_numpy(rows.numbers).to(DEVICE)
@@ -59,7 +61,7 @@ def test_what_stands_is_what_the_rule_says(
     given_drafts: list[Draft], others: int, ranks: int, random: object
 ) -> None:
     if not any(given_drafts):
-        assert verdict.DraftRows.of([NOTHING, *given_drafts], [others, *[1] * len(given_drafts)]) is None
+        assert DraftRows.of([NOTHING, *given_drafts], [others, *[1] * len(given_drafts)]) is None
         return
     count = others + sum(1 + len(draft) for draft in given_drafts)
     seed = 1 if random is None else random.getrandbits(30)  # type: ignore[attr-defined]

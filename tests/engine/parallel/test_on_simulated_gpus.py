@@ -114,7 +114,8 @@ def test_ranks_replay_graphs_and_say_what_one_process_says(ranks: Ranks, tmp_pat
     assert waits_of_the_other == 0
     assert slow_because == ()
     assert path == "graph"
-    assert totals["waits"] == totals["copies_out"] == 1
+    assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1
+    assert totals["pageable_copies"] == 0
     assert totals["launches"] <= 5  # the graph, what chooses and what verifies
 
 

@@ -1,0 +1,145 @@
+"""What kernels that choose tokens depend on besides logits, as numbers.
+
+Those of a step reach the device in the step's one copy. They follow from what is fed, so that the rows, which
+hold far more, are made while the device computes.
+"""
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.row import Row
+from outrider.decoding.settings import Sampling
+from outrider.engine.sequence import Sequence
+from outrider.engine.step_input import Feed, Numbers
+
+NUMBERS_OF_ROW = 9  # at most
+
+_LARGEST_TOP_K = 2**31 - 1
+_NO_ROW = -(2**40)  # far below every row
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """What the kernels know of each row, on the device."""
+
+    integers: Tensor  # int64 [4, num_rows] noise key, position, top_k, whether there is noise
+    numbers: Tensor  # float64 [3, num_rows] temperature, top_p, the logarithm of min_p
+    drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows] where nothing was drafted
+    depth: int  # DraftRows.depth; 0: nothing was drafted
+    are_truncated: bool  # any of them
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Which rows of a step's logits belong to nodes of Drafts."""
+
+    numbers: Numbers  # [2, num_rows] the row whose token each is drafted after, below 0: none; it
+    depth: int  # nodes of the longest path
+
+    @classmethod
+    def of(cls, drafts: Items[Draft], counts: Items[int]) -> "DraftRows | None":
+        """None where nothing was drafted.
+
+        counts: rows of each piece of work: where it has a Draft, the root's and the nodes' in their order.
+        """
+        if not any(drafts):
+            return None
+        pairs = [*zip(drafts, counts, strict=True)]
+        parents = ((_NO_ROW, *draft.parents) if draft else (_NO_ROW,) * count for draft, count in pairs)
+        tokens = ((0, *draft.tokens) if draft else (0,) * count for draft, count in pairs)
+        numbers = np.empty((2, sum(counts)), np.int64)
+        roots = np.cumsum(counts) - counts
+        numbers[0] = np.fromiter(chain.from_iterable(parents), np.int64) + np.repeat(roots + 1, counts)
+        numbers[1] = np.fromiter(chain.from_iterable(tokens), np.int64)
+        return cls(numbers, max(1 + max(draft.depths) for draft in drafts if draft))
+
+
+@dataclass(frozen=True)
+class ChoiceInput:
+    """The same as PackedRows on the host."""
+
+    # int64 [7 or 9, num_rows] of DraftRows, if there are, then as PackedRows has them. What begins after an
+    # even number of rows is aligned to 16 bytes: for others kernels compile anew.
+    numbers: Numbers
+    depth: int
+    are_truncated: bool
+
+    @classmethod
+    def of_feeds(
+        cls, feeds: Items[Feed], texts: Items[Sequence], counts: Items[int], drafts: Items[Draft]
+    ) -> "ChoiceInput":
+        """Tokens are chosen after the last ``counts`` tokens of each feed.
+
+        drafts: as begin_choosing takes them.
+        """
+        return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts))
+
+    @classmethod
+    def of_rows(cls, rows: Items[Row], drafts: DraftRows | None = None) -> "ChoiceInput":
+        """Of rows that are there already."""
+        positions = np.array([row.position for row in rows], np.int64)
+        return cls._of(rows, [1] * len(rows), positions, drafts)
+
+    @classmethod
+    def _of(
+        cls, texts: Items[Sequence | Row], counts: Items[int], positions: Numbers, drafts: DraftRows | None
+    ) -> "ChoiceInput":
+        """counts: rows of each text."""
+        settings: dict[int, tuple[int, bool, float, float, float]] = {}
+        for text in texts:
+            if id(text.sampling) not in settings:
+                settings[id(text.sampling)] = _settings(text.sampling)
+        first = 0 if drafts is None else 2
+        numbers = np.empty((first + 7, len(positions)), np.int64)
+        if drafts is not None:
+            numbers[:first] = drafts.numbers
+        words = numbers[first:]
+        keys = np.fromiter((text.noise_key for text in texts), np.uint64, len(texts))
+        words[0].view(np.uint64)[:] = keys.repeat(counts)
+        words[1] = positions
+        of_texts = np.array([settings[id(text.sampling)] for text in texts], np.float64).reshape(-1, 5)
+        of_rows = of_texts.repeat(counts, axis=0).T
+        words[2:4] = of_rows[:2]
+        words[4:].view(np.float64)[:] = of_rows[2:]
+        are_truncated = any(one[0] > 0 or one[3] < 1.0 or one[4] > -math.inf for one in settings.values())
+        return cls(numbers, 0 if drafts is None else drafts.depth, are_truncated)
+
+    def at(self, given: Tensor) -> PackedRows:
+        """given: ``numbers`` on the device, in any shape."""
+        every = given.view(self.numbers.shape)
+        drafts, integers, numbers = every[:-7], every[-7:-3], every[-3:].view(torch.float64)
+        return PackedRows(integers, numbers, drafts, self.depth, self.are_truncated)
+
+    def copied(self, device: torch.device) -> PackedRows:
+        """By a copy of its own, that nothing waits for."""
+        there = torch.empty(self.numbers.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        there.numpy()[:] = self.numbers
+        return self.at(there.to(device, non_blocking=True))
+
+
+def _positions(feeds: Items[Feed], counts: Items[int]) -> Numbers:
+    """int64 [num_rows] of the tokens that follow the last ``counts`` of each."""
+    stops = np.cumsum(counts)
+    ends = np.array([feed.start + len(feed.tokens) for feed in feeds], np.int64)
+    positions: Numbers = np.arange(sum(counts)) + np.repeat(ends + 1 - stops, counts)
+    for feed, stop, count in zip(feeds, stops.tolist(), counts, strict=True):
+        if feed.tree is not None and count:
+            nodes = min(count, len(feed.tree))
+            root = feed.start + len(feed.tokens) - len(feed.tree)
+            positions[stop - nodes : stop] = root + 1 + np.array(feed.tree.depths[-nodes:])
+    return positions
+
+
+def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:
+    """As PackedRows has it. To a rule that looks at distributions temperature 0 means the likeliest token."""
+    if sampling.temperature == 0.0:
+        return int(sampling.verification != "coupled"), False, 1.0, 1.0, -math.inf
+    distance = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    return min(sampling.top_k, _LARGEST_TOP_K), True, sampling.temperature, sampling.top_p, distance
