@@ -32,7 +32,10 @@ class StreamTrace:
         self._stretch: _Stretch | None = None  # of plain decoding
 
     def asked(self, turn: rounds_pb2.Turn) -> None:
-        """A turn came in. The same round again tells of the span that waits for the answer after the next."""
+        """A turn came in. The same round again tells of the span that waits for the answer after the next.
+
+        What the target does by itself after that is told below the newest of them.
+        """
         if not turn.traceparent:
             return
         if turn.round > self._round:
@@ -49,9 +52,12 @@ class StreamTrace:
             if self._stretch is None:
                 self._stretch = _Stretch(self._parents[0])
             self._stretch.answers.append(answer)
-        elif isinstance(answer.result, Verified | Proposed):
-            name = "verify" if isinstance(answer.result, Verified) else "draft"
-            self._later(_record, name, self._parents.popleft(), [answer])
+        elif isinstance(answer.result, Proposed):
+            self._later(_record, "draft", self._parents.popleft(), [answer])
+        elif isinstance(answer.result, Verified):
+            self._later(_record, "verify", self._parents[0], [answer])
+            if len(self._parents) > 1 or not answer.result.continues:
+                self._parents.popleft()
 
     def ended(self) -> None:
         """The stream did."""

@@ -100,9 +100,9 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
             case "extend":
                 return request.extend.turn, _extend(sequence, request.extend)
             case "plain":
-                return request.plain.turn, _until(Generate, sequence, request.plain)
+                return request.plain.turn, _generate(sequence, request.plain)
             case "top_up":
-                return request.top_up.turn, _until(TopUp, sequence, request.top_up)
+                return request.top_up.turn, _top_up(sequence, request.top_up)
             case "score":
                 return request.score.turn, _score(sequence, request.score)
         raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp, Score and Close")
@@ -110,11 +110,12 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
     @staticmethod
     def reply(answer: Answer) -> rounds_pb2.TargetReply:
         result, draft, draft_step, finish, forced = answer.result, None, None, None, NOTHING_FORCED
-        rank = None
+        rank, continues = None, False
         if isinstance(result, Verified):
             accepted, tokens = result.verdict.accepted, result.verdict.tokens
             draft = None if result.draft is None else draft_to_message(result.draft)
-            forced, finish, rank = result.forced, result.finish, result.rank
+            forced, finish = result.forced, result.finish
+            rank, continues = result.rank, result.continues
             draft_step = None if result.draft_step is None else step_to_message(result.draft_step)
         elif isinstance(result, Scored):
             accepted, tokens = (), ()
@@ -131,6 +132,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
             draft=draft,
             draft_step=draft_step,
             rank=rank,
+            continues=continues,
             timings=_timings(result.timings),
             load=_load(answer),
             forced=forced.tokens,
@@ -154,6 +156,7 @@ def _verify(sequence: int, message: rounds_pb2.Verify) -> Verify:
         round=turn.round,
         next_depth=message.next_depth,
         next_leaves=message.next_leaves,
+        until=message.until,
     )
 
 
@@ -162,12 +165,22 @@ def _extend(sequence: int, message: rounds_pb2.Extend) -> Extend:
     return Extend(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), draft=draft, round=turn.round)
 
 
-def _until(
-    kind: type[Generate] | type[TopUp], sequence: int, message: rounds_pb2.Plain | rounds_pb2.TopUp
-) -> Generate | TopUp:
+def _generate(sequence: int, message: rounds_pb2.Plain) -> Generate:
     turn = message.turn
     count = message.until - turn.base - len(turn.tokens)
-    return kind(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
+    return Generate(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
+
+
+def _top_up(sequence: int, message: rounds_pb2.TopUp) -> TopUp:
+    turn = message.turn
+    return TopUp(
+        sequence=sequence,
+        base=turn.base,
+        tokens=tuple(turn.tokens),
+        count=message.until - turn.base - len(turn.tokens),
+        next_depth=message.next_depth,
+        next_leaves=message.next_leaves,
+    )
 
 
 def _score(sequence: int, message: rounds_pb2.Score) -> Score:

@@ -147,16 +147,18 @@ class Propose(_message.Message):
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., depth: _Optional[int] = ..., leaves: _Optional[int] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("turn", "draft", "next_depth", "next_leaves")
+    __slots__ = ("turn", "draft", "next_depth", "next_leaves", "until")
     TURN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     NEXT_DEPTH_FIELD_NUMBER: _ClassVar[int]
     NEXT_LEAVES_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
     turn: Turn
     draft: Draft
     next_depth: int
     next_leaves: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., next_depth: _Optional[int] = ..., next_leaves: _Optional[int] = ...) -> None: ...
+    until: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., next_depth: _Optional[int] = ..., next_leaves: _Optional[int] = ..., until: _Optional[int] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("turn", "draft")
@@ -175,12 +177,16 @@ class Plain(_message.Message):
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ...) -> None: ...
 
 class TopUp(_message.Message):
-    __slots__ = ("turn", "until")
+    __slots__ = ("turn", "until", "next_depth", "next_leaves")
     TURN_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_LEAVES_FIELD_NUMBER: _ClassVar[int]
     turn: Turn
     until: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ...) -> None: ...
+    next_depth: int
+    next_leaves: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ..., next_depth: _Optional[int] = ..., next_leaves: _Optional[int] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("turn", "start")
@@ -253,7 +259,7 @@ class AheadOutcome(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank")
+    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank", "continues")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +274,7 @@ class TargetReply(_message.Message):
     FORCED_NODES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     round: int
@@ -282,7 +289,8 @@ class TargetReply(_message.Message):
     forced_nodes: _containers.RepeatedScalarFieldContainer[int]
     draft_step: Step
     rank: int
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ...) -> None: ...
+    continues: bool
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")

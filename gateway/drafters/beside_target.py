@@ -10,6 +10,7 @@ class BesideTarget(Drafter):
     """What it proposes was asked for by the Verify before: nothing is waited for."""
 
     place = Place.TARGET_WORKER
+    comes_with_verdicts = True
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence

@@ -10,6 +10,7 @@ class Drafter(ABC):
     """A wrong guess costs time, never correctness."""
 
     place: Place
+    comes_with_verdicts = False  # each of its Drafts does, so that the target may go on by itself
 
     @abstractmethod
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:

@@ -79,7 +79,8 @@ class AnswerTrace(NoTrace):
         self._counted.on(event)
         match event:
             case RoundBegan():
-                self._enter(ROUND, self._next if event.continued else None, event.reason)
+                is_begun = event.continued and self._next is not INVALID_SPAN
+                self._enter(ROUND, self._next if is_begun else None, event.reason)
                 self._span.set_attribute("outrider.waited", event.waits)
                 self._waits, self._continued, self._stretch = event.waits, event.continued, None
             case StretchBegan():

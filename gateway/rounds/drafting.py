@@ -131,9 +131,28 @@ class Drafting:
     @property
     def wanted_beside_target(self) -> tuple[int, int]:
         """Depth of the Draft that is to come with the next Verdict, and runners-up beside it, at most."""
-        if self._is_beside_target:
-            return self.depth_in_force, self._paced.leaves
-        return self._route.depth_beside_target, 0
+        if not self._is_beside_target:
+            return self._route.depth_beside_target, 0
+        if self._speculation.mode == "fixed":
+            return self._paced.max_depth, self._paced.leaves
+        return self._pace.depth_in_rounds(self._paced), self._paced.leaves
+
+    @property
+    def target_may_continue(self) -> bool:
+        """Whether the target may verify its own drafter's Drafts before they were seen here."""
+        return self._drafter is not None and self._drafter.comes_with_verdicts
+
+    def continued(self) -> Proposal | None:
+        """The Draft with which the target goes on by itself; None where another drafter is to draft."""
+        draft = self._sequence.draft
+        is_wanted = self.target_may_continue and self._route.better(self._pace) is None
+        if draft is None or not is_wanted:
+            return None
+        self._sequence.draft = None
+        base, step = len(self._sequence), self._sequence.draft_step
+        self._newest = proposal = self._told(Proposal(draft, base, step), draft.chain_length)
+        asyncio.get_running_loop().call_soon(self._pace.refresh)
+        return proposal
 
     @property
     def _is_beside_target(self) -> bool:
@@ -160,6 +179,8 @@ class Drafting:
 
         traceparent: of the round that waits for it, or of the request where none does.
         """
+        if self._newest.draft and self._newest.base == len(self._sequence):
+            return  # it came with the Verdict
         self._start()
         self._begun = asyncio.create_task(self._after(self._begun, depth, traceparent))
 
@@ -350,24 +371,24 @@ class Drafting:
         except WorkerLostError as lost:
             self._lost(lost)
             return None
-        name = self._route.now.name
-        self._newest = proposal = replace(
-            proposal,
-            seconds=loop.time() - begun,
-            drafter=proposal.drafter or name,
-            asked=name,
-            because=self._route.reason,
-            wanted=depth,
-        )
-        self._pause_s, self._losses = 0.0, 0
-        self._events.emit(Drafted(proposal))
-        self._empty = 0 if proposal.draft else self._empty + 1
+        proposal = replace(proposal, seconds=loop.time() - begun)
+        self._newest = proposal = self._told(proposal, depth)
         if self._empty < MANY_EMPTY:
             return proposal
         # Most often the context or the cache of a draft is full; a text without repeats is no fault.
         is_fault = self._empty == MANY_EMPTY and self._asks_a_worker
         self._fall_back(FellBack(EMPTY, f"{self._empty} in a row", is_fault))
         return None
+
+    def _told(self, proposal: Proposal, depth: int) -> Proposal:
+        """That so many tokens were asked for, with whose it is, once everybody knows."""
+        name, because = self._route.now.name, self._route.reason
+        drafter = proposal.drafter or name
+        proposal = replace(proposal, drafter=drafter, asked=name, because=because, wanted=depth)
+        self._pause_s, self._losses = 0.0, 0
+        self._events.emit(Drafted(proposal))
+        self._empty = 0 if proposal.draft else self._empty + 1
+        return proposal
 
     def _lost(self, lost: WorkerLostError) -> None:
         if self._may_draft:

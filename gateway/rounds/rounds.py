@@ -42,7 +42,7 @@ from protos.generation_pb2 import TokenLogprobs
 
 logger = logging.getLogger("ray.serve")
 
-PLAIN_STRETCH = 64  # tokens granted at a time in plain mode; half of them used up asks for more
+STRETCH = 64  # tokens that a target is let go on by itself; half of them used up asks for more
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again
 
 
@@ -54,6 +54,15 @@ class Step:
     finish_reason: str | None  # "stop" or "length"
     round: VerdictFell | None = None  # None: plain decoding
     scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, before any token
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the target may do by itself."""
+
+    until: int = 0  # length of the sequence
+    depth: int = 0  # of the Drafts that come with its verdicts
+    leaves: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,8 @@ class Rounds:
         self._limits = limits
         self._resumed: Proposal | None = None  # the Draft with which rounds go on after plain decoding
         self._is_verifying = False  # the target has a Draft that follows the committed tokens
-        self._ahead: Proposal | None = None  # the Drafts of this turn that it was sent beforehand
+        self._ahead: Proposal | None = None  # what it goes on with, if the Verdict leaves something of that
+        self._granted = Grant()
 
     @property
     def depth(self) -> int:
@@ -193,7 +203,8 @@ class Rounds:
     async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
 
-        Where the target was sent what follows a Verdict before it fell, it is at the next one already.
+        Where the target was sent what follows a Verdict before it fell, or goes on by itself with the Draft
+        of the drafter beside it, it is at the next one already.
         """
         proposal: Proposal | None = first
         continues, draft_s = False, first.seconds
@@ -219,6 +230,8 @@ class Rounds:
             yield step
             if depth == 0:
                 return
+            if continues:
+                self._renew(target)
             begun = asyncio.get_running_loop().time()
             proposal = following if continues else await self._drafting.proposal()
             draft_s = asyncio.get_running_loop().time() - begun
@@ -226,10 +239,44 @@ class Rounds:
         self._events.emit(Ended(self.reason))
 
     def _verify(self, target: TargetStream, proposal: Proposal) -> rounds_pb2.TargetRequest:
-        turn = target.turn(self._sequence.round, self._trace.current)
-        verify = rounds_pb2.Verify(turn=turn, draft=draft_to_message(proposal.draft))
-        verify.next_depth, verify.next_leaves = self._drafting.wanted_beside_target
+        self._granted = grant = self._grant()
+        verify = rounds_pb2.Verify(
+            turn=target.turn(self._sequence.round, self._trace.current),
+            draft=draft_to_message(proposal.draft),
+            next_depth=grant.depth,
+            next_leaves=grant.leaves,
+            until=grant.until,
+        )
         return rounds_pb2.TargetRequest(verify=verify)
+
+    def _grant(self) -> Grant:
+        """With a drafter of its own the target goes on as in plain decoding."""
+        depth, leaves = self._drafting.wanted_beside_target
+        return Grant(self._end_of_stretch if self._drafting.target_may_continue else 0, depth, leaves)
+
+    def _renew(self, target: TargetStream) -> None:
+        """Lets a target that goes on by itself go further, or with other Drafts than before."""
+        granted, grant = self._granted, self._grant()
+        is_as_before = (grant.depth, grant.leaves) == (granted.depth, granted.leaves)
+        if not grant.until or (is_as_before and not self._is_used_up(granted.until)):
+            return
+        self._granted = grant
+        top_up = rounds_pb2.TopUp(
+            turn=target.turn(self._sequence.round, self._trace.current),
+            until=grant.until,
+            next_depth=grant.depth,
+            next_leaves=grant.leaves,
+        )
+        target.send(rounds_pb2.TargetRequest(top_up=top_up))
+
+    @property
+    def _end_of_stretch(self) -> int:
+        """Length of the sequence to which the target may go on from here by itself."""
+        return min(len(self._sequence) + STRETCH, self._sequence.limit)
+
+    def _is_used_up(self, until: int) -> bool:
+        """Whether enough of a stretch is, that the target has to be told of the next one."""
+        return until - len(self._sequence) <= STRETCH // 2 and until < self._sequence.limit
 
     async def _extend(self, target: TargetStream) -> None:
         """Sends the target what follows the likely verdicts, while it verifies."""
@@ -258,6 +305,8 @@ class Rounds:
         target_s = asyncio.get_running_loop().time() - begun
         fell = VerdictFell(proposal, reply, self.reason, continued, draft_s, target_s)
         tokens = await self._commit(target, reply, Origin.TARGET if proposal.draft else Origin.PLAIN)
+        if reply.continues:
+            self._ahead = self._drafting.continued()
         self._events.emit(fell)
         return Step(tokens, self._sequence.finish_reason, fell if proposal.draft else None)
 
@@ -271,12 +320,9 @@ class Rounds:
         until = 0
         try:
             while self._sequence.finish_reason is None and not resuming.done():
-                if until - len(self._sequence) <= PLAIN_STRETCH // 2 and until < self._sequence.limit:
-                    is_first, until = (
-                        not until,
-                        min(len(self._sequence) + PLAIN_STRETCH, self._sequence.limit),
-                    )
-                    target.send(self._grant(target, until, is_first=is_first))
+                if self._is_used_up(until):
+                    is_first, until = not until, self._end_of_stretch
+                    target.send(self._plainly(target, until, is_first=is_first))
                 begun = asyncio.get_running_loop().time()
                 reply = await self._reply(target)
                 target_s = asyncio.get_running_loop().time() - begun
@@ -290,7 +336,7 @@ class Rounds:
             resuming.cancel()
             await asyncio.gather(resuming, return_exceptions=True)
 
-    def _grant(self, target: TargetStream, until: int, *, is_first: bool) -> rounds_pb2.TargetRequest:
+    def _plainly(self, target: TargetStream, until: int, *, is_first: bool) -> rounds_pb2.TargetRequest:
         turn = target.turn(self._sequence.round, self._trace.current)
         if is_first:
             return rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=turn, until=until))

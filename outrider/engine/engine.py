@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from msgspec import structs
 
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
@@ -231,7 +232,14 @@ class Engine:
         self._observe(outcome)
         results = self._take(outcome.chosen)
         if self._beside is not None:
-            results = self._beside.stepped(outcome.chosen, results)
+            results = self._continued(outcome.chosen, self._beside.stepped(outcome.chosen, results))
+        self._batch_delay.answered(
+            self._sequences[result.sequence]
+            for result in results
+            if isinstance(result, Verified)
+            and result.finish is None
+            and result.sequence not in self._queue.tasks
+        )
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _observe(self, outcome: Outcome) -> None:
@@ -261,14 +269,17 @@ class Engine:
                     results += self._advance(task, item, choices)
             except BlamedError as blamed:
                 results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
-        self._batch_delay.answered(
-            self._sequences[result.sequence]
-            for result in results
-            if isinstance(result, Verified)
-            and result.finish is None
-            and result.sequence not in self._queue.tasks
-        )
         return results
+
+    def _continued(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
+        """The results, after which the Drafts that come with them are verified where they may be."""
+        verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, VerifyTask)}
+        return [
+            structs.replace(result, continues=self._queue.goes_on(verified[result.sequence], result.draft))
+            if isinstance(result, Verified) and result.draft is not None
+            else result
+            for result in results
+        ]
 
     def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:
         sequence = item.sequence

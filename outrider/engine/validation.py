@@ -47,7 +47,7 @@ def check_work(sequence: Sequence, work: Work, vocab_size: int) -> None:
         _check_asked(work.depth, work.leaves)
     if isinstance(work, Score) and not 1 <= work.start < length:
         raise ValueError(f"start={work.start} must be 1 to {length - 1}, the position of a committed token")
-    if isinstance(work, Verify):
+    if isinstance(work, Verify | TopUp):
         _check_asked(work.next_depth, work.next_leaves)
     if isinstance(work, Verify | Extend):
         _check_draft(work, sequence.sampling.verification, vocab_size)
@@ -68,8 +68,8 @@ def _check_asked(depth: int, leaves: int) -> None:
 def _check_continues(sequence: Sequence, work: Extend | TopUp) -> None:
     """The sequence goes on from what the sender holds, or has done so."""
     end = work.base + len(work.tokens)
-    if isinstance(work, TopUp) and not sequence.is_free:
-        raise ValueError("a TopUp must follow a Generate")
+    if isinstance(work, TopUp) and not sequence.is_free and sequence.verified_round is None:
+        raise ValueError("a TopUp must follow a Generate or a Verify")
     if isinstance(work, Extend) and sequence.verified_round != work.round:
         raise ValueError(f"round={work.round} of an Extend must be that of the Verify before")
     if tuple(sequence.tokens[work.base : end]) != work.tokens:

@@ -22,6 +22,7 @@ class Verify(Struct, frozen=True, tag=True):
     round: int
     next_depth: int = 0  # of the Draft that is to come with the Verdict, from a drafter beside the target
     next_leaves: int = 0
+    until: int = 0  # length of the sequence, up to which such Drafts are verified without being sent
 
 
 class Extend(Struct, frozen=True, tag=True):
@@ -61,12 +62,17 @@ class Propose(Struct, frozen=True, tag=True):
 
 
 class TopUp(Struct, frozen=True, tag=True):
-    """To the Generate before: go on up to ``count`` tokens beyond the committed ones. None is sent twice."""
+    """To the Generate or Verify before: go on up to ``count`` tokens beyond the committed ones.
+
+    No token is sent twice.
+    """
 
     sequence: int  # its number
     base: int
     tokens: tuple[int, ...]
     count: int
+    next_depth: int = 0  # to a Verify: as there
+    next_leaves: int = 0
 
 
 class Score(Struct, frozen=True, tag=True):
@@ -119,6 +125,7 @@ class Verified(Struct, frozen=True, tag=True):
     # Of the target's own token among the guesses of a drafter beside it, where the chain was wrong; 0 is the
     # first. None: unknown.
     rank: int | None = None
+    continues: bool = False  # that Draft is being verified: another Verdict of this round follows
 
 
 class Generated(Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.tasks.verify import VerifyTask
+from outrider.engine.tasks.verify import NOTHING_FOLLOWS, Following, VerifyTask
 from outrider.engine.work import Extend, Generate, Propose, Result, Score, TopUp, Verify, Work
 
 
@@ -57,7 +57,7 @@ class WorkQueue:
             self._commit(sequence, work.base, work.tokens)
             match work:
                 case Verify():
-                    following = work.next_depth, work.next_leaves
+                    following = Following(work.next_depth, work.next_leaves, work.until)
                     self._verify(sequence, work.draft, work.round, arrived, following)
                 case Generate():
                     length = len(sequence.tokens) + work.count
@@ -80,6 +80,15 @@ class WorkQueue:
             self._draft_ahead.prepare(task)
         elif isinstance(task, VerifyTask):
             self._go_on(task.sequence)
+
+    def goes_on(self, task: VerifyTask, draft: Draft) -> bool:
+        """Verifies the Draft that comes with its Verdict, if it may be before the sender has seen it."""
+        sequence = task.sequence
+        is_free = sequence.number not in self.tasks  # nothing was sent ahead of it
+        may = is_free and bool(draft) and len(sequence.tokens) < task.following.until
+        if may:
+            self._verify(sequence, draft, task.round, self._clock(), task.following)
+        return may
 
     def void(self, sequence: Sequence) -> None:
         """Forgets all that is under way for it."""
@@ -107,9 +116,8 @@ class WorkQueue:
         draft: Draft,
         round: int,
         arrived: float,
-        following: tuple[int, int] = (0, 0),
+        following: Following = NOTHING_FOLLOWS,
     ) -> None:
-        """following: depth and leaves of the Draft that is to come with the Verdict."""
         length = len(sequence.tokens)
         if not self.fits(length + len(draft)):
             draft = NO_DRAFT
@@ -138,6 +146,10 @@ class WorkQueue:
         task = self.tasks.get(sequence.number)
         if isinstance(task, GenerateTask):
             task.length = max(task.length, length)
+        elif isinstance(task, VerifyTask):
+            task.following = Following(work.next_depth, work.next_leaves, length)
+        elif not sequence.is_free:
+            return  # its Verdict, which the sender will see, says that the target waits
         elif len(sequence.tokens) < length and not sequence.has_ended:
             self.tasks[sequence.number] = GenerateTask(sequence, length, self._clock())
 

@@ -197,9 +197,11 @@ class Pace:
         if not self.may_pay(sequence):
             sequence.trial_turns = 0
             return 0
-        if sequence.trial_turns:
-            return min(TRIAL_DEPTH, self._cap(sequence))
-        return sequence.depth
+        return self.depth_in_rounds(sequence)
+
+    def depth_in_rounds(self, sequence: PacedSequence) -> int:
+        """As long as it has rounds: of a trial, if it has them for that alone."""
+        return sequence.depth or min(TRIAL_DEPTH, self._cap(sequence))
 
     def reason(self, sequence: PacedSequence) -> str:
         """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""

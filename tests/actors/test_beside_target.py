@@ -6,23 +6,30 @@ from typing import Any, Literal
 import pytest
 from opentelemetry.trace import get_tracer
 
+from gateway.rounds import rounds
 from gateway.rounds.paces import PaceObserver
 from gateway.settings import Speculation
+from gateway.workers.streams import WorkerStream
 from outrider.decoding.draft import Draft
 from outrider.drafters import registry
 from outrider.engine import drafting_beside
+from outrider.engine.asked import Asked
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.controller import Pace
+from protos import rounds_pb2
 from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
 from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
+from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
-from tests.support.pair import answer, expected, pair
+from tests.support.pair import TOKENS, answer, expected, pair, rounds_of
+from tests.support.patience import eventually
 
 KINDS = ("json", "stories")
+START = len(prompt_of("json"))
 
 
 def of_medusa(folder: Path) -> dict[str, Any]:
@@ -48,6 +55,12 @@ def beside(mode: Literal["auto", "fixed"]) -> Speculation:
     return Speculation(mode=mode, depth=4, drafter=ROW.name)
 
 
+async def spans_of_worker(spans, name: str, count: int) -> list[Any]:
+    """They are made a little after their answers."""
+    await eventually(lambda: len(spans.named(name)) >= count)
+    return spans.named(name)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 async def test_the_text_is_the_same_and_drafts_are_verified_and_counted(temperature):
     async with pair(0, drafter=ROW.name) as fleet:
@@ -61,6 +74,99 @@ async def test_the_text_is_the_same_and_drafts_are_verified_and_counted(temperat
         assert (stats.lost_drafts, stats.late_drafts) == (0, 0)
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What targets were asked, in order."""
+    asked: list[Any] = []
+    send = WorkerStream.send
+
+    def sending(self: Any, request: Any) -> None:
+        if isinstance(request, rounds_pb2.TargetRequest):
+            asked.append(getattr(request, request.WhichOneof("request")))
+        send(self, request)
+
+    monkeypatch.setattr(WorkerStream, "send", sending)
+    return asked
+
+
+def kinds_of(sent: list[Any]) -> list[str]:
+    return [type(message).__name__ for message in sent]
+
+
+@pytest.fixture
+def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Drafts beside the target are what the answer to "json" says, but for every seventh token."""
+    text = expected("json", 0.7)
+
+    def propose(self: Beside, asked: list[Asked]) -> list[Draft]:
+        generated = [len(one.text.tokens) - START for one in asked]
+        places = [range(at, min(at + one.depth, TOKENS)) for at, one in zip(generated, asked, strict=True)]
+        return [Draft.chain([text[place] ^ (place % 7 == 6) for place in of_one]) for of_one in places]
+
+    monkeypatch.setattr(Beside, "propose", propose)
+
+
+async def test_the_target_goes_on_by_itself_to_the_end(sent, often_right):
+    """One message lets it verify its own Drafts."""
+    async with pair(0, drafter=ROW.name) as fleet:
+        text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
+    assert text == expected("json", 0.7)
+    assert stats.continued == stats.rounds > 8
+    assert kinds_of(sent) == ["Verify"]
+
+
+async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
+    monkeypatch.setattr(rounds, "STRETCH", 16)
+    async with pair(0, drafter=ROW.name) as fleet:
+        text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
+    assert text == expected("json", 0.7)
+    assert stats.continued > stats.rounds // 2
+    assert set(kinds_of(sent)) >= {"Verify", "TopUp"}
+    assert {message.until for message in sent} <= {*range(START + 16, START + TOKENS + 1)}
+
+
+async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent, often_right, monkeypatch):
+    monkeypatch.setattr(rounds, "STRETCH", 8)
+    depths = []
+    async with pair(0, drafter=ROW.name) as fleet:
+        written = rounds_of(fleet, "json", 0.7, beside("fixed"))
+        text = []
+        async for step in written.steps():
+            text += [token.id for token in step.tokens]
+            if step.round is not None:
+                depths.append(step.round.proposal.draft.chain_length)
+                written._drafting._paced.max_depth = 2
+    assert text == expected("json", 0.7)
+    assert depths[0] == 4
+    assert set(depths[-4:]) <= {1, 2}
+    assert next(one for one in sent if isinstance(one, rounds_pb2.TopUp)).next_depth == 2
+
+
+async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent, often_right):
+    """Whose Draft the next one is, that is known once the Verdict is."""
+    both = registry.mixed(ROW.name, "suffix")
+    registry.register(both)
+    async with pair(0, drafter=ROW.name) as fleet:
+        speculation = Speculation(mode="fixed", depth=4, drafter=both.name)
+        text, stats = await answer(fleet, "json", 0.7, speculation=speculation)
+    assert text == expected("json", 0.7)
+    assert stats.accepted > 0 == stats.continued
+    assert set(kinds_of(sent)) == {"Verify"}
+
+
+async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_right, monkeypatch):
+    """Else nothing would tell that rounds pay again."""
+    monkeypatch.setattr(Pace, "_decide", lambda self: None)
+    async with pair(0, drafter=ROW.name) as fleet:
+        written = rounds_of(fleet, "json", 0.7, beside("auto"))
+        paced = written._drafting._paced
+        paced.depth, paced.trial_turns = 0, 3
+        text = [token.id async for step in written.steps() for token in step.tokens]
+    assert text == expected("json", 0.7)
+    assert written.stats.rounds >= 3
+    assert "Plain" in kinds_of(sent)
+
+
 async def test_it_is_given_the_states_from_which_the_newest_token_was_chosen():
     async with pair(0, drafter=ROW.name) as fleet:
         await answer(fleet, "json", 0.0, speculation=beside("fixed"))
@@ -72,12 +178,16 @@ async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
     async with pair(0, drafter=ROW.name) as fleet:
         _, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"), generation=generation)
+        verified = await spans_of_worker(spans, "verify", stats.rounds)
     generation.end()
     rounds = spans.named("round")
     assert len(rounds) == stats.rounds
     for name in ("drafted", "accepted"):
         assert sum(span.attributes[f"outrider.{name}"] for span in rounds) == getattr(stats, name)
     assert all(span.attributes["outrider.draft_ms"] == 0.0 for span in rounds)
+    assert stats.continued > 0
+    begun = {span.context.span_id for span in spans if span.name in ("round", "plain")}
+    assert {span.parent.span_id for span in verified} <= begun
 
 
 async def test_the_pace_learns_from_its_rounds_and_decides_its_depth(monkeypatch):

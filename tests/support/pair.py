@@ -90,7 +90,7 @@ def rounds_of(
     gateway = GatewaySettings(
         model="m",
         tokenizer="t",
-        beside_target=speculation.drafter if _is_beside_target(speculation) else None,
+        beside_target=_beside_target(speculation),
         propose_deadline_ms=1e3 * LIMIT_S,
     )
     return RoundsFactory(fleet, paces, gateway).of(
@@ -101,8 +101,8 @@ def rounds_of(
     )
 
 
-def _is_beside_target(speculation: Speculation) -> bool:
-    name = speculation.drafter
-    return name is not None and any(
-        row.name == name and row.place is Place.TARGET_WORKER for row in drafters()
-    )
+def _beside_target(speculation: Speculation) -> str | None:
+    """What stands there, if that drafts."""
+    rows = [row for row in drafters() if row.place is Place.TARGET_WORKER]
+    names = [row.mixes[0] if row.mixes else row.name for row in rows if row.name == speculation.drafter]
+    return names[0] if names else None

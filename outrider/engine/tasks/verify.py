@@ -1,5 +1,7 @@
 """Verifying a Draft."""
 
+from dataclasses import dataclass
+
 from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Constrained
 from outrider.decoding.logprobs import TokenLogprobs
@@ -14,6 +16,18 @@ from outrider.engine.work import Forced, Result, Verified
 NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
 
 
+@dataclass(frozen=True)
+class Following:
+    """The Drafts that are to come with verdicts, from a drafter beside the target."""
+
+    depth: int = 0  # 0: none
+    leaves: int = 0
+    until: int = 0  # length of the sequence, up to which they are verified at once
+
+
+NOTHING_FOLLOWS = Following()
+
+
 class VerifyTask(Task):
     """One forward pass over what is not cached yet and every node of the Draft."""
 
@@ -25,16 +39,15 @@ class VerifyTask(Task):
         room: int,
         vocab_size: int,
         arrived: float,
-        following: tuple[int, int] = (0, 0),
+        following: Following = NOTHING_FOLLOWS,
     ) -> None:
         """
         Args:
             room: tokens that the sequence may still grow by.
-            following: depth and leaves of the Draft that is to come with the Verdict.
         """
         super().__init__(sequence, arrived)
-        self._round = round
-        self._following = following
+        self.round = round
+        self.following = following
         self._room = room
         self._draft = _fitting(draft, room - 1, vocab_size)  # the target adds one token of its own
         self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
@@ -81,22 +94,22 @@ class VerifyTask(Task):
         """As the Draft's sender sees it: nodes by their place in that, forced tokens apart."""
         number, timings = self.sequence.number, self.timings()
         if self._constrained is None:
-            return Verified(number, self._round, verdict, logprobs, finish, timings)
+            return Verified(number, self.round, verdict, logprobs, finish, timings)
         kept = self._constrained.kept
         accepted = tuple(kept[node] for node in verdict.accepted if node < len(kept))
         forced = Forced(len(verdict.accepted) - len(accepted), self._constrained.forced)
         of_draft = Verdict(accepted, verdict.tokens)
-        return Verified(number, self._round, of_draft, logprobs, finish, timings, forced=forced)
+        return Verified(number, self.round, of_draft, logprobs, finish, timings, forced=forced)
 
     def _asked(self, verdict: Verdict, choices: Choices) -> Asked | None:
         """The next Draft: what a drafter beside the target knows of the token that it is to follow."""
-        depth, leaves = self._following
         room = self.sequence.limit - len(self.sequence.tokens) - 1
-        if min(depth, room) <= 0:
+        depth = min(self.following.depth, room)
+        if depth <= 0:
             return None
         row = 1 + verdict.accepted[-1] if verdict.accepted else 0
         hidden = None if choices.hidden is None else choices.hidden[row - len(choices.rows)]
-        return Asked(self.sequence, min(depth, room), leaves, self._round, hidden)
+        return Asked(self.sequence, depth, self.following.leaves, self.round, hidden)
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
@@ -104,7 +117,7 @@ class VerifyTask(Task):
             return choices.verdict(len(draft))
         verify = verify_rejection if rule == "rejection" else verify_block
         position = len(self.sequence.tokens)
-        return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self._round)
+        return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self.round)
 
 
 def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:

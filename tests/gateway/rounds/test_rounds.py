@@ -11,7 +11,7 @@ from gateway.observe.stats import Stats
 from gateway.rounds import drafting
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import PLAIN_STRETCH
+from gateway.rounds.rounds import STRETCH
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
@@ -295,7 +295,7 @@ async def test_every_token_says_where_it_comes_from():
 async def test_replies_to_older_rounds_are_dropped(speculation):
     target = ScriptedTarget(ANSWER * 12, repeats_itself=True)
     # A plain stretch is one round, in which nothing older can be repeated but what came before it.
-    max_tokens = PLAIN_STRETCH // 2 if speculation is OFF else len(ANSWER) * 12
+    max_tokens = STRETCH // 2 if speculation is OFF else len(ANSWER) * 12
     target.answer = target.answer[:max_tokens]
     async with fleet_of(target, ScriptedDraft(target.answer, wrong=range(0, 144, 5))) as fleet:
         emitted, _ = await run(fleet, speculation, max_tokens=max_tokens)

@@ -1,0 +1,175 @@
+"""A target that verifies its own drafter's Drafts by itself: how far, how deep, and what stops it."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+
+import pytest
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.drafters import registry
+from outrider.engine.asked import Asked
+from outrider.engine.engine import Engine
+from outrider.engine.sequence import Sequence
+from outrider.engine.work import Extend, Generate, Generated, TopUp, Verified, Verify
+from tests.fakes.beside import ROW, Beside
+from tests.support.beside import TOKENS, engine_with, plain_texts
+from tests.support.demo_pair import prompt_of
+
+PROMPT = prompt_of("json")
+START = len(PROMPT)
+END = START + TOKENS
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Engine]:
+    rows = dict(registry._ROWS)
+    registry.register(ROW)
+    yield engine_with(ROW.name)
+    registry._ROWS.clear()
+    registry._ROWS.update(rows)
+
+
+@pytest.fixture(autouse=True)
+def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Drafts are what plain decoding says, but for every seventh token."""
+
+    def propose(self: Beside, asked: Items[Asked]) -> list[Draft]:
+        return [Draft.chain(guesses(len(one.text.tokens) - START, one.depth)) for one in asked]
+
+    monkeypatch.setattr(Beside, "propose", propose)
+
+
+def guesses(start: int, count: int) -> list[int]:
+    places = range(start, min(start + count, TOKENS))
+    return [text()[place] ^ (place % 7 == 6) for place in places]
+
+
+@pytest.fixture
+def sequence(target: Engine) -> Iterator[Sequence]:
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
+    opened = target.open(START, noise_key(1, 0, PROMPT), sampling)
+    yield opened
+    target.close(opened)
+    assert not target.has_work
+
+
+def text(count: int = TOKENS) -> tuple[int, ...]:
+    """The beginning of what plain decoding says."""
+    return plain_texts(0.7)[0][:count]
+
+
+def begin(target: Engine, sequence: Sequence, until: int, depth: int = DEPTH) -> None:
+    target.submit(Verify(sequence.number, 0, PROMPT, Draft(), 1, depth, until=until))
+
+
+def step(target: Engine) -> Verified:
+    (result,) = target.step()
+    assert isinstance(result, Verified)
+    return result
+
+
+def run(target: Engine) -> list[Verified]:
+    found = []
+    while target.has_work:
+        found.append(step(target))
+    return found
+
+
+def said(verdicts: list[Verified]) -> tuple[int, ...]:
+    return tuple(token for verdict in verdicts for token in verdict.verdict.tokens)
+
+
+def test_each_draft_is_verified_at_once_and_the_text_is_that_of_plain_decoding(
+    target: Engine, sequence: Sequence
+) -> None:
+    begin(target, sequence, END)
+    *found, last = run(target)
+    assert said([*found, last]) == text()
+    assert last.finish == "length"
+    assert all(one.continues and one.draft for one in found)
+    assert not last.continues
+    assert {len(one.verdict.accepted) for one in found} > {0, DEPTH}
+    assert {one.round for one in found} == {1}
+
+
+def test_it_goes_no_further_than_it_may_and_waits_with_its_draft(target: Engine, sequence: Sequence) -> None:
+    until = START + TOKENS // 2
+    begin(target, sequence, until)
+    found = run(target)
+    length, draft = len(sequence.tokens), found[-1].draft
+    assert until <= length <= until + DEPTH
+    assert draft
+    assert not found[-1].continues
+    target.submit(Verify(sequence.number, length, (), draft, 2))
+    assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
+
+
+def test_without_leave_it_waits_after_each_verdict(target: Engine, sequence: Sequence) -> None:
+    begin(target, sequence, 0)
+    (first,) = run(target)
+    assert first.draft
+    assert not first.continues
+
+
+def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(target: Engine, sequence: Sequence) -> None:
+    begin(target, sequence, START + 1)  # in force once the first token is there: no further
+    target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=2))
+    found = [step(target)]
+    assert found[-1].draft is not None
+    assert found[-1].draft.depth == 2
+    target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=0))
+    last = step(target)
+    assert (last.draft, last.continues) == (None, False)
+    assert said([*found, last]) == text(len(sequence.tokens) - START)
+
+
+def test_a_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
+    target: Engine, sequence: Sequence
+) -> None:
+    begin(target, sequence, START + 1)
+    found = run(target)
+    target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=DEPTH))
+    assert not target.has_work
+    target.submit(Verify(sequence.number, START + len(said(found)), (), Draft(), 2))
+    assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
+
+
+def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequence: Sequence) -> None:
+    """The sender has not seen the last Verdict: its tokens are said once more."""
+    begin(target, sequence, END)
+    found = [step(target), step(target)]
+    seen = said(found)
+    unseen = step(target)
+    assert unseen.verdict.tokens
+    target.submit(Generate(sequence.number, START, seen, TOKENS - len(seen)))
+    plain: tuple[int, ...] = ()
+    while target.has_work:
+        for token in target.step():
+            assert isinstance(token, Generated)
+            plain += (token.token,)
+    assert seen + plain == text()
+
+
+def test_what_was_sent_ahead_of_its_own_draft_is_verified_instead(target: Engine, sequence: Sequence) -> None:
+    begin(target, sequence, END)
+    found = [step(target), step(target)]
+    known = len(sequence.tokens)
+    right = Draft.chain(text()[known - START : known - START + DEPTH + 4])
+    target.submit(Extend(sequence.number, START, text(known - START), right, 1))
+    first = step(target)
+    assert first.draft
+    assert not first.continues
+    second = step(target)
+    foreseen = right.after(first.verdict.tokens)
+    assert second.verdict.tokens[: len(foreseen)] == foreseen.tokens
+    assert said([*found, first, second]) == text(len(said([*found, first, second])))
+
+
+def test_closing_ends_it(target: Engine, sequence: Sequence) -> None:
+    begin(target, sequence, END)
+    step(target)
+    target.close(sequence)
+    assert not target.has_work
