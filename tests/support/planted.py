@@ -84,7 +84,7 @@ def _shared_block(target: LocalWorker) -> Planted:
 
 def _unverified(target: LocalWorker) -> Planted:
     def wrong(right: Any, task: VerifyTask, draft: Draft, choices: Choices) -> Verdict:
-        if not draft or hash((task.sequence.noise_key, task._round)) % ONE_IN:
+        if not draft or hash((task.sequence.noise_key, task.round)) % ONE_IN:
             return right(task, draft, choices)
         path = max((draft.path(node) for node in range(len(draft))), key=len)
         return Verdict(tuple(path), (*(draft.tokens[node] for node in path), choices.chosen[1 + path[-1]]))
