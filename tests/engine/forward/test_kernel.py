@@ -147,7 +147,7 @@ def test_a_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture
         asked.append(number)
         return 0 if len(asked) == 3 else number  # after the number of blocks, 32 rows and 8
 
-    group = SimpleNamespace(least=least, agree=lambda flags: None)
+    group = SimpleNamespace(rank=0, least=least, agree=lambda flags: None)
     forward = ForwardPass(settings_of(checkpoint, self_check=False), group)
     (reason,) = forward.slow_because
     assert "no CUDA graph of 8 tokens" in reason
