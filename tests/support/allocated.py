@@ -1,11 +1,15 @@
-"""Bytes that a loaded model and its cache really take."""
+"""Bytes that a loaded model, its cache and its graphs really take."""
+
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.forward.graphs import CapturedSizes
 from outrider.engine.forward.linear import PackedLinear
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
@@ -28,3 +32,29 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def allocated_cache(cache: PagedCache) -> int:
     return sum(tensor.nbytes for tensor in (*cache.keys.values(), *cache.values.values()))
+
+
+def kept_by_graphs(*owners: object) -> int:
+    """What the graphs of forward passes or drafters read and give, without what they compute with."""
+    kept = {
+        tensor.data_ptr(): tensor.nbytes
+        for owner in owners
+        for graphs in _tree(vars(owner))
+        if isinstance(graphs, CapturedSizes)
+        for tensor in _tree(vars(graphs))
+        if isinstance(tensor, torch.Tensor) and tensor.numel()
+    }
+    return sum(kept.values())
+
+
+def _tree(values: Any) -> list[object]:
+    """What lies in an object's attributes, in lists of them too, and in what a pass gives."""
+    found: list[object] = []
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, ForwardOutput):
+            found += vars(value).values()
+        elif isinstance(value, list | tuple):
+            found += _tree(value)
+        else:
+            found.append(value)
+    return found

@@ -5,6 +5,7 @@ from typing import Any
 
 from outrider.engine.engine import Engine
 from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.runner import ModelRunner
 
@@ -15,10 +16,15 @@ def model_of(engine: Engine) -> Any:
     return engine.runner.model
 
 
+def forward_of(engine: Engine) -> ForwardPass:
+    """The passes of such an engine."""
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner._forward
+
+
 def before_passes(engine: Engine, see: Callable[[Batch], None]) -> None:
     """Has every forward pass shown to ``see`` first, which may raise."""
-    assert isinstance(engine.runner, ModelRunner)
-    forward = engine.runner._forward
+    forward = forward_of(engine)
     compute = forward._compute
 
     def seen(batch: Batch) -> ForwardOutput:

@@ -7,6 +7,7 @@ after. What it makes of its own drafted tokens lies beyond, and is written anew 
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,17 +15,17 @@ from torch import Tensor
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked, Text
 from outrider.engine.cache.paged_cache import KeyValues
-from outrider.engine.drafters.beside_target import Fed, feed_of
+from outrider.engine.drafters.beside_target import Fed, feed_of, rows_at
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.graphs import Graphs, captured_sizes
+from outrider.engine.forward.graphs import ByRows, Graphs
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
-from outrider.pace.settings import MAX_DEPTH
 
 
 class AutoregressiveHead(SharedHead):
@@ -32,7 +33,9 @@ class AutoregressiveHead(SharedHead):
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
+        self._target_shape = TargetShape.of(settings)
         self._graphs: Graphs | None = None
+        self._project: ByRows = self._logits
         self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
 
     def allocate(self, num_blocks: int) -> None:
@@ -46,12 +49,17 @@ class AutoregressiveHead(SharedHead):
         )
 
     def capture(self) -> tuple[str, ...]:
-        model, settings = self._target.model, self._target.settings
-        # What the graphs read: the states of a pass, in front of its padding.
-        rows = captured_sizes(settings.max_sequences * (1 + MAX_DEPTH))[-1]
-        self._states = torch.zeros(rows, self.state_size, dtype=model.dtype, device=model.device)
-        self._graphs = self._target.captured(self._captured)
-        return super().capture() if self._graphs is None else self._graphs.slow_because
+        [of_logits] = self._target.row_graphs_of([self._logits], self.state_size)
+        self._states = of_logits.taken  # those of a pass lie there too, in front of its padding
+        self._project = of_logits
+        self._graphs = self._target.graphs_of(self._captured)
+        return *self._graphs.capture(), *of_logits.capture()
+
+    def graph_bytes(self, rows: int, feeds: int) -> int:
+        """States before and after a pass, and logits."""
+        target = self._target_shape
+        numbers = rows * (2 * self.state_size + target.vocab_size)
+        return feeds + numbers * target.dtype.itemsize + rows  # and whether each row is finite
 
     def take_in(self, fed: Sequence[Fed]) -> None:
         """Whether or not a Draft is wanted: the next one reads all that came before."""
@@ -64,8 +72,8 @@ class AutoregressiveHead(SharedHead):
         hidden = torch.cat([one.hidden for one in fed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         before = self._reduced(hidden)
         states, _ = self._on_all_ranks(HeadStep(len(before), feeds, wants_logits=False), before)
-        last = torch.tensor([len(one.hidden) for one in fed]).cumsum(0) - 1
-        for one, state in zip(fed, states[last.to(states.device)], strict=True):
+        last = rows_at(states, [end - 1 for end in accumulate(len(one.hidden) for one in fed)])
+        for one, state in zip(fed, last, strict=True):
             self._newest[one.sequence] = state
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
@@ -77,7 +85,7 @@ class AutoregressiveHead(SharedHead):
             _, logits = self._on_all_ranks(HeadStep(len(states)), states)
             while going_on := trees.grow(logits):
                 step = HeadStep(len(going_on), trees.feeds())
-                states, logits = self._on_all_ranks(step, states[going_on])
+                states, logits = self._on_all_ranks(step, rows_at(states, going_on))
         self.guesses = trees.guesses
         return trees.drafts()
 
@@ -87,7 +95,7 @@ class AutoregressiveHead(SharedHead):
     def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
         if step.feeds:
             states = self._pass(step.feeds, states)
-        logits = self._logits(states) if step.wants_logits else states.new_empty(0, 0)
+        logits = self._project(states) if step.wants_logits else states.new_empty(0, 0)
         return states, logits
 
     def _pass(self, feeds: Sequence[Feed], states: Tensor) -> Tensor:

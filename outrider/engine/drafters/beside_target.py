@@ -6,6 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from outrider.drafters.registry import Place, drafter
@@ -14,7 +15,7 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.graphs import Graphs
+from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.parallel.rank_group import RankGroup
@@ -47,8 +48,11 @@ class Target(Protocol):
     def lay_out(self, feeds: Items[Feed]) -> Batch:
         """A pass over the blocks of the target's cache."""
 
-    def captured(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs | None:
-        """The same as CUDA graphs, of all ranks, once there is a cache; None: there are none."""
+    def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
+        """The same as CUDA graphs, to be captured by all ranks alike."""
+
+    def row_graphs_of(self, functions: Items[ByRows], size: int) -> list[RowGraphs]:
+        """Of [num_rows, size] to logits [num_rows, vocab_size] each, likewise; they share memory."""
 
 
 class BesideTarget(Drafter):
@@ -100,14 +104,29 @@ class BesideTarget(Drafter):
         """Its cache: as many blocks as the target's, each for the same tokens, and one for padding."""
 
     def capture(self) -> tuple[str, ...]:
-        """Called on a GPU once there is a cache. Returns why its passes are slower than they could be."""
-        return ("passes of the drafter beside the target have no CUDA graphs",)
+        """Called once there is a cache, if passes are captured there. Returns why some cannot be."""
+        return ()
+
+    def graph_bytes(self, rows: int, feeds: int) -> int:
+        """That its graphs keep for up to so many rows.
+
+        feeds: bytes that graphs of passes over the cache keep for what is fed to them.
+        """
+        return 0
 
     def take_in(self, fed: Items[Fed]) -> None:
         """Called with what every step fed, if it has ``cache_shapes``."""
 
     def watch(self, texts: Items[Sequence]) -> None:
         """Called after every step with those that took part, as they stand: for one that learns from them."""
+
+
+def rows_at(rows: Tensor, places: list[int]) -> Tensor:
+    """A copy of those rows, made without waiting for the device."""
+    numbers = torch.tensor(places)
+    if rows.is_cuda:  # from memory that is not pinned a copy would wait
+        numbers = numbers.pin_memory()
+    return rows[numbers.to(rows.device, non_blocking=True)]
 
 
 def feed_of(sequence: Sequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:

@@ -24,6 +24,9 @@ from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.drafters.trial import trial
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.graphs import Graphs
+from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.part import part_of
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.sequence import Sequence as Text
@@ -49,7 +52,8 @@ class EarlyExit(BesideTarget):
         self._layers: tuple[int, ...] | None = None  # that draft; None: it is not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
-        self._spent = self._watched = 0.0  # seconds, of trials and altogether
+        self._graphs: Graphs | None = None  # of the layers that draft; captured once these are known
+        self._spent = self._watched = 0.0  # seconds, of trials and captures, and altogether
         self._seen: float | None = None  # when the step before ended
 
     def load(self, target: Target) -> None:
@@ -61,6 +65,16 @@ class EarlyExit(BesideTarget):
             (self._layers,) = self.candidates
         else:
             self._search = ExitSearch(costs(self._settings, self.candidates))
+
+    def capture(self) -> tuple[str, ...]:
+        """What a search finds is captured between steps, later."""
+        self._graphs = self._target.graphs_of(lambda batch: self._compute(self._layers or (), batch))
+        return () if self._search else self._graphs.capture()
+
+    def graph_bytes(self, rows: int, feeds: int) -> int:
+        """Of the layers that draft: logits, and whether each row is finite."""
+        target = self._target_shape
+        return feeds + rows * target.vocab_size * target.dtype.itemsize + rows
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """One pass over the part for each position."""
@@ -81,17 +95,29 @@ class EarlyExit(BesideTarget):
         return trees.drafts()
 
     def watch(self, texts: Sequence[Text]) -> None:
-        """While it searches: what a part would have said where the target has spoken, now and then."""
-        if self._search is None:
+        """Now and then, while it searches: what a part would have said where the target has spoken.
+
+        What is found is captured in the same way, a graph at a time.
+        """
+        if self._search is None and (self._graphs is None or self._graphs.is_complete):
             return
         begun = time.perf_counter()
         if self._seen is not None:
             self._watched += min(begun - self._seen, LONGEST_STEP_S)
         self._seen = begun
         if self._spent <= TRIAL_SHARE * self._watched:
-            self._try(self._search, texts)
+            self._go_on(texts)
             self._seen = time.perf_counter()
             self._spent += self._seen - begun
+
+    def _go_on(self, texts: Sequence[Text]) -> None:
+        """A trial, or a graph."""
+        if self._search is not None:
+            self._try(self._search, texts)
+        elif self._graphs is not None:
+            self._graphs.capture_next()
+            if self._graphs.is_complete and self._graphs.slow_because:
+                logger.error("%s: drafting is slower than it could be: %s", self, self._graphs.slow_because)
 
     def _try(self, search: ExitSearch, texts: Sequence[Text]) -> None:
         layers = search.next
@@ -104,6 +130,7 @@ class EarlyExit(BesideTarget):
         self._layers, self._search = search.best, None
         self._parts = {layers: part for layers, part in self._parts.items() if layers == self._layers}
         if self._layers is None:
+            self._graphs = None
             self.no_drafts_because = f"none of {len(self.candidates)} parts of the target would pay: {search}"
             logger.warning("%s: %s. Decoding is plain from now on.", self, self.no_drafts_because)
         else:
@@ -111,10 +138,17 @@ class EarlyExit(BesideTarget):
 
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
         """Logits [num_logits, vocab_size], and whether all that was computed is finite, bool [num_tokens]."""
+        graph = None if self._graphs is None else self._graphs.batch(feeds)
+        if graph is None:
+            computed = self._compute(layers, self._target.lay_out(feeds))
+        else:
+            computed = graph.compute(None)
+        return computed.logits, computed.are_finite
+
+    def _compute(self, layers: tuple[int, ...], batch: Batch) -> ForwardOutput:
         target = self._target
-        batch = target.lay_out(feeds)
         logits = self._parts[layers](Paged(batch, target.cache, target.kernel))
-        return logits, target.cache.are_finite(batch.slots)
+        return ForwardOutput(logits, None, target.cache.are_finite(batch.slots))
 
     def _part(self, model: Any, layers: tuple[int, ...]) -> Any:
         return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)

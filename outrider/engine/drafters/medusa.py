@@ -14,9 +14,10 @@ from torch.nn.functional import silu
 
 from outrider.decoding.draft import Draft
 from outrider.engine.asked import Asked
-from outrider.engine.drafters.beside_target import Target
+from outrider.engine.drafters.beside_target import Target, rows_at
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.trees import Trees
+from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.head_step import HeadStep
@@ -58,7 +59,9 @@ class Medusa(SharedHead):
         of_projections = [projection for _, projection in self._names if projection is not None]
         self.weight_bytes = self._bytes_of(self._checkpoint.tensors.keys() - {*of_projections})
         self.weight_bytes += -(-self._bytes_of(of_projections) // settings.tensor_parallel)
+        self._target_shape = self._checkpoint.target
         self._heads = nn.ModuleList()
+        self._passes: Sequence[ByRows] = ()  # of the heads
 
     def load(self, target: Target) -> None:
         super().load(target)
@@ -70,6 +73,16 @@ class Medusa(SharedHead):
         del self._checkpoint
         if model.device.type == "cpu":
             optimize_for_cpu(self._heads)
+        self._passes = [*self._heads]
+
+    def capture(self) -> tuple[str, ...]:
+        self._passes = graphs = self._target.row_graphs_of(self._passes, self.state_size)
+        return tuple(dict.fromkeys(reason for of_head in graphs for reason in of_head.capture()))
+
+    def graph_bytes(self, rows: int, feeds: int) -> int:
+        """States, and the logits of one head at a time."""
+        target = self._target_shape
+        return rows * (self.state_size + target.vocab_size) * target.dtype.itemsize
 
     def _projection(self, weight: str) -> nn.Module:
         """A head's own: a rank's share of it."""
@@ -100,13 +113,13 @@ class Medusa(SharedHead):
         for head in range(len(self._heads)):
             if not rows:
                 break
-            states, logits = self._on_all_ranks(HeadStep(len(rows), head=head), states[rows])
+            states, logits = self._on_all_ranks(HeadStep(len(rows), head=head), rows_at(states, rows))
             rows = trees.grow(logits)
         self.guesses = trees.guesses
         return trees.drafts()
 
     def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        return states, self._heads[step.head](states)
+        return states, self._passes[step.head](states)
 
 
 def _state_of(asked: Asked) -> Tensor:

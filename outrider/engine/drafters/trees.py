@@ -159,7 +159,7 @@ class Trees:
         """
         trees = [tree for tree in self._trees if tree.open]
         if are_finite is None:
-            are_finite = logits.new_ones(len(logits)).bool()
+            are_finite = logits.new_ones(len(logits), dtype=torch.bool)
         rows = [tree.rows() for tree in trees]
         choices, finite = choose_tokens(logits, rows, are_finite, min(self._ranks, logits.shape[1]))
         values = torch.from_numpy(np.concatenate([part.perturbed for part in choices]))

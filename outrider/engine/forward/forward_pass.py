@@ -23,7 +23,14 @@ from outrider.engine.forward.batch_invariant import (
     paged_pass,
 )
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
-from outrider.engine.forward.graphs import CudaCapture, GraphBatch, Graphs, captured_sizes
+from outrider.engine.forward.graphs import (
+    ByRows,
+    CudaCapture,
+    GraphBatch,
+    Graphs,
+    RowGraphs,
+    captured_sizes,
+)
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
@@ -38,7 +45,6 @@ from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Numbers, StepInput
-from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +85,8 @@ class ForwardPass:
         }
         self.settings = settings = settings.model_copy(update=found)
         self.group, self.beside = group, beside
-        is_leader = group is None or group.rank == 0  # states are read there alone
-        self._hidden_layers = () if beside is None or not is_leader else beside.hidden_layers
+        self._is_leader = group is None or group.rank == 0  # states are read there alone
+        self._hidden_layers = () if beside is None or not self._is_leader else beside.hidden_layers
         self._graphs: Graphs | None = None
         self._decoder: Decoder | None = None
         self.kernel: Kernel | None
@@ -105,8 +111,8 @@ class ForwardPass:
             with self.load_timings.timed("graphs"):
                 self._compile_kernels()
                 self.slow_because += self._capture_graphs()
-                if beside is not None:
-                    self.slow_because += beside.capture()
+                if beside is not None and self._graphs is not None:
+                    self.slow_because += tuple(f"{beside}: {reason}" for reason in beside.capture())
         for reason in self.slow_because:
             logger.error("steps are slower than they could be on %s: %s", device, reason)
 
@@ -116,28 +122,28 @@ class ForwardPass:
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
         self._capture = CudaCapture()
-        sizes = (ROWS[self.model.device.type],) if settings.batch_invariant else self._sizes
-        self._graphs = self._captured(self._compute, sizes, self.group, as_chains=settings.batch_invariant)
-        return self._graphs.slow_because
+        sizes = (ROWS[self.model.device.type],) if settings.batch_invariant else captured_sizes(settings)
+        self._graphs = self._graphs_of(self._compute, sizes, as_chains=settings.batch_invariant)
+        return self._graphs.capture()
 
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        """Rows of the graphs for steps of all sequences, as far as there are graphs."""
-        return captured_sizes(self.settings.max_sequences * (1 + MAX_DEPTH))
+    def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
+        """For a drafter beside the target."""
+        return self._graphs_of(compute, captured_sizes(self.settings), as_chains=False)
 
-    def captured(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs | None:
-        """Graphs of another pass over the blocks of the cache, of all ranks; None: this device has none."""
-        if self._graphs is None:
-            return None
-        return self._captured(compute, self._sizes, self.group, as_chains=False)
+    def row_graphs_of(self, functions: Items[ByRows], size: int) -> list[RowGraphs]:
+        """For a drafter beside the target."""
+        model, sizes = self.model, captured_sizes(self.settings)
+        # Of the other ranks' logits nothing becomes a choice.
+        kept = model.config.get_text_config().vocab_size if self._is_leader else 0
+        states, logits = (
+            torch.zeros(sizes[-1], width, dtype=model.dtype, device=model.device) for width in (size, kept)
+        )
+        return [
+            RowGraphs(function, self._capture, states, logits, sizes, self.group) for function in functions
+        ]
 
-    def _captured(
-        self,
-        compute: Callable[[Batch], ForwardOutput],
-        sizes: Items[int],
-        group: RankGroup | None,
-        *,
-        as_chains: bool,
+    def _graphs_of(
+        self, compute: Callable[[Batch], ForwardOutput], sizes: Items[int], *, as_chains: bool
     ) -> Graphs:
         cache, model = self.cache, self.model
         blocks = cache.blocks_for(min(context_length(model), cache.capacity))
@@ -149,7 +155,7 @@ class ForwardPass:
             model.device,
             blocks=blocks,
             sizes=sizes,
-            group=group,
+            group=self.group,
             as_chains=as_chains,
         )
 

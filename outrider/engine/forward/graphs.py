@@ -1,6 +1,7 @@
 """Forward passes of decoding and verifying, captured at load and replayed as a whole."""
 
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
@@ -14,22 +15,37 @@ from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, NO_TAIL, Layout, fill
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Numbers
 from outrider.engine.step_timings import Path
+from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
 MOST_BLOCKS = 2**14  # of a sequence: a longer one goes without a graph
+NUMBER_BYTES = 8  # of what a step feeds
 
 Forward = Callable[[Batch], ForwardOutput]
+ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 
 
-def captured_sizes(most_rows: int) -> tuple[int, ...]:
-    """Rows of the graphs for steps of at most so many, as far as there are graphs."""
-    return ROWS[: bisect_left(ROWS, most_rows) + 1]
+def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
+    """Rows of the graphs for steps of all sequences, ascending, as far as there are graphs."""
+    return ROWS[: bisect_left(ROWS, settings.max_sequences * (1 + MAX_DEPTH)) + 1]
+
+
+def feed_bytes(rows: int, blocks: int, *, as_chains: bool) -> int:
+    """That graphs of at most so many rows keep for what is fed to them. blocks: of the longest sequence."""
+    layout = Layout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
+    return (_with_tail(layout).size + rows) * NUMBER_BYTES
+
+
+def _with_tail(layout: Layout) -> Layout:
+    """With room for what comes along for the choice of tokens."""
+    return replace(layout, tail=NUMBERS_OF_ROW * layout.rows)
 
 
 class CudaCapture:
@@ -68,8 +84,106 @@ class GraphBatch(Batch):
         return "graph"
 
 
-class Graphs:
-    """A graph for each of some numbers of rows; a step takes the next larger one, and padding fills it.
+class CapturedSizes(ABC):
+    """A graph for each of some numbers of rows; work on fewer takes the next larger one."""
+
+    def __init__(self, capture: Capture, sizes: Items[int], group: RankGroup | None = None) -> None:
+        """
+        Args:
+            sizes: numbers of rows, ascending, of which none is captured yet.
+            group: that this process is a rank of: all ranks capture, and replay, the same.
+        """
+        self._capture = capture
+        self._group = group
+        self._left = [*sizes]
+        self._replays: dict[int, Replay] = {}  # by rows, ascending
+        self._failures: dict[int, str] = {}  # by rows
+
+    @abstractmethod
+    def _work(self, rows: int) -> Callable[[], None]:
+        """What is captured for so many rows. All that it reads and writes lives as long as the graph."""
+
+    def capture(self) -> tuple[str, ...]:
+        """All sizes. Returns why work on some rows is slower than it could be."""
+        while self._left:
+            self.capture_next()
+        return self.slow_because
+
+    @torch.inference_mode()
+    def capture_next(self) -> None:
+        """The largest that is left: memory that the largest needs is enough for all."""
+        rows = self._left.pop()
+        try:
+            replays = {rows: self._capture(self._work(rows))}
+        except RuntimeError as error:
+            replays = {}
+            self._failures[rows] = str(error)
+        if self._group is not None and not self._group.least(bool(replays)) and replays:
+            replays = {}
+            self._failures[rows] = "another rank cannot"
+        self._replays = replays | self._replays
+        if not self._left:
+            captured = ", ".join(map(str, self._replays))
+            logger.info("%d CUDA graphs, of %s tokens", len(self._replays), captured)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no size is left to be captured: before, work might take a graph of far more rows."""
+        return not self._left
+
+    @property
+    def slow_because(self) -> tuple[str, ...]:
+        """A sentence, if some sizes could not be captured."""
+        return _told(self._failures)
+
+    def _size_for(self, rows: int) -> int | None:
+        """Rows of the graph that work on so many takes; None: there is none."""
+        if not self.is_complete:
+            return None
+        return next((size for size in self._replays if size >= rows), None)
+
+
+class RowGraphs(CapturedSizes):
+    """Graphs of what is computed row by row, such as logits of states. Others may share its memory."""
+
+    def __init__(
+        self,
+        function: ByRows,
+        capture: Capture,
+        taken: torch.Tensor,
+        given: torch.Tensor,
+        sizes: Items[int],
+        group: RankGroup | None = None,
+    ) -> None:
+        """
+        Args:
+            taken: memory for the rows that the function takes, as many as are captured.
+            given: likewise for what it gives, as many columns of it as anybody reads.
+            sizes, group: as CapturedSizes has them.
+        """
+        super().__init__(capture, sizes, group)
+        self._function = function
+        self.taken, self._given = taken, given
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """What the function gives; as long as nobody else uses the memory."""
+        size = self._size_for(len(rows))
+        if size is None:
+            return self._function(rows)
+        self.taken[: len(rows)].copy_(rows)
+        self._replays[size]()
+        return self._given[: len(rows)]
+
+    def _work(self, rows: int) -> Callable[[], None]:
+        def work() -> None:
+            computed = self._function(self.taken[:rows])
+            self._given[:rows].copy_(computed[:, : self._given.shape[1]])
+
+        return work
+
+
+class Graphs(CapturedSizes):
+    """Graphs of passes over blocks of the cache, whose rows padding fills.
 
     Which sequences the rows belong to, how many each feeds, how long its context is and whether its Draft
     branches is data: graphs need no other shapes.
@@ -93,43 +207,29 @@ class Graphs:
         Args:
             forward: a pass, without a wait for the device.
             blocks: of the longest sequence.
-            sizes: numbers of rows, ascending.
-            group: that this process is a rank of: all ranks capture, and replay, the same.
+            sizes, group: as CapturedSizes has them.
             as_chains: as Layout.padded has it.
         """
+        super().__init__(capture, sizes, group)
         self._forward = forward
-        self._capture = capture
         self._spare_slot = cache.spare_block * cache.block_size
         self._block_size, self._dtype = cache.block_size, dtype
         self._blocks = min(blocks, MOST_BLOCKS)
         self._as_chains = as_chains
         # What a graph reads lives as long as the graph.
-        largest = replace(self._layout(sizes[-1]), tail=NUMBERS_OF_ROW * sizes[-1])
-        self._buffer = torch.empty(largest.size, dtype=torch.int64, device=device)
+        numbers = _with_tail(self._layout(sizes[-1])).size
+        self._buffer = torch.empty(numbers, dtype=torch.int64, device=device)
         self._every = torch.arange(sizes[-1], device=device)
         self._output: ForwardOutput | None = None  # of the largest, whose memory the others share
-        self._graphs: dict[int, Replay] = {}  # by rows
-        failures: dict[int, str] = {}  # by rows
-        for rows in reversed(sizes):  # memory that the largest needs is enough for all
-            try:
-                self._graphs[rows] = self._captured(rows)
-            except RuntimeError as error:
-                failures[rows] = str(error)
-            if group is not None and not group.least(rows in self._graphs) and rows in self._graphs:
-                del self._graphs[rows]
-                failures[rows] = "another rank cannot"
-        self.slow_because = _told(failures)
-        self._sizes = sorted(self._graphs)
-        logger.info("%d CUDA graphs, of %s tokens", len(self._sizes), ", ".join(map(str, self._sizes)))
 
     def batch(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> GraphBatch | None:
         """The step, in a graph's memory; None where there is no graph for it. tail: as PagedInput has it."""
         rows = sum(len(feed.tokens) for feed in feeds)
-        size = bisect_left(self._sizes, rows)
-        if size == len(self._sizes) or not all(map(self._has_room, feeds)):
+        size = self._size_for(rows)
+        if size is None or not all(map(self._has_room, feeds)):
             return None
-        replay = self._graphs[self._sizes[size]]
-        layout = replace(self._layout(self._sizes[size]), lanes=len(feeds), tail=len(tail))
+        replay = self._replays[size]
+        layout = replace(self._layout(size), lanes=len(feeds), tail=len(tail))
         filled = fill(layout, feeds, self._block_size, self._spare_slot, tail)
         given = layout.split(self._buffer[: layout.size])
         logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
@@ -167,7 +267,7 @@ class Graphs:
             return len(feed.tokens) <= FEW_QUERIES
         return feed.tree is None or max(feed.tree.depths) < LONGEST_PATH
 
-    def _captured(self, rows: int) -> Replay:
+    def _work(self, rows: int) -> Callable[[], None]:
         layout = self._layout(rows)
         filled = fill(layout, [], self._block_size, self._spare_slot)
         self._buffer[: layout.size].copy_(filled, non_blocking=True)
@@ -180,7 +280,7 @@ class Graphs:
                 self._output = computed.like()
             self._output.take(computed)
 
-        return self._capture(work)
+        return work
 
 
 def _told(failures: Mapping[int, str]) -> tuple[str, ...]:

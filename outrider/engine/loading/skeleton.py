@@ -70,6 +70,7 @@ class ModelSkeleton:
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._stored = stored
         self._fp8 = fp8 or {}
+        self._beside = beside
         self._beside_bytes = 0 if beside is None else beside.weight_bytes
         self._beside_layers = {} if beside is None else beside.numbered_shapes
         self._hidden_layers = () if beside is None else beside.hidden_layers
@@ -155,6 +156,10 @@ class ModelSkeleton:
         """What a drafter beside it is given of a step."""
         size: int = self._model.config.get_text_config().hidden_size
         return num_tokens * len(self._hidden_layers) * size * self.dtype.itemsize
+
+    def drafting_graph_bytes(self, rows: int, feeds: int) -> int:
+        """That the captured passes of a drafter beside it keep. Arguments as ``BesideTarget.graph_bytes``."""
+        return 0 if self._beside is None else self._beside.graph_bytes(rows, feeds)
 
     def counted_pass(self) -> CountedPass:
         """What a token's pass does, its logits included."""

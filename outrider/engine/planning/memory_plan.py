@@ -9,7 +9,7 @@ import torch
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch_invariant import ROWS
-from outrider.engine.forward.graphs import captured_sizes
+from outrider.engine.forward.graphs import captured_sizes, feed_bytes
 from outrider.engine.forward.kernel import part_slots
 from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.loading.weights import resolve_device
@@ -127,10 +127,7 @@ def plan_memory(
         at_once = ROWS["cuda"] if settings.batch_invariant else settings.prefill_chunk + num_logits
         activations += at_once * row
         if settings.graphs:
-            most_rows = settings.max_sequences * (1 + MAX_DEPTH)
-            rows = ROWS["cuda"] if settings.batch_invariant else captured_sizes(most_rows)[-1]
-            logits = rows * model.vocab_size * model.dtype.itemsize
-            graphs = model.activation_bytes(rows, rows) + logits + model.state_bytes(rows) + rows * row
+            graphs = _graph_bytes(model, settings, num_blocks, row)
     else:
         longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
         activations += _gather_bytes(layers, longest, model.dtype)
@@ -149,6 +146,24 @@ def plan_memory(
         graphs=graphs,
         runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],
     )
+
+
+def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int, row: int) -> int:
+    """Of captured passes, and of those of a drafter beside the target.
+
+    Each keeps what it reads and what it gives. What they compute with they share, as one runs at a time.
+
+    row: bytes of attention over the parts of a row's context.
+    """
+    blocks = min(-(-model.context_length // settings.block_size), num_blocks)
+    of_drafts = captured_sizes(settings)[-1]
+    rows = ROWS["cuda"] if settings.batch_invariant else of_drafts
+    kept = feed_bytes(rows, blocks, as_chains=settings.batch_invariant) + model.state_bytes(rows)
+    kept += rows * (model.vocab_size * model.dtype.itemsize + 1)  # logits, and whether the row is finite
+    if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(of_drafts, blocks, as_chains=False)):
+        kept += drafting
+        rows = max(rows, of_drafts)
+    return kept + model.activation_bytes(rows, rows) + rows * row
 
 
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.sequence import Sequence as Text
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
 from outrider.engine.work import Verified, Verify
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
+from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import target_model
@@ -270,6 +273,42 @@ def test_what_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixture) ->
     assert any(text.accepted for text in found)
     assert target._beside is not None
     assert target._beside.no_drafts_because == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_what_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step then waits for one at most."""
+    capture = capturing(monkeypatch)
+    target = engine_with("early_exit")
+    at_load, watched = capture.captured, list[int]()
+    assert target._beside is not None
+    drafter = target._beside._drafter
+    watch = drafter.watch
+
+    def watching(texts: Sequence[Text]) -> None:
+        before = capture.captured
+        watch(texts)
+        watched.append(capture.captured - before)
+
+    monkeypatch.setattr(drafter, "watch", watching)
+    for _ in range(4):
+        drafted_texts(target, 0.7, depth=4, company=6)
+        if sum(watched) == len(SIZES):
+            break
+    assert at_load == len(SIZES)  # the target's own
+    assert sum(watched) == len(SIZES)
+    assert max(watched) == 1
+    assert isinstance(drafter, EarlyExit)
+    left_out = tuple(layer for layer in range(6) if layer not in (drafter._layers or ()))
+    launching = engine_with("early_exit", skipped_layers=left_out, graphs=False)
+    prompts = [prompt_of("code"), prompt_of("json")]
+    assert rounds(target, prompts, 0.7, depth=4) == rounds(launching, prompts, 0.7, depth=4)
+    replayed = capture.replayed
+    (alone,) = rounds(target, prompts[:1], 0.7, depth=4)
+    assert capture.replayed - replayed == len(alone.ranks) + sum(map(len, alone.drafts))
 
 
 def untrained(folder: Path) -> Path:

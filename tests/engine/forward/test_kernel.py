@@ -25,27 +25,10 @@ from outrider.engine.forward.kernel import find_kernel, part_slots
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from outrider.engine.step_input import Feed, StepInput
+from tests.support.capture import Capture, capturing
 from tests.support.checkpoints import write_checkpoint
-from tests.support.paged_attention import PlainAttention
 
 PROMPT_LENGTHS = (1, 5, 9, 30, 61)
-
-
-class Capture:
-    """Runs the pass again into the same memory."""
-
-    def __init__(self) -> None:
-        self.captured = self.replayed = 0
-
-    def __call__(self, work):
-        self.captured += 1
-        work()
-
-        def replay() -> None:
-            self.replayed += 1
-            work()
-
-        return replay
 
 
 def requests() -> list[Request]:
@@ -84,13 +67,7 @@ def checkpoint(request, tmp_path_factory):
 
 @pytest.fixture
 def capture(monkeypatch) -> Capture:
-    """The engine believes that it has kernels, and captures."""
-    capture = Capture()
-    owner = outrider.engine.forward.forward_pass
-    monkeypatch.setattr(owner, "find_kernel", lambda settings, *_: (PlainAttention(settings.block_size), ()))
-    monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
-    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 8, 32))
-    return capture
+    return capturing(monkeypatch)
 
 
 def settings_of(folder, **settings) -> EngineSettings:

@@ -275,6 +275,7 @@ def test_a_rank_that_is_lost_while_a_step_is_under_way_is_noticed(tmp_path: Path
 def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     with patch.object(forward_pass, "load_model", moved), few_graphs():
         engine = Engine.from_settings(settings, group)
+    assert engine.slow_because == ()
     found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
     assert engine.last_step is not None
     engine.shut_down()

@@ -12,18 +12,20 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.forward.kernel import part_slots
 from outrider.engine.loading.skeleton import AliveBytes, ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.work import Verify
 from outrider.pace.settings import MAX_DEPTH
-from tests.support.allocated import allocated_cache, allocated_weights
+from tests.support.allocated import allocated_cache, allocated_weights, kept_by_graphs
+from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.hidden_states import Reader
-from tests.support.model import model_of
+from tests.support.model import forward_of, model_of
 from tests.support.mtp import write_demo
 
 MEMORY = 2**30
@@ -105,17 +107,22 @@ def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
     assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "mtp"])
-def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
+def with_drafter(folder: Path, kind: str | None) -> EngineSettings:
+    """Of the demo target."""
     heads: dict[str, Callable[[Path], Path]] = {"medusa": write_medusa, "eagle3": write_eagle3}
-    settings = EngineSettings(
-        model=str(write_demo(tmp_path) if kind == "mtp" else DEMO / "target"),
+    return EngineSettings(
+        model=str(write_demo(folder) if kind == "mtp" else DEMO / "target"),
         dtype="float32",
         device="cpu",
         cache_memory=2**24,
         drafter=kind,
-        head=str(heads[kind](tmp_path)) if kind in heads else None,
+        head=str(heads[kind](folder)) if kind is not None and kind in heads else None,
     )
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "mtp"])
+def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
+    settings = with_drafter(tmp_path, kind)
     planned, without = (
         plan_memory(skeleton(one), one, MEMORY)
         for one in (settings, settings.model_copy(update={"drafter": None, "head": None}))
@@ -138,19 +145,30 @@ def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "early_exit"])
 def test_the_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
-    heads = {"medusa": lambda: str(write_medusa(tmp_path)), "eagle3": lambda: str(write_eagle3(tmp_path))}
-    head = heads[kind]() if kind in heads else None
-    check_largest_step(
-        EngineSettings(
-            model=str(DEMO / "target"),
-            dtype="float32",
-            device="cpu",
-            max_sequences=RUNNING,
-            prefill_chunk=64,
-            drafter=kind,
-            head=head,
-        )
+    small = {"max_sequences": RUNNING, "prefill_chunk": 64}
+    check_largest_step(with_drafter(tmp_path, kind).model_copy(update=small))
+
+
+@pytest.mark.parametrize("kind", [None, "medusa", "eagle3", "mtp", "early_exit"])
+def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    """To the byte, beside what all of them compute with, one after the other."""
+    capturing(monkeypatch)
+    settings = with_drafter(tmp_path, kind).model_copy(update={"early_exit": 3})
+    engine = Engine.from_settings(settings)
+    kept = kept_by_graphs(forward_of(engine))
+    if engine._beside is not None:
+        kept += kept_by_graphs(engine._beside._drafter)
+    model = skeleton(settings)
+    widest, context, rows = (
+        max(dim for _, _, dim in model.layers_of(1).values()),
+        model.context_length,
+        SIZES[-1],
     )
+    parts = rows * -(-context // part_slots(context)) * model.query_heads * widest * 4
+    planned = plan_memory(model, settings.model_copy(update={"device": "cuda"}), MEMORY)
+    assert planned.graphs == kept + model.activation_bytes(rows, rows) + parts
 
 
 def test_the_targets_own_layers_are_planned_once() -> None:

@@ -1,0 +1,159 @@
+"""On a GPU drafters beside the target replay graphs, and draft what they draft on the CPU."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import outrider.engine.forward.graphs
+from outrider.decoding.draft import Draft
+from outrider.engine.asked import Asked
+from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
+from outrider.engine.engine import Engine
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.settings import EngineSettings
+from tests.support.beside import Drafted, rounds
+from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.gpu import gpu
+from tests.support.mtp import write_target
+from tests.support.simulated_cuda.counts import Counts
+from tests.support.simulated_cuda.device import SimulatedCuda
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
+
+pytestmark = [needs_compiler, pytest.mark.slow]  # Triton's interpreter takes its time
+
+PROMPTS = [(5, 9, 33, 5, 9, 33, 5, 9), (77, 12, 4), (3, 4, 5, 6, 7), (8, 9, 10)]
+DEPTH = 3
+DRAFTERS = ("eagle3", "mtp", "medusa", "early_exit")
+# Of a Draft, most of which choose its tokens. Pass by pass they would be some hundred.
+LAUNCHES = {"eagle3": 27, "mtp": 27, "medusa": 22, "early_exit": 12}
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 16))
+    return {"cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
+
+
+@pytest.fixture
+def settings(given: dict[str, Any], tmp_path: Path, drafter: str) -> dict[str, Any]:
+    if drafter == "mtp":
+        return {**given, "model": str(write_target(tmp_path, "qwen3")), "drafter": drafter}
+    model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
+    if drafter == "early_exit":
+        return {**given, "model": str(model), "drafter": drafter, "early_exit": 1}
+    write = {"eagle3": write_eagle3, "medusa": write_medusa}[drafter]
+    return {**given, "model": str(model), "drafter": drafter, "head": str(write(tmp_path / "head", model))}
+
+
+def write_medusa(folder: Path, model: Path) -> Path:
+    """Random, as below."""
+    folder.mkdir()
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for head in range(DEPTH):
+        tensors[f"{head}.0.linear.weight"] = 0.1 * torch.randn(64, 64, generator=generator)
+        tensors[f"{head}.1.weight"] = torch.randn(VOCAB_SIZE, 64, generator=generator)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def write_eagle3(folder: Path, model: Path) -> Path:
+    """Random: what it guesses is hardly ever right, and depends on all that it is fed."""
+    folder.mkdir()
+    layer: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    layer |= {"head_dim": 16, "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-5, "num_hidden_layers": 1}
+    config = {**layer, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
+    named = EngineSettings(model=str(model), drafter="eagle3", head=str(folder))
+    head = Eagle3Head(Eagle3Shape.of(HeadCheckpoint(named)), 64, None)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name.replace("layer.", "midlayer.").replace("attention.", "self_attn.", 1): torch.randn(
+            tensor.shape, generator=generator
+        )
+        for name, tensor in head.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def engine_of(settings: dict[str, Any], **more: Any) -> Engine:
+    return Engine.from_settings(EngineSettings.model_validate({**settings, **more}))
+
+
+def drafted(settings: dict[str, Any], device: str, **more: Any) -> tuple[list[Drafted], Engine]:
+    engine = engine_of(settings, device=device, **more)
+    return rounds(engine, PROMPTS[:2], 0.7, DEPTH, leaves=2, max_tokens=10), engine
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settings: dict[str, Any]) -> None:
+    expected, _ = drafted(settings, "cpu")
+    with gpu() as cuda:
+        found, engine = drafted(settings, "cuda")
+        assert engine.slow_because == ()
+        if cuda is not None:  # of a real GPU launches are not counted
+            cuda.counts = Counts()
+            more = rounds(engine, PROMPTS[:1], 0.7, DEPTH, max_tokens=4)
+            replays = sum(n for cause, n in cuda.counts.launches.items() if "graph.replay" in cause)
+            passes = 1  # for each Verdict the target's,
+            of_drafts = sum(len(draft) for draft in more[0].drafts)  # and one for each position
+            if drafter in ("eagle3", "mtp"):
+                passes += 1  # the head's over what stands
+                of_drafts += sum(max(len(draft) - 1, 0) for draft in more[0].drafts)  # and over what is fed
+            assert replays == passes * len(more[0].ranks) + of_drafts
+    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
+    assert any(not draft.is_chain for one in found for draft in one.drafts)
+
+
+def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> Counts:
+    """Of chains for so many texts, each as deep as may be."""
+    assert engine._beside is not None
+    drafter, counted = engine._beside._drafter, []
+    propose = drafter.propose
+
+    def counting(asked: Sequence[Asked]) -> list[Draft]:
+        cuda.counts = Counts()
+        drafts = propose(asked)
+        assert len(drafts) == len(prompts)
+        counted.append(cuda.counts)
+        cuda.counts = Counts()
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(drafter, "propose", counting)
+        rounds(engine, prompts, 0.7, DEPTH, max_tokens=DEPTH + 3)
+    return counted[0]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_what_a_draft_launches_does_not_grow_with_its_sequences(
+    drafter: str, settings: dict[str, Any]
+) -> None:
+    with simulated_cuda() as cuda:
+        engine = engine_of(settings, device="cuda")
+        alone, in_company = (counts_of_draft(engine, cuda, PROMPTS[:count]) for count in (1, 4))
+    assert in_company.launches.total() <= LAUNCHES[drafter], in_company.report()
+    assert in_company.totals() == alone.totals(), in_company.report()
+    assert in_company.waits.total() == DEPTH, in_company.report()
+    assert not in_company.pageable_copies
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "medusa", "early_exit"])
+def test_without_graphs_it_drafts_the_same(drafter: str, settings: dict[str, Any]) -> None:
+    expected, _ = drafted(settings, "cpu")
+    with gpu():
+        found, engine = drafted(settings, "cuda", graphs=False)
+    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
+    assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)

@@ -1,0 +1,38 @@
+"""Captured passes without a GPU: a replay computes again, into the same memory."""
+
+from collections.abc import Callable
+
+import pytest
+
+import outrider.engine.forward.forward_pass
+import outrider.engine.forward.graphs
+from tests.support.paged_attention import PlainAttention
+
+SIZES = (1, 4, 8, 32)
+
+
+class Capture:
+    """Stands for CudaCapture."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+        work()
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Capture:
+    """Has engines believe that they have kernels, and capture."""
+    capture = Capture()
+    owner = outrider.engine.forward.forward_pass
+    monkeypatch.setattr(owner, "find_kernel", lambda settings, *_: (PlainAttention(settings.block_size), ()))
+    monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
+    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", SIZES)
+    return capture
