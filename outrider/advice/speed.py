@@ -7,7 +7,7 @@ import numpy as np
 
 from outrider.advice.judged import Counts
 from outrider.advice.steps import StepTimes
-from outrider.drafters.registry import DrafterInfo
+from outrider.drafters.registry import DrafterInfo, Place
 from outrider.pace.optimizer import Mix, Vector, round_seconds
 
 FASTER = 10.0  # times that a draft's step should be faster than the target's
@@ -25,6 +25,11 @@ class ExpectedCosts:
     hidden: float  # share of drafting that draft-ahead hides, of what a step of the target could hide
     asked_share: float = 1.0  # of the rounds, for which the model is asked
     calibration: float = 1.0
+
+    @property
+    def are_beside_target(self) -> bool:
+        """As the pace has it."""
+        return self.drafter.place is Place.TARGET_WORKER
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of the target; one without sequences is none."""

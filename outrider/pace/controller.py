@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.drafters.registry import DrafterInfo, Width
+from outrider.drafters.registry import DrafterInfo, Place, Width
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.calibration import Calibration
 from outrider.pace.cost_model import DrafterCost, Step, StepCost
@@ -330,7 +330,8 @@ class Pace:
         """drafters: of each sequence."""
         shares = [(self._cost_of(info), count / len(drafters)) for info, count in Counter(drafters).items()]
         calibration = np.array([self._calibration.of_rounds(info.name) for info in drafters])
-        return _Costs(self._target, shares, context, calibration)
+        are_beside = all(info.place is Place.TARGET_WORKER for info in drafters)
+        return _Costs(self._target, shares, context, calibration, are_beside)
 
     def _reach(self, sequences: list[PacedSequence]) -> Vector:
         """[sequences, MAX_DEPTH]"""
@@ -350,6 +351,7 @@ class _Costs:
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
     context: float  # tokens per sequence
     calibration: Vector  # [sequences, MAX_DEPTH]
+    are_beside_target: bool
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)

@@ -32,6 +32,10 @@ class Costs(Protocol):
         """[sequences, max_depth] factor by which rounds as deep take longer than these costs say, divided by
         that of plain decoding; or one for all."""
 
+    @property
+    def are_beside_target(self) -> bool:
+        """Whether Drafts are made beside the target: in its own steps, one after the other."""
+
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         """Of a target step over so many tokens of so many sequences."""
 
@@ -89,23 +93,31 @@ def _together(mix: Mix, costs: Costs) -> Vector:
     """Seconds of a round where all are in rounds.
 
     The target verifies everyone and then waits for Drafts, or it verifies one half while the other drafts,
-    whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py).
+    whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py). A drafter beside the
+    target never drafts meanwhile.
     """
     verified = mix.rounds + mix.drafted
+    whole = costs.step(mix.rounds, verified)
+    in_turn = costs.drafting(mix.rounds, mix.depth, mix.leaves, whole) + whole
+    if costs.are_beside_target:
+        return in_turn
     half = costs.step(mix.rounds / 2, verified / 2)
     drafting = costs.drafting(mix.rounds, mix.depth, mix.leaves, half)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
-    whole = costs.step(mix.rounds, verified)
-    return np.minimum(in_halves, costs.drafting(mix.rounds, mix.depth, mix.leaves, whole) + whole)
+    return np.minimum(in_halves, in_turn)
 
 
 def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
     """Seconds of a round, and of a step, where some are in rounds and others decode freely.
 
     Plain sequences fill every step, so a Draft misses at least the one that begins with its Verdict, and one
-    that takes longer waits half a step for its turn.
+    that takes longer waits half a step for its turn. Beside the target all wait for it, and it misses none.
     """
     verified = mix.rounds + mix.drafted
+    if costs.are_beside_target:
+        step = costs.step(mix.plain + mix.rounds, mix.plain + verified)
+        step = step + costs.drafting(mix.rounds, mix.depth, mix.leaves, step)
+        return step, step
     share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
     for _ in range(3):
         step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)

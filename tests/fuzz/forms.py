@@ -39,16 +39,15 @@ def _json_schema(schema: Any) -> dict[str, Any]:
 
 
 def _structured(schemas: list[Any], regexes: list[str], larks: list[str], choices: list[Any]) -> Any:
-    return st.sampled_from(
-        [
-            *({"json": schema} for schema in schemas),
-            *({"json": json.dumps(schema)} for schema in schemas),
-            {"json_object": True},
-            *({"regex": regex} for regex in regexes),
-            *({"grammar": lark} for lark in larks),
-            *({"choice": choice} for choice in choices),
-        ]
-    )
+    """Each kind is as likely as the others, however many there are of it."""
+    kinds = {
+        "json": [*schemas, *map(json.dumps, schemas)],
+        "json_object": [True],
+        "regex": regexes,
+        "grammar": larks,
+        "choice": choices,
+    }
+    return st.one_of([st.sampled_from([{kind: form} for form in forms]) for kind, forms in kinds.items()])
 
 
 def response_formats(anything: Any) -> Levels:

@@ -1,11 +1,11 @@
 """Which depths serve a batch fastest, on machines whose cost is written down."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-from outrider.pace.optimizer import best_depths, best_leaves, log_rate, mix_of
+from outrider.pace.optimizer import best_depths, best_leaves, log_rate, mix_of, round_seconds
 
 MAX_DEPTH = 8
 
@@ -20,6 +20,7 @@ class Machine:
     draft: float = 2e-3
     hops: float = 1e-3
     calibration: float = 1.0
+    are_beside_target: bool = False
 
     def step(self, sequences, tokens):
         return self.read + self.token * np.maximum(tokens - self.knee, 0.0) + 0.0 * sequences
@@ -60,6 +61,20 @@ def test_where_only_deep_rounds_take_longer_they_get_shallower():
     costly_from = np.array([[1.0] * 2 + [3.0] * (MAX_DEPTH - 2)])
     assert depths([0.8])[0] > 2
     assert depths([0.8], Machine(calibration=costly_from)) == [2]
+
+
+@pytest.mark.parametrize("plain", [0, 2])
+def test_beside_the_target_everybody_waits_for_the_deepest_draft(plain):
+    """It never drafts for one half while the target verifies the other, and its Drafts miss no step."""
+    machine = Machine(token=2e-3, knee=0, read=0.0, draft=8e-3, hops=0.0)
+    beside = replace(machine, are_beside_target=True)
+    mix = mix_of(np.array([0] * plain + [2, 4]), reach(*[0.8] * (plain + 2)), machine)
+    expected = 2e-3 * (plain + 2 + 2 + 4) + 4 * 8e-3
+    round_s, step_s = round_seconds(mix, beside)
+    assert round_s == pytest.approx(expected)
+    assert round_seconds(mix, machine)[0] != pytest.approx(expected)
+    if plain:
+        assert step_s == pytest.approx(expected)
 
 
 def test_a_full_batch_loses_its_drafts():
