@@ -139,8 +139,8 @@ class Drafting:
 
     @property
     def target_may_continue(self) -> bool:
-        """Whether the target may verify its own drafter's Drafts before they were seen here."""
-        return self._drafter is not None and self._drafter.comes_with_verdicts
+        """Whether the target may verify its own drafter's Drafts before they were seen here; no trial's."""
+        return self._drafter is not None and self._drafter.comes_with_verdicts and self.depth_in_force > 0
 
     def continued(self) -> Proposal | None:
         """The Draft with which the target goes on by itself; None where another drafter is to draft."""
