@@ -13,6 +13,7 @@ from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.observe.waiting import waits_for_this_task
 from gateway.rounds.candidates import SMALL_LAG, Candidate
 from gateway.rounds.events import Compared, Drafted, Events, FellBack, Resumed
+from gateway.rounds.growth import Growth
 from gateway.rounds.paces import PaceObserver
 from gateway.rounds.reasons import EMPTY, FIXED, LAST_TOKEN, LATE, LOST, OFF
 from gateway.rounds.route import Route
@@ -62,8 +63,7 @@ class Drafting:
         self._losses = 0  # of workers that had the sequence, without a Draft in between
         self._pause_s = 0.0  # before the next attempt to recover
         self.reason = OFF  # the depth is what it was when last asked for
-        self._grew = asyncio.Event()
-        self._awaited = 0  # length of the sequence that somebody waits for
+        self._growth = Growth(sequence)
         self._taking_in: asyncio.Task[None] | None = None  # of the prompt
         self._begun: asyncio.Task[Proposal | None] | None = None
         self._newest = NO_PROPOSAL
@@ -169,10 +169,9 @@ class Drafting:
         return max(self._sequence.limit - len(self._sequence) - 1, 0)
 
     def grew(self) -> None:
-        """The sequence has more tokens. Whoever waits for some is woken for no fewer, unless rounds pay."""
+        """The sequence has more tokens."""
         self._route.grew()
-        if len(self._sequence) >= self._awaited or self._pays():
-            self._grew.set()
+        self._growth.grew(self._pays)
 
     def begin(self, depth: int, traceparent: str) -> None:
         """Asks for a Draft that follows the committed tokens.
@@ -228,11 +227,11 @@ class Drafting:
             await self._begun
         while True:
             if self._empty:
-                await self._longer(len(self._sequence) + self._pause())
+                await self._growth.to(len(self._sequence) + self._pause())
             elif not self._may_draft:
                 await self._recover()
             self._may_draft = True
-            await self._grown(self._pace.probe_tokens(self._paced))
+            await self._growth.by(self._pace.probe_tokens(self._paced), self._pays)
             if not self._is_started:  # what was plain from the beginning took none of the draft's time
                 await self._recover()
                 self._is_started = True
@@ -291,25 +290,9 @@ class Drafting:
         """Whether a Draft costs more than a look at what is there."""
         return self._drafter is not None and self._drafter.place is not Place.GATEWAY
 
-    async def _grown(self, count: int) -> None:
-        """Until there are so many tokens more, or rounds pay."""
-        end = min(len(self._sequence) + count, self._sequence.limit)
-        while len(self._sequence) < end and not self._pays():
-            await self._next(end)
-
-    async def _longer(self, length: int) -> None:
-        """Until there are at least so many tokens."""
-        while len(self._sequence) < length:
-            await self._next(length)
-
-    async def _next(self, length: int) -> None:
-        self._awaited = length
-        self._grew.clear()
-        await self._grew.wait()
-
     async def _compare(self, proposal: Proposal) -> None:
         """A guess that is never verified, with the text once that has gone on long enough."""
-        await self._longer(proposal.base + len(proposal.draft) + 1)
+        await self._growth.to(proposal.base + len(proposal.draft) + 1)
         if self._speculation.verification != "coupled":
             # A ratio rule accepts other tokens than those that were said: only a round can tell.
             self._paced.try_round()
