@@ -44,11 +44,13 @@ class PacedSequence:
         self.leaves = 0  # runners-up beside its chain, as last decided
         self.patience_s = math.inf  # for a Draft: beyond it plain decoding is faster
         self.trial_turns = 0  # of the other kind, that are to come next, to see what that costs
+        self.is_probed = False  # by the round that comes next, since no text can tell
 
     def try_round(self) -> None:
         """Has a round come next though plain decoding is faster: only that tells how good its Drafts are."""
         if self.depth == 0:
             self.trial_turns = max(self.trial_turns, 1)
+            self.is_probed = True
 
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether as much is known of both, as long as one of them is new."""
@@ -149,8 +151,12 @@ class Pace:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
             self._calibration.observe_tokens(name, 1.0 + accepted, expected, count)
         sequence.acceptance.observe(accepted, verified)
-        sequence.acceptance.task.failed_probes = 0
         sequence.trial_turns = max(sequence.trial_turns - 1, 0)
+        if sequence.is_probed:
+            sequence.is_probed = False
+            self._probed(sequence)
+        else:
+            sequence.acceptance.task.failed_probes = 0
         self._observations += 1
         in_rounds = sum(other.depth > 0 for other in self._sequences)
         cost = self._cost_of(sequence.drafter)
@@ -171,8 +177,11 @@ class Pace:
 
     def observe_probe(self, sequence: PacedSequence, accepted: int, verified: int) -> None:
         """A guess that was made while the sequence was plain, compared with what the target said."""
-        task = sequence.acceptance.task
         sequence.acceptance.observe(accepted, verified)
+        self._probed(sequence)
+
+    def _probed(self, sequence: PacedSequence) -> None:
+        task = sequence.acceptance.task
         self._decide()
         if sequence.depth > 0:
             task.failed_probes = 0
@@ -251,9 +260,12 @@ class Pace:
 
         More after every guess in a row that changed nothing, whichever of the task's sequences it was for,
         and where many guess: together they tell as much. A guess is not free where the draft shares a
-        processor with others: for a new sequence it takes the whole prompt in.
+        processor with others: for a new sequence it takes the whole prompt in. Beside the target all
+        sequences of a step wait for one that guesses, so there one does at a time.
         """
-        many = min(len(self._sequences), MANY_PROBERS) // PROBERS
+        many = min(len(self._sequences), MANY_PROBERS)
+        if sequence.drafter.place is not Place.TARGET_WORKER:
+            many //= PROBERS
         doublings = min(sequence.acceptance.task.failed_probes, DOUBLINGS)
         return self._settings.probe_tokens * max(many, 1) << doublings
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from outrider.drafters import registry
+from outrider.drafters.registry import Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace, PacedSequence
 from outrider.pace.cost_model import Step, StepSize
@@ -86,6 +87,9 @@ class Service:
             self.since_probe[sequence] += 1
             if self.since_probe[sequence] >= self.pace.probe_tokens(sequence):
                 self.since_probe[sequence] = 0
+                if self.drafter.place is Place.TARGET_WORKER:
+                    sequence.try_round()
+                    continue
                 self.pace.observe_drafting(
                     self.drafter, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
@@ -229,6 +233,19 @@ def test_guesses_that_change_nothing_get_rare_for_new_sequences_too():
     service.rate = 0.95
     service.run(200)
     assert service.pace.probe_tokens(service.sequences[0]) == usual
+
+
+def test_rounds_that_probe_a_drafter_beside_the_target_get_rare_since_all_wait_for_them():
+    service = Service(streams=8, drafter="medusa")
+    service.rate = 0.05
+    service.run(600)
+    alone = service.pace.probe_tokens(service.sequences[0]) // 8
+    assert alone > PaceSettings().probe_tokens
+    assert mean(service.run(600)) < 0.06
+    service.rate = 0.95
+    service.run(1000)
+    assert mean(service.run(200)) > 1
+    assert service.pace.probe_tokens(service.sequences[0]) == 8 * PaceSettings().probe_tokens
 
 
 def test_a_few_in_rounds_that_take_longer_are_given_up_as_soon_as_many_are():
