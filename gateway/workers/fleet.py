@@ -72,7 +72,7 @@ class Fleet:
     def open_draft(self, draft: str, sequence: Sequence) -> DraftStream:
         """Raises WorkerLostError if there is no worker with the draft of that name."""
         link = self._choose(draft, sequence)
-        sampling = _without(range(self.vocab_size(), link.worker.vocab_size), sequence.sampling)
+        sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
         return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling)
 
     def vocab_size(self) -> int:
@@ -109,8 +109,10 @@ class Fleet:
             await link.aclose()
 
 
-def _without(ids: range, sampling: Sampling) -> Sampling:
-    """Without ids that only the draft has: its embeddings may be padded further than the target's."""
-    if not ids:
-        return sampling
-    return sampling.model_copy(update={"bad_token_ids": (*sampling.bad_token_ids, *ids)})
+def _as_drafted(sampling: Sampling, only_drafts: range) -> Sampling:
+    """Without what the target alone tells, and without ids that it lacks.
+
+    only_drafts: these ids: a draft's embeddings may be padded further than the target's.
+    """
+    banned = (*sampling.bad_token_ids, *only_drafts)
+    return sampling.model_copy(update={"logprobs": None, "bad_token_ids": banned})

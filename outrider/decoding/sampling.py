@@ -116,46 +116,33 @@ def probabilities(processed: Tensor) -> Tensor:
     return torch.where(probs.isnan().any(dim=1, keepdim=True), one_hot, probs)
 
 
-def scores(
+def log_probabilities(
     logits: Tensor,  # [num_rows, vocab_size]
-    tokens: Sequence[int],  # [num_rows] that are there
+    tokens: Tensor,  # int64 [num_rows]
     count: int,
-) -> tuple[TokenLogprobs, ...]:
-    """The raw log-probabilities of tokens that were not chosen here, and those of the ``count`` likeliest."""
-    told: list[TokenLogprobs] = []
-    for first in range(0, len(logits), SCORED_AT_ONCE):
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the tokens, and of the likeliest ones of each row.
+
+    Returns:
+        float32 [num_rows]; the likeliest as int64 [num_rows, count], and float32 [num_rows, count] of these.
+    """
+    own, ids, likeliest = [], [], []
+    for first in range(0, max(len(logits), 1), SCORED_AT_ONCE):
         values = logits[first : first + SCORED_AT_ONCE].float().log_softmax(dim=1)
-        own = torch.tensor(tokens[first : first + len(values)], device=values.device)
-        chosen = values.gather(1, own[:, None])[:, 0].tolist()
-        top = best(values, count)[0]
-        pairs = zip(top.tolist(), values.gather(1, top).tolist(), strict=True)
-        told += [
-            TokenLogprobs(logprob, tuple(zip(ids, likeliest, strict=True)))
-            for logprob, (ids, likeliest) in zip(chosen, pairs, strict=True)
-        ]
-    return tuple(told)
+        own.append(values.gather(1, tokens[first : first + len(values), None])[:, 0])
+        picked, of_picked = best(values, count)
+        ids.append(picked)
+        likeliest.append(of_picked)
+    return torch.cat(own), torch.cat(ids), torch.cat(likeliest)
 
 
-def logprobs(
-    logits: Tensor,  # [num_rows, vocab_size], as they were before process()
-    processed: Tensor,  # [num_rows, vocab_size]
-    rows: Sequence[Row],
-    chosen: Sequence[int],  # [num_rows]
-) -> list[TokenLogprobs | None]:
-    """Per row the log-probabilities it asks for, of raw or processed logits; None where it asks for none."""
-    reported: list[TokenLogprobs | None] = []
-    for index, row in enumerate(rows):
-        count = row.sampling.logprobs
-        if count is None:
-            reported.append(None)
-            continue
-        source = logits if row.sampling.logprobs_of == "raw" else processed
-        values = source[index].float().log_softmax(dim=0)
-        top = best(values[None], count)[0][0]
-        pairs = [
-            (token, value)
-            for token, value in zip(top.tolist(), values[top].tolist(), strict=True)
-            if value > BANNED
-        ]
-        reported.append(TokenLogprobs(float(values[chosen[index]]), tuple(pairs)))
-    return reported
+def scores(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogprobs, ...]:
+    """The same, told one by one. tokens: [num_rows]"""
+    found = log_probabilities(logits, torch.tensor(tokens, device=logits.device), count)
+    return tuple(map(told_logprobs, *(numbers.tolist() for numbers in found)))
+
+
+def told_logprobs(chosen: float, ids: Sequence[int], likeliest: Sequence[float]) -> TokenLogprobs:
+    """Of one row. Banned tokens have none."""
+    pairs = zip(ids, likeliest, strict=True)
+    return TokenLogprobs(chosen, tuple((token, value) for token, value in pairs if value > BANNED))

@@ -18,11 +18,12 @@ from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
     GRAMMAR,
     TOKEN_ADJUSTMENTS,
-    logprobs,
     probabilities,
     process,
+    scores,
 )
 from outrider.decoding.verify import sample_draft_token, verify_coupled
+from outrider.engine.asked_logprobs import AskedLogprobs
 from outrider.engine.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.device_time import Mark, mark, wait_for
 from outrider.engine.sequence import NO_DRAFT
@@ -48,6 +49,7 @@ class Choices:
     # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that stand by the coupled rule, root first
+    told: tuple[TokenLogprobs, ...] = ()  # [num_rows] of the chosen tokens, where they have come along
 
     @cached_property
     def processed(self) -> torch.Tensor:
@@ -85,12 +87,13 @@ class Choices:
 
     def logprobs(self, indices: Items[int], tokens: Items[int]) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless the request asked."""
-        if self.rows[0].sampling.logprobs is None:
+        sampling = self.rows[0].sampling
+        if sampling.logprobs is None:
             return ()
-        picked = torch.tensor(indices, device=self.logits.device)
-        rows = [self.rows[index] for index in indices]
-        found = logprobs(self.logits[picked], self.processed[picked], rows, list(tokens))
-        return tuple(one for one in found if one is not None)
+        if self.told:
+            return tuple(self.told[index] for index in indices)
+        source = self.logits if sampling.logprobs_of == "raw" else self.processed
+        return scores(source[[*indices]], tokens, sampling.logprobs)
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,11 @@ class Choosing:
     processed: torch.Tensor | None  # as Choices has it
     ranks: int
     # Integers: tokens [num_rows * ranks] and the bits of their perturbed logits; what is sound [num_rows],
-    # stands, is finite.
+    # stands, is finite; log-probabilities.
     numbers: torch.Tensor
     arriving: torch.Tensor  # the same, at the host once ``arrival`` is over
     arrival: Mark
+    asked: AskedLogprobs
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -117,7 +121,9 @@ class Choosing:
         """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
         wait_for(self.arrival)
         count, choices, start = sum(map(len, self.rows)), list[Choices](), 0
-        best_of_rows, flags = np.split(self.arriving.numpy(), [2 * count * self.ranks])
+        ends = 2 * count * self.ranks, len(self.arriving) - self.asked.size
+        best_of_rows, flags, of_logprobs = np.split(self.arriving.numpy(), ends)
+        logprobs = self.asked.of_rows(of_logprobs)
         ids, bits = best_of_rows.reshape(2, count, self.ranks)
         ranked, perturbed = [*map(tuple, ids.tolist())], bits.astype(np.int32).view(np.float32)
         told = flags.astype(bool).tolist()
@@ -128,7 +134,8 @@ class Choosing:
             processed = None if self.processed is None else self.processed[own]
             path = _path(draft, best, stands[own] if stands else None) if draft else ()
             numbers = best, perturbed[own], told[own], processed
-            choices.append(Choices(part, self.logits[own], *numbers, path=path))
+            of_part = tuple(logprobs[row] for row in range(start, own.stop) if row in logprobs)
+            choices.append(Choices(part, self.logits[own], *numbers, path=path, told=of_part))
             start = own.stop
         return choices, told[2 * count if stands else count :]
 
@@ -146,8 +153,8 @@ def choose_tokens(
     are_finite: torch.Tensor,
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
-    """As ``begin_choosing``, until the host knows them."""
-    return begin_choosing(logits, rows, are_finite, ranks).wait()
+    """As ``begin_choosing`` without log-probabilities, until the host knows the tokens."""
+    return _begin(logits, rows, are_finite, ranks, [NO_DRAFT] * len(rows), None, AskedLogprobs([])).wait()
 
 
 def begin_choosing(
@@ -168,25 +175,41 @@ def begin_choosing(
             nodes'. None: there are none.
         packed: what the kernels know of the rows and the Drafts, where it has reached the device already.
     """
-    drafts = drafts or [NO_DRAFT] * len(rows)
+    asked = AskedLogprobs([row for part in rows for row in part])
+    return _begin(logits, rows, are_finite, ranks, drafts or [NO_DRAFT] * len(rows), packed, asked)
+
+
+def _begin(
+    logits: torch.Tensor,
+    rows: Items[list[Row]],
+    are_finite: torch.Tensor,
+    ranks: int,
+    drafts: Items[Draft],
+    packed: PackedRows | None,
+    asked: AskedLogprobs,
+) -> Choosing:
     every = [row for part in rows for row in part]
-    processed = None
-    if not every:
-        numbers = are_finite
-    elif _has_kernels(logits):
-        if packed is None:
-            of_drafts = DraftRows.of(drafts, [*map(len, rows)])
-            packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
-        choice = _choose_on_device(logits, every, packed, ranks)
-        told = [choice.are_sound, choice.stands, are_finite]
-        numbers = torch.cat([choice.ranked.flatten(), choice.perturbed.view(torch.int32).flatten(), *told])
-    else:
-        processed = process(logits, every)
-        best, perturbed = gumbel_max(processed, every, ranks)
-        sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
-        numbers = torch.cat([best.flatten(), perturbed.view(torch.int32).flatten(), sound, are_finite])
+    processed, found = None, [are_finite]
+    if every:
+        if _has_kernels(logits):
+            if packed is None:
+                of_drafts = DraftRows.of(drafts, [*map(len, rows)])
+                packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
+            choice = _choose_on_device(logits, every, packed, ranks)
+            best, perturbed = choice.ranked, choice.perturbed
+            found = [choice.are_sound, choice.stands, are_finite]
+        else:
+            processed = process(logits, every)
+            best, perturbed = gumbel_max(processed, every, ranks)
+            sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
+            found = [sound, are_finite]
+        found = [best.flatten(), perturbed.view(torch.int32).flatten(), *found]
+        if asked.size:
+            found.append(asked.found(logits, processed, best[:, 0]))
+    numbers = torch.cat(found)
     arriving = numbers.to("cpu", non_blocking=True)  # into pinned memory
-    return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, mark(logits.device))
+    arrival = mark(logits.device)
+    return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, arrival, asked)
 
 
 def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,11 +22,11 @@ from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
     SETTINGS,
     choose,
-    logprobs,
     needs_no_text,
     probabilities,
     process,
     runners_up,
+    scores,
 )
 from outrider.decoding.settings import Sampling
 from outrider.decoding.truncation import ties_after
@@ -252,23 +252,19 @@ def test_probabilities_are_those_the_choice_has() -> None:
     assert probs[1].tolist() == [0, 0, 1, 0, 0]
 
 
-@pytest.mark.parametrize("source", ["raw", "processed"])
-def test_logprobs_are_of_the_logits_that_were_asked_for(source: str) -> None:
-    rows = [row(), row(temperature=0.5, top_k=2, logprobs=3, logprobs_of=source), row(logprobs=0)]
-    logits = LOGITS.expand(3, -1)
-    values = process(logits, rows)
-    nothing, asked, only_chosen = logprobs(logits, values, rows, [2, 3, 1])
-    assert nothing is None
-    assert asked is not None
-    assert only_chosen is not None
-    expected = (logits if source == "raw" else values)[1].log_softmax(dim=0)
-    assert asked.chosen == pytest.approx(float(expected[3]))
-    assert [token for token, _ in asked.top] == ([2, 3, 0] if source == "raw" else [2, 3])
-    assert [value for _, value in asked.top] == pytest.approx(
-        [float(expected[token]) for token, _ in asked.top]
-    )
+def test_log_probabilities_are_of_the_tokens_and_of_the_likeliest_that_are_not_banned() -> None:
+    values = process(LOGITS.expand(2, -1), [row(), row(temperature=0.5, top_k=2)])
+    free, truncated = scores(values, [2, 3], 3)
+    for told, of_row in ((free, values[0]), (truncated, values[1])):
+        expected = of_row.log_softmax(dim=0)
+        assert [value for _, value in told.top] == pytest.approx(
+            [float(expected[token]) for token, _ in told.top]
+        )
+    assert free.chosen == pytest.approx(float(LOGITS.log_softmax(dim=0)[2]))
+    assert [token for token, _ in free.top] == [2, 3, 0]
+    assert [token for token, _ in truncated.top] == [2, 3]
+    [only_chosen] = scores(LOGITS[None], [1], 0)
     assert only_chosen.top == ()
-    assert only_chosen.chosen == pytest.approx(float(LOGITS.log_softmax(dim=0)[1]))
 
 
 def test_each_setting_is_one_entry() -> None:

@@ -4,6 +4,7 @@ Where the machine has none it is simulated: see tests/support/simulated_cuda/REA
 """
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _verify(engine: Engine) -> None:
 
 COMPANY: dict[str, Callable[[Engine], object]] = {
     "a penalty": lambda engine: start(engine, PROMPTS[1], repetition_penalty=1.2),
-    "logprobs": lambda engine: start(engine, PROMPTS[1], logprobs=1),
+    "processed logprobs": lambda engine: start(engine, PROMPTS[1], logprobs=1, logprobs_of="processed"),
     "a Draft": _verify,
     "a long prompt": lambda engine: start(engine, tuple(range(3, 90)), 1),
 }
@@ -149,6 +150,35 @@ def test_a_step_that_depends_on_the_host_waits_for_it(engine: Engine, cuda: Simu
         assert cuda.begun == cuda.done, "the device was given more"
     assert steps
     assert not cuda.counts.busy_waits
+
+
+def test_log_probabilities_come_with_the_tokens(engine: Engine, cuda: SimulatedCuda, folder: Path) -> None:
+    """Where one sequence asks for some the next step is launched early too, into the memory of the logits."""
+
+    def told(engine: Engine) -> list[tuple[int, float, list[int], list[float]]]:
+        start(engine, PROMPTS[0])
+        number = start(engine, PROMPTS[1], logprobs=2)
+        own = [one for one in run(engine) if isinstance(one, Generated) and one.sequence == number]
+        return [
+            (
+                one.token,
+                of_token.chosen,
+                [token for token, _ in of_token.top],
+                [*map(itemgetter(1), of_token.top)],
+            )
+            for one in own
+            for of_token in one.logprobs
+        ]
+
+    by_cpu, by_gpu = told(engine_of(folder, "cpu")), told(engine)
+    assert len(by_gpu) == COUNT
+    for expected, found in zip(by_cpu, by_gpu, strict=True):
+        assert (found[0], found[2]) == (expected[0], expected[2])
+        assert [found[1], *found[3]] == pytest.approx([expected[1], *expected[3]], abs=1e-4)
+    assert cuda.counts.waits.total() == COUNT, cuda.counts.report()
+    assert cuda.counts.busy_waits.total() == COUNT - 1, cuda.counts.report()
+    assert cuda.counts.pageable_copies.total() == 0
+    assert cuda.counts.copies_out.total() == COUNT
 
 
 def test_who_comes_joins_the_step_after_the_one_under_way(engine: Engine, texts: list[list[int]]) -> None:

@@ -39,12 +39,14 @@ SHAPES = {
 FLAT = {
     ("sequences", "greedy"): ("1x1", "16x1"),
     ("sequences", "top-p"): ("1x1", "4x1"),
+    ("rows", "logprobs"): ("4x2", "4x5"),
     ("rows", "greedy"): ("4x2", "4x5"),
     ("branches", "greedy"): ("4x5", "4x5 tree"),
 }
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.8, "top_p": 0.9},
+    "logprobs": {"temperature": 0.8, "logprobs": 2},
 }
 # The fastest way that there is.
 SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float16", "block_size": 8}
@@ -82,7 +84,7 @@ def measured(engines: dict[int, Engine]) -> Callable[[str, str, int], Counts]:
 @pytest.mark.parametrize(
     ("shape", "sampling"),
     [(shape, "greedy") for shape in ("1x1", "4x5", "16x1", "4x5 tree")]
-    + [("1x1", "top-p"), ("4x1", "top-p")],
+    + [("1x1", "top-p"), ("4x1", "top-p"), ("4x5", "logprobs")],
 )
 @pytest.mark.parametrize("kind", BUDGET)
 def test_a_step_stays_within_its_budget(measured, kind: str, shape: str, sampling: str) -> None:

@@ -2,6 +2,7 @@
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
+from outrider.engine.asked_logprobs import comes_along
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
@@ -17,7 +18,7 @@ class GenerateTask(Task):
         self.length = length
         self._forced: Draft | None = None  # what the grammar forces next; None: it was not asked yet
         # Whether a step depends on the token of the one before in nothing but that it is fed.
-        self.is_foreseeable = sequence.needs_no_text and sequence.sampling.logprobs is None
+        self.is_foreseeable = sequence.needs_no_text and comes_along(sequence.sampling)
 
     @property
     def ends_now(self) -> bool:

@@ -1,0 +1,77 @@
+"""Log-probabilities that a step tells with the tokens it chooses, so that the host reads once."""
+
+from collections.abc import Sequence as Items
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.decoding.logprobs import TokenLogprobs
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import log_probabilities, process, told_logprobs
+from outrider.decoding.settings import Sampling
+
+
+class AskedLogprobs:
+    """Those of rows that ask for some, by the coupled rule: under the others the host chooses the tokens."""
+
+    def __init__(self, rows: Items[Row]) -> None:
+        """rows: of the whole step."""
+        asking = {
+            index: row.sampling
+            for index, row in enumerate(rows)
+            if row.sampling.logprobs is not None and row.sampling.verification == "coupled"
+        }
+        self._rows = rows
+        self._raw = [index for index, one in asking.items() if one.logprobs_of == "raw"]
+        self._processed = [index for index, one in asking.items() if one.logprobs_of == "processed"]
+        self._most = max((one.logprobs or 0 for one in asking.values()), default=0)
+        self.size = len(asking) * (1 + 2 * self._most)  # integers that come along
+
+    def found(self, logits: Tensor, processed: Tensor | None, chosen: Tensor) -> Tensor:
+        """int32 [size]
+
+        Args:
+            logits: [num_rows, vocab_size] before any sampling setting.
+            processed: after them, where that is known already.
+            chosen: integers [num_rows], a token of each row.
+        """
+        parts = []
+        if self._raw:
+            parts.append((_at(logits, self._raw), _at(chosen, self._raw)))
+        if self._processed:
+            rows = [self._rows[index] for index in self._processed]
+            own = _at(logits, self._processed)
+            after = process(own, rows) if processed is None else _at(processed, self._processed)
+            parts.append((after, _at(chosen, self._processed)))
+        numbers = []
+        for source, tokens in parts:
+            of_chosen, ids, likeliest = log_probabilities(source, tokens.long(), self._most)
+            as_bits = of_chosen[:, None].view(torch.int32), ids.int(), likeliest.view(torch.int32)
+            numbers.append(torch.cat(as_bits, dim=1).flatten())
+        return torch.cat(numbers)
+
+    def of_rows(self, numbers: NDArray[np.int64]) -> dict[int, TokenLogprobs]:
+        """What is told of each row that asks. numbers: as they were found."""
+        bits = numbers.astype(np.int32).reshape(-1, 1 + 2 * self._most)
+        values, told = bits.view(np.float32), {}
+        for place, index in enumerate((*self._raw, *self._processed)):
+            end = 1 + (self._rows[index].sampling.logprobs or 0)
+            ids, likeliest = bits[place, 1:end], values[place, self._most + 1 : self._most + end]
+            told[index] = told_logprobs(float(values[place, 0]), ids.tolist(), likeliest.tolist())
+        return told
+
+
+def comes_along(sampling: Sampling) -> bool:
+    """Whether all that it asks of a token's probability is found by the device alone."""
+    return sampling.logprobs is None or (sampling.verification == "coupled" and sampling.logprobs_of == "raw")
+
+
+def _at(values: Tensor, indices: list[int]) -> Tensor:
+    """Rows by ascending index, without a copy of these to the device."""
+    gaps = [place for place, (before, after) in enumerate(pairwise(indices), 1) if after > before + 1]
+    bounds = pairwise([0, *gaps, len(indices)])
+    runs = [values[indices[start] : indices[end - 1] + 1] for start, end in bounds]
+    return runs[0] if len(runs) == 1 else torch.cat(runs)
