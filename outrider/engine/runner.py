@@ -59,6 +59,13 @@ class Launched:
     begun: float  # when its building was, by the host's clock
     before: Mark | None = None  # of one launched early: the end of the step before
 
+    def with_own_states(self) -> "Launched":
+        """With a copy of those that a graph's next replay would write over before they are read."""
+        output = self.forward.output
+        if output.hidden is None or self.forward.path != "graph":
+            return self
+        return replace(self, forward=replace(self.forward, output=output.with_own_states()))
+
     def timings(self, now: float) -> StepTimings:
         """Of one that is over. Launched early, it begins with the end of the one before."""
         forward = seconds_between(self.forward.begun, self.forward.ended)
@@ -140,9 +147,7 @@ class ModelRunner:
         self.context_length = context_length(self.model)
         self.end_token_ids = end_of_sequence(self.model)
         self.mask_token = mask_token(self.model.config)
-        self.launches_early = (
-            forward.kernel is not None and self.settings.drafter is None and not self.settings.shortest_step_s
-        )
+        self.launches_early = forward.kernel is not None and not self.settings.shortest_step_s
         with self.load_timings.timed("graphs"):
             compile_kernels(self.vocab_size, self.model.dtype, self.model.device)
 
@@ -165,8 +170,10 @@ class ModelRunner:
             Exception: the device or the process is broken; see engine.blame.
         """
         try:
-            launched = launched or self._launch(selected)
-            next_step = self._launch_early(launched, following) if following else None
+            launched, next_step = launched or self._launch(selected), None
+            if following:
+                launched = launched.with_own_states()
+                next_step = self._launch_early(launched, following)
             step, choices, are_finite = self._finish(launched, selected)
         except Exception as error:
             outcome, parts = Outcome(), _parts(selected)
@@ -270,15 +277,18 @@ class ModelRunner:
     def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
         """What it chose for each of these; and per token that they fed, whether its cache is finite."""
         choices, are_finite = launched.choosing.wait()
-        if len(selected) < len(launched.tasks):  # of one launched early, whose items feed a token each
+        items, output = [item for _, item in selected], launched.forward.output
+        # Of a step that was launched early some may have ended since; there each feeds a token.
+        is_whole = len(selected) == len(launched.tasks)
+        if output.hidden is not None:
+            fed = [len(item.tokens) for item in items] if is_whole else [1] * len(launched.tasks)
+            of_each = output.hidden.split_with_sizes(fed)
+            choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
+        if not is_whole:
             places = {task: place for place, task in enumerate(launched.tasks)}
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
-        items, output = [item for _, item in selected], launched.forward.output
         choices = _Own(items, [one.rows for one in choices]).with_logits(choices, output.logits)
-        if output.hidden is not None:
-            of_each = output.hidden.split_with_sizes([len(item.tokens) for item in items])
-            choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(launched.begun + shortest - time.perf_counter(), 0.0))

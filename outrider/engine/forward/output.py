@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,10 @@ class ForwardOutput:
         """Memory for another of its size."""
         hidden = None if self.hidden is None else torch.empty_like(self.hidden)
         return ForwardOutput(torch.empty_like(self.logits), hidden, torch.empty_like(self.are_finite))
+
+    def with_own_states(self) -> "ForwardOutput":
+        """With a copy of the states."""
+        return self if self.hidden is None else replace(self, hidden=self.hidden.clone())
 
     def take(self, other: "ForwardOutput") -> None:
         """Copies one of at most its size to its beginning."""

@@ -11,11 +11,14 @@ from safetensors.torch import save_file
 
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
 from outrider.engine.asked import Asked
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
 from outrider.engine.engine import Engine
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.gpu import gpu
@@ -28,6 +31,7 @@ pytestmark = [needs_compiler, pytest.mark.slow]  # Triton's interpreter takes it
 
 PROMPTS = [(5, 9, 33, 5, 9, 33, 5, 9), (77, 12, 4), (3, 4, 5, 6, 7), (8, 9, 10)]
 DEPTH = 3
+DECODED = 7  # tokens, plainly
 DRAFTERS = ("eagle3", "mtp", "medusa", "early_exit")
 # Of a Draft, most of which choose its tokens. Pass by pass they would be some hundred.
 LAUNCHES = {"eagle3": 27, "mtp": 27, "medusa": 22, "early_exit": 12}
@@ -157,3 +161,51 @@ def test_without_graphs_it_drafts_the_same(drafter: str, settings: dict[str, Any
         found, engine = drafted(settings, "cuda", graphs=False)
     assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
     assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
+
+
+def decoded_then_drafted(engine: Engine, ends: tuple[int, ...]) -> list[tuple[list[int], list[Draft]]]:
+    """Two texts, the first of which ends with one of these tokens, and the Drafts that follow the others."""
+    texts: dict[int, tuple[list[int], list[Draft]]] = {}
+    for prompt, stops in zip(PROMPTS, (ends, ()), strict=False):
+        settings = Sampling(temperature=0.7, max_tokens=20, ignore_eos=True, stop_token_ids=stops)
+        sequence = engine.open(len(prompt), noise_key(1, 0, prompt), settings)
+        texts[sequence.number] = [], []
+        engine.submit(Generate(sequence.number, 0, prompt, DECODED))
+    while engine.has_work:
+        for result in engine.step():
+            assert isinstance(result, Generated | Verified)
+            tokens, drafts = texts[result.sequence]
+            tokens += [result.token] if isinstance(result, Generated) else result.verdict.tokens
+            if isinstance(result, Verified) and result.draft is not None:
+                drafts.append(result.draft)
+            if result.finish is not None:
+                engine.close(engine.sequence(result.sequence))
+            elif DECODED <= len(tokens) < DECODED + 5:
+                draft, length = (
+                    drafts[-1] if drafts else Draft(),
+                    len(engine.sequence(result.sequence).tokens),
+                )
+                engine.submit(Verify(result.sequence, length, (), draft, 1 + len(drafts), DEPTH))
+            elif len(tokens) > DECODED:
+                engine.close(engine.sequence(result.sequence))
+    return [*texts.values()]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_plain_decoding_is_launched_early_beside_it(drafter: str, settings: dict[str, Any]) -> None:
+    """It drafts from the states of steps after which others were launched before it could read them."""
+    on_cpu = engine_of(settings, device="cpu")
+    end = decoded_then_drafted(on_cpu, ())[0][0][3]
+    expected = decoded_then_drafted(on_cpu, (end,))
+    assert expected[0][0].index(end) == len(expected[0][0]) - 1 < DECODED
+    assert expected[1][1]
+    with gpu() as cuda:
+        engine = engine_of(settings, device="cuda")
+        if cuda is not None:
+            cuda.counts = Counts()
+        assert decoded_then_drafted(engine, (end,)) == expected
+        if cuda is not None:
+            # A head with a cache has something to take in while the last step is under way.
+            has_cache = drafter in ("eagle3", "mtp")
+            assert cuda.counts.busy_waits.total() == DECODED - 1 + has_cache, cuda.counts.report()
+            assert not cuda.counts.pageable_copies, cuda.counts.report()
