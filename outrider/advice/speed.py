@@ -21,7 +21,7 @@ class ExpectedCosts:
     target: StepTimes
     drafter: DrafterInfo
     draft: StepTimes | None  # None: guesses take no model
-    round_s: float  # beside the steps of draft and target
+    round_s: float  # beside the steps of draft and target, of rounds that wait for the gateway
     hidden: float  # share of drafting that draft-ahead hides, of what a step of the target could hide
     asked_share: float = 1.0  # of the rounds, for which the model is asked
     calibration: float = 1.0
@@ -39,7 +39,9 @@ class ExpectedCosts:
         self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
     ) -> Vector:
         """From a Verdict to the next Verify; Drafts are chains."""
-        alone = self.round_s + self.asked_share * self._drafting_steps(float(sequences), float(depth))
+        # A target goes on by itself with the Drafts that are made beside it.
+        rest = 0.0 if self.are_beside_target else self.round_s
+        alone = rest + self.asked_share * self._drafting_steps(float(sequences), float(depth))
         return np.asarray(alone - self.hidden * np.minimum(alone, target_step))
 
     def _drafting_steps(self, sequences: float, depth: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.decoding.copies import to_device
 from outrider.decoding.row import Row, TokenIds
 
 BANNED = -torch.inf
@@ -65,13 +66,13 @@ def ban_refused(logits: Tensor, rows: Sequence[Row]) -> None:
     """Bans the tokens that the rows' grammars refuse."""
     masks = np.stack([row.mask for row in rows if row.mask is not None])
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), BANNED)
+    logits.masked_fill_(to_device(torch.from_numpy(allowed == 0), logits.device), BANNED)
 
 
 def leave_an_end(logits: Tensor, rows: Sequence[Row]) -> None:
     """Where every token is banned, lets the generation end: by its lowest end token, or 0 without one."""
     stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)
-    ends = torch.tensor([[min(row.end_token_ids, default=0)] for row in rows], device=logits.device)
+    ends = to_device(torch.tensor([[min(row.end_token_ids, default=0)] for row in rows]), logits.device)
     # A stuck row gets 0 instead of -inf there; the others get back what they hold.
     held = logits.gather(1, ends)
     logits.scatter_(1, ends, torch.where(stuck[:, None] > 0, 0.0, held))
@@ -89,12 +90,12 @@ def _occurrences(
     rows = np.repeat(np.arange(len(texts)), [len(tokens) for tokens in joined])
     token_ids = np.concatenate(joined)
     inside = token_ids < logits.shape[1]
-    index = torch.from_numpy(np.stack([rows[inside], token_ids[inside]])).to(logits.device)
+    index = to_device(torch.from_numpy(np.stack([rows[inside], token_ids[inside]])), logits.device)
     return index[0], index[1]
 
 
 def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=logits.dtype, device=logits.device)
+    return to_device(torch.tensor(values, dtype=logits.dtype), logits.device)
 
 
 def _entries(
@@ -104,6 +105,6 @@ def _entries(
     token_ids = np.concatenate(ids)
     rows = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
     inside = token_ids < logits.shape[1]
-    index = torch.from_numpy(np.stack([rows[inside], token_ids[inside]])).to(logits.device)
+    index = to_device(torch.from_numpy(np.stack([rows[inside], token_ids[inside]])), logits.device)
     of_each = np.concatenate(values)[inside] if values else np.zeros(0, np.float32)
-    return (index[0], index[1]), torch.from_numpy(of_each).to(logits.device)
+    return (index[0], index[1]), to_device(torch.from_numpy(of_each), logits.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.decoding import penalties as adjustments
 from outrider.decoding import truncation
+from outrider.decoding.copies import to_device
 from outrider.decoding.gumbel_max import best, gumbel_max
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.penalties import BANNED
@@ -28,21 +29,25 @@ class Setting:
     apply: Callable[
         [Tensor, Sequence[Row]], None
     ]  # of the rows that it applies to; changes float32 [num_rows, vocab_size] in place
+    reads_text: bool = False  # depends on which tokens are before, not on their number alone
 
 
 def _divide_by_temperature(logits: Tensor, rows: Sequence[Row]) -> None:
     logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
 
 
-GRAMMAR = Setting(lambda row: row.mask is not None, adjustments.ban_refused)
+GRAMMAR = Setting(lambda row: row.mask is not None, adjustments.ban_refused, reads_text=True)
 
 # In the order in which they apply: first what changes or bans single tokens.
 TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.logit_bias), adjustments.add_bias),
-    Setting(lambda row: row.sampling.repetition_penalty != 1.0, adjustments.penalize_repetition),
+    Setting(
+        lambda row: row.sampling.repetition_penalty != 1.0, adjustments.penalize_repetition, reads_text=True
+    ),
     Setting(
         lambda row: row.sampling.presence_penalty != 0.0 or row.sampling.frequency_penalty != 0.0,
         adjustments.penalize_output,
+        reads_text=True,
     ),
     Setting(lambda row: row.sampling.allowed_token_ids is not None, adjustments.ban_all_but_allowed),
     Setting(lambda row: bool(row.sampling.bad_token_ids), adjustments.ban_bad),
@@ -72,6 +77,13 @@ def needs_no_text(sampling: Sampling) -> bool:
     return sampling.grammar is None and not any(one.applies(row) for one in TOKEN_ADJUSTMENTS)
 
 
+def reads_text(sampling: Sampling) -> bool:
+    """Whether the choice of a token depends on which tokens are before it, not on their number alone."""
+    row = Row(sampling, 0, 0, (), ())
+    settings = (one for one in TOKEN_ADJUSTMENTS if one.reads_text)
+    return sampling.grammar is not None or any(one.applies(row) for one in settings)
+
+
 def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = SETTINGS) -> Tensor:
     """Applies the settings to each row that asks for them; logits [num_rows, vocab_size] of any float type.
 
@@ -86,9 +98,10 @@ def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = S
         if len(touched) == len(rows):
             setting.apply(processed, rows)
         elif touched:
-            part = processed[touched]
+            at = to_device(torch.tensor(touched), logits.device)
+            part = processed[at]
             setting.apply(part, [rows[index] for index in touched])
-            processed[touched] = part
+            processed[at] = part
     return processed
 
 

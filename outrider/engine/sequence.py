@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,7 +67,7 @@ class Sequence:
         """Slots that hold something: the next token fed goes here."""
         return self.cached + len(self.pending)
 
-    def row(self, generated: list[int], path: tuple[int, ...], mask: Mask | None = None) -> Row:
+    def row(self, generated: Items[int], path: tuple[int, ...], mask: Mask | None = None) -> Row:
         """What the choice of a token depends on.
 
         Args:

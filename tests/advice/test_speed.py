@@ -51,6 +51,12 @@ def test_a_round_takes_the_drafts_steps_the_targets_and_the_rest() -> None:
     assert round_time(counts(4, 4), costs("ngram"), 1) == pytest.approx(TARGET_S + ROUND_S)
 
 
+def test_no_round_waits_for_the_gateway_where_drafts_come_with_verdicts() -> None:
+    medusa = drafter("medusa")
+    of_draft = (medusa.steps_per_draft + 4 * medusa.steps_per_token) * DRAFT_S
+    assert round_time(counts(4, 4), costs("medusa"), 1) == pytest.approx(TARGET_S + of_draft)
+
+
 def test_rounds_for_which_the_model_is_not_asked_cost_none_of_its_steps() -> None:
     half = counts(4, 4, asked_share=0.5)
     assert round_time(half, costs(), 1) == pytest.approx(TARGET_S + 0.5 * 4.5 * DRAFT_S + ROUND_S)

@@ -181,6 +181,39 @@ def test_log_probabilities_come_with_the_tokens(engine: Engine, cuda: SimulatedC
     assert cuda.counts.copies_out.total() == COUNT
 
 
+BY_POSITION: dict[str, dict[str, Any]] = {
+    "min_tokens": {"min_tokens": 4, "ignore_eos": False, "stop_token_ids": tuple(range(3, 100))},
+    "logit_bias": {"logit_bias": {7: 4.0, 9: 5.0}},
+    "allowed_token_ids": {"allowed_token_ids": (7, 8, 9, 10)},
+    "bad_token_ids": {"bad_token_ids": tuple(range(3, 90))},
+}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "min_tokens",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in BY_POSITION if one != "min_tokens"),
+    ],
+)
+def test_what_depends_on_the_number_of_tokens_alone_is_foreseen(
+    engine: Engine, cuda: SimulatedCuda, folder: Path, setting: str
+) -> None:
+    """Beside a sequence without the setting."""
+
+    def both(engine: Engine) -> list[list[int]]:
+        numbers = [start(engine, PROMPTS[0]), start(engine, PROMPTS[1], **BY_POSITION[setting])]
+        results = run(engine)
+        return [text(results, number) for number in numbers]
+
+    on_cpu = engine_of(folder, "cpu")
+    expected = both(on_cpu)
+    assert expected[1] != alone(on_cpu, PROMPTS[1])
+    assert both(engine) == expected
+    assert cuda.counts.busy_waits.total() == COUNT - 1, cuda.counts.report()
+    assert cuda.counts.pageable_copies.total() == 0, cuda.counts.report()
+
+
 def test_who_comes_joins_the_step_after_the_one_under_way(engine: Engine, texts: list[list[int]]) -> None:
     first = start(engine, PROMPTS[0])
     results = [*engine.step(), *engine.step()]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from outrider.decoding.copies import to_device
 from outrider.decoding.draft import ROOT
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.sequence import Sequence
@@ -194,20 +195,13 @@ class PagedCache(KeyValues):
         move = composed(moves)
         slots = np.concatenate([move.source, move.target, cleared])
         sizes = [len(move.source), len(move.target), len(cleared)]
-        source, target, emptied = self._on_device(slots).split_with_sizes(sizes)
+        moved = to_device(torch.from_numpy(slots), self._stored[0].device)
+        source, target, emptied = moved.split_with_sizes(sizes)
         for stored in self._stored:
             if len(target):
                 stored[:, target] = stored[:, source]
             if len(emptied):
                 stored.index_fill_(1, emptied, 0.0)
-
-    def _on_device(self, slots: Numbers) -> torch.Tensor:
-        """Without waiting for the device."""
-        numbers = torch.from_numpy(slots)
-        device = self._stored[0].device
-        if device.type == "cuda":  # from memory that is not pinned a copy would wait
-            numbers = numbers.pin_memory()
-        return numbers.to(device, non_blocking=True)
 
     def are_finite(self, slots: Rows) -> torch.Tensor:
         """bool [num_slots]: whether every key and value there is, in all layers."""

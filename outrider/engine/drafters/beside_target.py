@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outrider.decoding.copies import to_device
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter
@@ -123,10 +124,7 @@ class BesideTarget(Drafter):
 
 def rows_at(rows: Tensor, places: list[int]) -> Tensor:
     """A copy of those rows, made without waiting for the device."""
-    numbers = torch.tensor(places)
-    if rows.is_cuda:  # from memory that is not pinned a copy would wait
-        numbers = numbers.pin_memory()
-    return rows[numbers.to(rows.device, non_blocking=True)]
+    return rows[to_device(torch.tensor(places), rows.device)]
 
 
 def feed_of(sequence: Sequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:

@@ -2,12 +2,15 @@
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
+from outrider.decoding.sampling import reads_text
 from outrider.engine.asked_logprobs import comes_along
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Generated, Result
+
+UNKNOWN = 0  # stands for a token of which only the place counts
 
 
 class GenerateTask(Task):
@@ -18,7 +21,7 @@ class GenerateTask(Task):
         self.length = length
         self._forced: Draft | None = None  # what the grammar forces next; None: it was not asked yet
         # Whether a step depends on the token of the one before in nothing but that it is fed.
-        self.is_foreseeable = sequence.needs_no_text and comes_along(sequence.sampling)
+        self.is_foreseeable = not reads_text(sequence.sampling) and comes_along(sequence.sampling)
 
     @property
     def ends_now(self) -> bool:
@@ -28,9 +31,8 @@ class GenerateTask(Task):
     def next_row(self) -> Row:
         """Of one that is foreseeable: what choosing the token after the one under way depends on."""
         sequence = self.sequence
-        return Row(
-            sequence.sampling, sequence.noise_key, len(sequence.tokens) + 1, (), (), needs_no_text=True
-        )
+        generated = () if sequence.needs_no_text else sequence.tokens[sequence.prompt_length :]
+        return sequence.row(generated, (UNKNOWN,))
 
     def constrain(self) -> None:
         sequence = self.sequence
