@@ -53,13 +53,13 @@ def ban_all_but_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
 
 def ban_bad(logits: Tensor, rows: Sequence[Row]) -> None:
     at, _ = _entries(logits, [row.lists.bad for row in rows])
-    logits[at] = BANNED
+    logits[at] = logits.new_full((), BANNED)  # a number of the host's would be copied, with a wait
 
 
 def ban_ends(logits: Tensor, rows: Sequence[Row]) -> None:
     """Bans the tokens that end the generation."""
     at, _ = _entries(logits, [row.lists.ends for row in rows])
-    logits[at] = BANNED
+    logits[at] = logits.new_full((), BANNED)  # a number of the host's would be copied, with a wait
 
 
 def ban_refused(logits: Tensor, rows: Sequence[Row]) -> None:
