@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.support.patience import PATIENCE
 from tests.support.running import serve_run
@@ -82,10 +83,12 @@ class Terminal:
     Variables that are exported stay; nothing else of a shell does.
     """
 
-    def __init__(self, folder: Path, services: ExitStack) -> None:
+    def __init__(self, folder: Path, of_ray: str, services: ExitStack) -> None:
+        """of_ray: where Ray notes the newest cluster, which is what RAY_ADDRESS=auto means."""
         self._folder = folder
         self._services = services
-        self._environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {"PATH": path, "RAY_TMPDIR": of_ray}
 
     def run(self, command: Command) -> None:
         """Raises AssertionError where it fails, or prints something else."""
@@ -140,6 +143,6 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path) -> Iterator[Terminal]:
-    """What it has started is gone afterwards."""
-    with ExitStack() as services:
-        yield Terminal(folder, services)
+    """What it has started is gone afterwards. Clusters of other tests are not seen."""
+    with TemporaryDirectory(prefix="ray-") as of_ray, ExitStack() as services:
+        yield Terminal(folder, of_ray, services)
