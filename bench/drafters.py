@@ -172,8 +172,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--target", choices=INFLATED, default="190M", help="for speed")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], help="for speed")
     parser.add_argument("--answer", type=int, default=32, help="tokens of each answer, for speed")
-    parser.add_argument("--warm-s", type=float, default=4.0, help="before a service's tokens count")
-    parser.add_argument("--counted-s", type=float, default=8.0, help="while they do")
+    parser.add_argument("--warm-s", type=float, default=12.0, help="before a service's tokens count")
+    parser.add_argument("--counted-s", type=float, default=12.0, help="while they do")
     options = parser.parse_args(arguments)
     kept = Kept()
     for part in options.parts:
