@@ -73,7 +73,7 @@ async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
 
 async def test_a_full_queue_says_when_to_come_again(tokenizer):
     silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
-    async with client_of(tokenizer, silent, max_requests=1, max_waiting=0, request_deadline_s=1.0) as client:
+    async with client_of(tokenizer, silent, max_requests=1, max_waiting=0, request_deadline_s=6.0) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await eventually(lambda: silent.requests)
         response = await client.post("/v1/completions", json=ASK)

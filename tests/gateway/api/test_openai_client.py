@@ -124,7 +124,7 @@ async def test_errors_are_the_client_s_own(client, tokenizer):
 
 async def test_a_full_queue_is_a_rate_limit(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
-    async with client_of(tokenizer, target, max_requests=1, max_waiting=0, request_deadline_s=1.0) as client:
+    async with client_of(tokenizer, target, max_requests=1, max_waiting=0, request_deadline_s=6.0) as client:
         waiting = asyncio.create_task(client.completions.create(model="m", prompt="x"))
         await eventually(lambda: target.requests)
         with pytest.raises(openai.RateLimitError) as full:
