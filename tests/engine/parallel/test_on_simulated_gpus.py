@@ -33,7 +33,7 @@ from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from outrider.engine.work import Generate
-from tests.support.beside import rounds
+from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import write_checkpoint
 from tests.support.mtp import write_target
 from tests.support.poison import run
@@ -278,8 +278,19 @@ def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     assert engine.slow_because == ()
     found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
     assert engine.last_step is not None
+    cuda = simulated()
+    cuda.counts = Counts()
+    found += plain_between(engine)
     engine.shut_down()
-    return found, engine.last_step.path
+    return found, engine.last_step.path, cuda.counts.busy_waits.total()
+
+
+def plain_between(engine: Engine) -> list[Drafted]:
+    """Texts one by one, of which some tokens are decoded plainly."""
+    return [rounds(engine, [request.prompt], 0.7, 3, plain=PLAINLY)[0] for request in REQUESTS]
+
+
+PLAINLY = 4, 14  # tokens from which on decoding is plain, and until which
 
 
 def medusa(folder: Path) -> dict[str, str]:
@@ -303,15 +314,20 @@ def mtp(folder: Path) -> dict[str, str]:
 def test_ranks_replay_graphs_of_a_target_and_of_the_head_that_they_share(
     ranks: Ranks, tmp_path: Path, write: Callable[[Path], dict[str, str]]
 ) -> None:
-    """Graphs of rank 0 give the target's states, those of the others none: the exchanges are the same."""
+    """Graphs of rank 0 give the target's states, those of the others none: the exchanges are the same.
+
+    Where decoding is plain the target's next step is launched before the head takes the one before in.
+    """
     fields = {"dtype": "float32", "cache_memory": 2**21, "self_check": False, **write(tmp_path)}
     alone = Engine.from_settings(EngineSettings.model_validate(fields))
     expected = rounds(alone, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
+    expected += plain_between(alone)
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
-    [(found, path), _] = ranks.run(draft_beside, follow_on, shared)
+    [(found, path, busy_waits), _] = ranks.run(draft_beside, follow_on, shared)
     assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
     assert any(one.drafts for one in found)
     assert path == "graph"
+    assert busy_waits >= len(REQUESTS) * (PLAINLY[1] - PLAINLY[0] - 4), "rounds emit up to four at a time"
 
 
 def raised(work: Callable[[], object]) -> str:
