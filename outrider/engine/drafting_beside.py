@@ -13,7 +13,7 @@ from outrider.decoding.draft import Draft, agreed
 from outrider.decoding.outcomes import RANKS
 from outrider.engine.asked import Asked
 from outrider.engine.blame import says_broken
-from outrider.engine.drafters.beside_target import BesideTarget, Fed
+from outrider.engine.drafters.beside_target import BesideTarget, Fed, rows_at
 from outrider.engine.forward.batch import Item
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import Sequence
@@ -103,7 +103,7 @@ class DraftingBeside:
             count, first = item.num_committed + len(nodes), item.num_committed
             hidden = choices.hidden[:count]
             if nodes != tuple(range(len(nodes))):
-                hidden = choices.hidden[[*range(first), *(first + node for node in nodes)]]
+                hidden = rows_at(choices.hidden, [*range(first), *(first + node for node in nodes)])
             if count:
                 fed.append(Fed(sequence, sequence.cached - count, hidden))
         if fed:

@@ -13,6 +13,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 MEMORY = 32.0  # times that each sequence in the batch observed it, after which an older one weighs 1/e
 DEPTH_MEMORY = 4 * MEMORY  # the same for what rounds of some depths have of their own
+TRIAL_MEMORY = 4.0  # the same for plain decoding where it is tried: seldom, and for few tokens
 FADING = 400.0  # steps without one kind, after which the rest of what was seen of it is 1/e
 LARGEST = math.log(2.0)  # by which one time may be off what it was taken to be; beyond it counts as this
 DEPTHS = (2, 4, 8, MAX_DEPTH)  # up to each of them rounds are taken to be alike
@@ -34,8 +35,9 @@ class Calibration:
     Costs describe steps one by one, and depths are chosen by estimated rates. Both leave something out that
     only the running batch shows. A draft on the same machine slows the target's steps down. Sequences come
     back too late for the step that was to take them. And the best of several estimates is mostly one that was
-    too good. What slows both kinds down, such as prompts, cancels out. A kind that is not seen for a while is
-    taken to be more and more like the other one, so what did not pay once is tried again.
+    too good. What slows both kinds down, such as prompts, cancels out. Rounds that are not seen for a while
+    are taken to be more and more like plain decoding, so what did not pay once is tried again. Plain decoding
+    is tried often enough: that needs no Draft.
 
     Each drafter has its own rounds: its Drafts are made on machines of their own. One that has none is taken
     to be like the others. Deep rounds may miss their speed by more than shallow ones, so what is left is
@@ -68,9 +70,15 @@ class Calibration:
         rounds.time += error / (MEMORY * sequences)
         rounds.own[alike] += error / (DEPTH_MEMORY * sequences)
 
-    def observe_plain(self, seconds: float, expected_s: float, sequences: int) -> None:
-        """The same from one token of plain decoding to the next."""
-        self._plain += _error(seconds, expected_s, self._plain) / (MEMORY * sequences)
+    def observe_plain(
+        self, seconds: float, expected_s: float, sequences: int, is_trial: bool = False
+    ) -> None:
+        """The same from one token of plain decoding to the next.
+
+        is_trial: all are in rounds, but for these few tokens.
+        """
+        memory = TRIAL_MEMORY if is_trial else MEMORY
+        self._plain += _error(seconds, expected_s, self._plain) / (memory * sequences)
 
     def observe_tokens(self, drafter: str, tokens: float, expected: float, sequences: int) -> None:
         """A Verdict on a Draft gave so many tokens."""
@@ -81,8 +89,6 @@ class Calibration:
     def stepped(self, drafters: Collection[str]) -> None:
         """A step that verified Drafts of these; of none: it was one of plain decoding."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
-        if drafters:
-            self._plain += (like.time - self._plain) / FADING
         for name, rounds in self._rounds.items():
             rounds.own = [(1.0 - 1.0 / FADING) * of_depth for of_depth in rounds.own]
             if name not in drafters:

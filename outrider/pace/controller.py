@@ -18,6 +18,7 @@ from outrider.pace.thresholds import threshold_depth
 
 TRIAL_DEPTH = 2  # of a round that only shows what rounds cost
 TRIAL_ROUNDS = 3  # in a row: before the first nothing could be foreseen
+PLAIN_TRIAL = 64  # steps between trials of plain decoding for each token that one has
 FIRST_TRIAL = 16  # steps to the first trial, and to another when the load has doubled; then twice as many
 PROBE_DEPTH = 4  # of a guess that is compared with what the target said
 DOUBLINGS = 2  # of the tokens between two guesses, one after each that changed nothing
@@ -52,6 +53,12 @@ class PacedSequence:
             self.trial_turns = max(self.trial_turns, 1)
             self.is_probed = True
 
+    def go_on(self, depth: int, decided_by: str, leaves: int = 0, patience_s: float = math.inf) -> None:
+        """As decided. What was to be tried may be what comes now anyway."""
+        if (depth > 0) is not (self.depth > 0):
+            self.trial_turns = 0
+        self.depth, self.decided_by, self.leaves, self.patience_s = depth, decided_by, leaves, patience_s
+
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether as much is known of both, as long as one of them is new."""
         mine, theirs = self.acceptance.task, other.acceptance.task
@@ -77,7 +84,7 @@ class Pace:
         self._had_drafts = False
         self._tried_with = 1  # sequences at the last trial; twice as many call for another
         self._calibration = Calibration()
-        # As last decided, by the costs: seconds of rounds, of a token of plain decoding.
+        # As last decided, by the costs: seconds of rounds, of a token of plain decoding or of its trial.
         self._expected_s: dict[bool, float] = {}
         self._counts = Counter[str]()  # sequences in rounds by drafter, as last decided
         self._observations = 0  # since the last decision
@@ -145,13 +152,14 @@ class Pace:
             target_s: of the round, in which the target had it, in a step or waiting for one.
             was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
         """
-        if not sequence.trial_turns and sequence.decided_by == MEASURED:
+        if sequence.depth == 0 and sequence.trial_turns:
+            sequence.trial_turns -= 1
+        elif sequence.decided_by == MEASURED:
             name, count = sequence.drafter.name, max(self._counts[sequence.drafter.name], 1)
             self._calibration.observe_round(name, depth, seconds + target_s, self._expected_s[True], count)
             expected = expected_tokens_by_position(sequence.acceptance.rates()[:depth])
             self._calibration.observe_tokens(name, 1.0 + accepted, expected, count)
         sequence.acceptance.observe(accepted, verified)
-        sequence.trial_turns = max(sequence.trial_turns - 1, 0)
         if sequence.is_probed:
             sequence.is_probed = False
             self._probed(sequence)
@@ -167,9 +175,15 @@ class Pace:
 
     def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
         """A token of plain decoding, so long after the one before it."""
-        if sequence.depth == 0 and sequence.decided_by == MEASURED:
-            count = max(len(self._sequences) - self._counts.total(), 1)
-            self._calibration.observe_plain(seconds, self._expected_s[False], count)
+        is_trial = sequence.depth > 0
+        if is_trial and not sequence.trial_turns:
+            return  # its Draft is on the way
+        if is_trial:
+            sequence.trial_turns -= 1
+        plain = len(self._sequences) - self._counts.total()
+        if sequence.decided_by == MEASURED and is_trial is (plain == 0):
+            count = len(self._sequences) if is_trial else plain
+            self._calibration.observe_plain(seconds, self._expected_s[False], count, is_trial=is_trial)
 
     def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
         """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""
@@ -203,10 +217,7 @@ class Pace:
 
     def depth(self, sequence: PacedSequence) -> int:
         """Of its next Draft; 0 for plain decoding."""
-        if not self.may_pay(sequence):
-            sequence.trial_turns = 0
-            return 0
-        return self.depth_in_rounds(sequence)
+        return self.depth_in_rounds(sequence) if self.may_pay(sequence) else 0
 
     def depth_in_rounds(self, sequence: PacedSequence) -> int:
         """As long as it has rounds: of a trial, if it has them for that alone."""
@@ -291,8 +302,7 @@ class Pace:
                     is_drafting=sequence.depth > 0,
                     is_batch=sequence.is_batch,
                 )
-                sequence.depth, sequence.patience_s = min(fixed, self._cap(sequence)), math.inf
-                sequence.leaves, sequence.decided_by = 0, THRESHOLDS
+                sequence.go_on(min(fixed, self._cap(sequence)), THRESHOLDS)
         if measured:
             self._allot(measured)
         trial_after = min(self._trial_after, self._settings.trial_steps)
@@ -301,7 +311,8 @@ class Pace:
             self._trial_after = min(2 * trial_after, self._settings.trial_steps)
             self._tried_with = len(self._sequences)
             for sequence in self._sequences:
-                sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else 1
+                tokens = max(trial_after // PLAIN_TRIAL, 1)
+                sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else tokens
 
     def _rate_for_thresholds(self, sequence: PacedSequence) -> float:
         """Of acceptance; all is taken to be right until it is known: then costs can say what pays."""
@@ -335,8 +346,7 @@ class Pace:
         worth = (emitted - 1.0) * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
         patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, mix.leaves, np.zeros(())))
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
-            sequence.depth, sequence.leaves = int(depth), int(count)
-            sequence.patience_s, sequence.decided_by = float(seconds), MEASURED
+            sequence.go_on(int(depth), MEASURED, int(count), float(seconds))
 
     def _costs(self, drafters: Sequence[DrafterInfo], context: float) -> "_Costs":
         """drafters: of each sequence."""

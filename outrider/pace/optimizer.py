@@ -80,9 +80,13 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float 
 
 
 def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds from Verdict to Verdict by the costs alone, and of a step in which others decode freely."""
+    """Seconds from Verdict to Verdict by the costs alone, and of a step in which others decode freely.
+
+    Where nobody does: of a step in which all would.
+    """
     rounds = _together(mix, costs)
-    plain_step = costs.step(mix.plain, mix.plain)
+    everyone = mix.plain + mix.rounds
+    plain_step = costs.step(everyone, everyone)
     if not np.any(mix.plain * mix.rounds):
         return rounds, plain_step
     mixed, step = _mixed(mix, costs)

@@ -47,6 +47,14 @@ def test_many_sequences_that_tell_of_one_round_count_as_one():
     assert overrun(many, "model") == pytest.approx(overrun(alone, "model"), rel=0.01)
 
 
+def test_a_trial_of_plain_decoding_is_believed_soon_since_it_is_rare():
+    calibration = Calibration()
+    for _ in range(10 * 8):
+        calibration.observe_plain(0.05, 0.1, 8, is_trial=True)
+        calibration.stepped({"model"})
+    assert overrun(calibration, "model") > 1.8
+
+
 def test_one_round_that_took_for_ever_changes_little():
     calibration = Calibration()
     calibration.observe_round("model", 4, 100.0, 0.1, 1)

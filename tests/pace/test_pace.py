@@ -30,6 +30,9 @@ class Service:
         self.token = 0.3e-3  # seconds per token beyond 32
         self.deep_waiting = 0.0  # the same of one with more than 2 tokens
         self.waiting = 0.0  # of a Draft at the target, as a share of its step, which costs do not tell
+        self.beside = (
+            0.0  # of a step of the target while somebody drafts, as a share, which costs do not tell
+        )
         self.steps = 0
         self.sequences: list[PacedSequence] = []
         self.since_probe: dict[PacedSequence, int] = {}
@@ -58,9 +61,11 @@ class Service:
     def _round(self) -> float:
         streams = len(self.sequences)
         depths = {sequence: self.pace.depth(sequence) for sequence in self.sequences}
+        self.pace.refresh()  # as soon as the drafter works: the verdict on its Draft is still to come
         tokens = streams + sum(depths.values())
         self.steps += 1
         seconds = self._about(15e-3 + self.token * max(0, tokens - 32))
+        seconds *= 1.0 + self.beside * any(depths.values())
         step = Step(self.steps, StepSize(streams, tokens), seconds)
         for sequence, depth in depths.items():
             sequence.length += 1
@@ -94,7 +99,6 @@ class Service:
                     self.drafter, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
                 self.pace.observe_probe(sequence, *self._judged(4))
-        self.pace.refresh()
         return sum(depths.values()) / streams
 
 
@@ -210,6 +214,17 @@ def test_rounds_that_take_longer_than_their_costs_say_are_given_up_and_tried_aga
     service.waiting = 0.0
     service.run(1000)
     assert mean(service.run(200)) > 1
+
+
+def test_that_the_target_is_slowed_down_by_the_draft_is_found_out_where_all_is_in_rounds():
+    """Nothing but a trial of plain decoding tells: each step was taken beside the draft."""
+    service = Service(streams=8)
+    service.rate, service.beside = 0.7, 1.0
+    service.run(1000)
+    assert mean(service.run(600)) < 0.3
+    service.beside = 0.0
+    service.run(1000)
+    assert mean(service.run(300)) > 1
 
 
 def test_where_only_deep_rounds_take_longer_than_their_costs_say_they_get_shallower():
