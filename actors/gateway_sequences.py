@@ -92,7 +92,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                     raise ValueError(f"sequence={name[0]} of epoch={name[1]} is open already")
                 self._open(name, request.open)
             elif served is None:
-                if kind != "close":
+                if kind != "close" and not self._engine.end.done():  # else its opening was of no use
                     raise ValueError(
                         f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
                     )

@@ -4,11 +4,13 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+import torch.distributed as dist
+from torch.distributed import TCPStore, device_mesh  # type: ignore[attr-defined]
 
 from outrider.engine.parallel.rank_group import RankGroup
 from tests.support.patience import START_S
@@ -58,6 +60,8 @@ def _answer(end: Connection) -> Any:
 def _serve(orders: Connection, port: int, rank: int, size: int, on_gpus: bool) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
+    # Each mesh has connections of its own, and gloo has threads look at each: one does for all models.
+    dist.init_device_mesh = cache(device_mesh.init_device_mesh)  # type: ignore[assignment, attr-defined]
     with simulated_cuda() if on_gpus else nullcontext():
         device = torch.device("cuda" if on_gpus else "cpu")
         group = RankGroup(TCPStore("127.0.0.1", port), rank, size, device)

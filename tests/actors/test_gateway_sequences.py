@@ -1,0 +1,34 @@
+"""The sequences of one gateway at a worker."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from actors.engine_client import EngineClient
+from actors.gateway_sequences import GatewaySequences
+from actors.translation import TargetTranslation
+from protos import rounds_pb2
+from tests.support.messages import PROMPT, opening, turn, verify
+
+
+async def told(*requests: Any) -> AsyncIterator[Any]:
+    for request in requests:
+        request.sequence, request.epoch = 1, 1
+    yield rounds_pb2.TargetRequests(requests=requests)
+
+
+@pytest.mark.parametrize("at", ["before it is opened", "between opening and turn"])
+async def test_a_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
+    """The end of the stream says it, and the sequence goes on elsewhere. A refusal would fail its request."""
+    engine = EngineClient()
+    sequences = GatewaySequences(TargetTranslation(), engine)
+    if at == "between opening and turn":
+        engine.tell = lambda message: None  # type: ignore[method-assign]
+        await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
+        assert len(sequences.news().taken) == 1
+    engine.connection_lost(None)
+    if at == "before it is opened":
+        await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
+    await sequences.read(told(verify(turn(1, 0, PROMPT))))
+    assert sequences.news() is None
