@@ -23,8 +23,10 @@ def test_a_draft_is_fitted_on_the_worker_that_has_a_gpu(tmp_path: Path) -> None:
     asked = [json.dumps({"prompt": text, "task": KIND}) for text in consignments(24)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(asked))
     port = free_port()
-    with raylets(num_cpus=1, include_dashboard=True, dashboard_port=port) as cluster:
-        trainer = cluster.add_node(num_cpus=1, num_gpus=1)
+    # Jobs go to a node's agent, whose usual port may be that of another service's Ray on this machine.
+    head = {"include_dashboard": True, "dashboard_port": port, "dashboard_agent_listen_port": free_port()}
+    with raylets(num_cpus=1, **head) as cluster:
+        trainer = cluster.add_node(num_cpus=1, num_gpus=1, dashboard_agent_listen_port=free_port())
         address = f"http://127.0.0.1:{port}"
         command = [
             *f"{BIN}/ray job submit --address {address} --entrypoint-num-gpus 1 --".split(),
