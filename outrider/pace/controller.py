@@ -150,7 +150,7 @@ class Pace:
             seconds: of the round, in which the target did not work on it.
             overhead_s: of these, spent outside of the drafter too.
             target_s: of the round, in which the target had it, in a step or waiting for one.
-            was_foreseen: whether the Draft was prepared before the Verdict that it follows; None: none was.
+            ahead_hit: whether the Draft was prepared before the Verdict that it follows; None: none was.
         """
         if sequence.depth == 0 and sequence.trial_turns:
             sequence.trial_turns -= 1
@@ -180,10 +180,11 @@ class Pace:
             return  # its Draft is on the way
         if is_trial:
             sequence.trial_turns -= 1
-        plain = len(self._sequences) - self._counts.total()
-        if sequence.decided_by == MEASURED and is_trial is (plain == 0):
-            count = len(self._sequences) if is_trial else plain
-            self._calibration.observe_plain(seconds, self._expected_s[False], count, is_trial=is_trial)
+        plain = len(self._sequences) - self._counts.total()  # below 0 where some have left since
+        if sequence.decided_by != MEASURED or (is_trial and plain > 0):
+            return
+        count = len(self._sequences) if is_trial else max(plain, 1)
+        self._calibration.observe_plain(seconds, self._expected_s[False], count, is_trial=is_trial)
 
     def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
         """The target's token, after those that stand, was the draft's guess of that rank; 0 is the first."""
@@ -310,8 +311,8 @@ class Pace:
             self._uniform_steps = 0.0
             self._trial_after = min(2 * trial_after, self._settings.trial_steps)
             self._tried_with = len(self._sequences)
+            tokens = max(trial_after // PLAIN_TRIAL, 1)
             for sequence in self._sequences:
-                tokens = max(trial_after // PLAIN_TRIAL, 1)
                 sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else tokens
 
     def _rate_for_thresholds(self, sequence: PacedSequence) -> float:

@@ -30,9 +30,7 @@ class Service:
         self.token = 0.3e-3  # seconds per token beyond 32
         self.deep_waiting = 0.0  # the same of one with more than 2 tokens
         self.waiting = 0.0  # of a Draft at the target, as a share of its step, which costs do not tell
-        self.beside = (
-            0.0  # of a step of the target while somebody drafts, as a share, which costs do not tell
-        )
+        self.beside = 0.0  # share of the target's step by which a draft beside it slows it down
         self.steps = 0
         self.sequences: list[PacedSequence] = []
         self.since_probe: dict[PacedSequence, int] = {}
@@ -225,6 +223,20 @@ def test_that_the_target_is_slowed_down_by_the_draft_is_found_out_where_all_is_i
     service.beside = 0.0
     service.run(1000)
     assert mean(service.run(300)) > 1
+
+
+def test_plain_decoding_is_believed_where_those_in_rounds_have_just_left():
+    """They still count as in rounds until the next decision."""
+    service = Service(streams=6)
+    for sequence in service.sequences[:2]:
+        sequence.max_depth = 0
+    service.run(100)
+    service.resize(2)
+    pace, drafter = service.pace, service.drafter
+    before = pace.rate(drafter, [0.8] * 4, 4)
+    for _ in range(20):
+        pace.observe_plain(service.sequences[0], 0.1)  # many times as long as its step
+    assert pace.rate(drafter, [0.8] * 4, 4) >= before
 
 
 def test_where_only_deep_rounds_take_longer_than_their_costs_say_they_get_shallower():
