@@ -105,7 +105,7 @@ class Fleet:
         return chosen
 
     async def close(self) -> None:
-        for link in self._links.values():
+        for link in [*self._links.values()]:  # streams that are still read may find others meanwhile
             await link.aclose()
 
 

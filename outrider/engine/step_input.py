@@ -53,6 +53,11 @@ class StepInput:
         return np.concatenate([np.asarray(part, np.int64) for part in numbers])
 
     @classmethod
+    def of(cls, feeds: Items[Feed]) -> "StepInput":
+        """These feeds, and no change of the cache before them."""
+        return cls([], np.zeros(0, np.int64), [*feeds])
+
+    @classmethod
     def from_numbers(cls, numbers: Numbers) -> "StepInput":
         """What ``to_numbers`` was called on."""
         read = _Reader(numbers)
@@ -69,6 +74,9 @@ class StepInput:
             tree = Draft(tuple(read.list(nodes)), tuple(read.list(nodes)))
             feeds.append(Feed(tokens, num_logits, start, blocks, tree if nodes else None))
         return cls(moves, cleared, feeds)
+
+
+NOTHING_FED = StepInput.of([])
 
 
 class _Reader:

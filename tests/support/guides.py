@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil  # type: ignore[import-untyped]
+
 from tests.support.patience import PATIENCE
 from tests.support.running import serve_run
 
@@ -84,8 +86,9 @@ class Terminal:
     """
 
     def __init__(self, folder: Path, of_ray: str, services: ExitStack) -> None:
-        """of_ray: where Ray notes the newest cluster, which is what RAY_ADDRESS=auto means."""
+        """of_ray: where Ray reads what RAY_ADDRESS=auto means, if there are several clusters."""
         self._folder = folder
+        self._current_cluster = Path(of_ray, "ray", "ray_current_cluster")
         self._services = services
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {"PATH": path, "RAY_TMPDIR": of_ray}
@@ -138,7 +141,20 @@ class Terminal:
             self._environment,
             lambda log: any(words in log for words in STARTED),
         )
-        self._services.enter_context(started)
+        process = self._services.enter_context(started)
+        words = (word for child in process.children(recursive=True) for word in _words_of(child))
+        flag = "--gcs-address="  # of a raylet
+        # `ray start` writes it, and a cluster that `serve run` starts is not noted anywhere.
+        self._current_cluster.write_text(next(word for word in words if word.startswith(flag))[len(flag) :])
+
+
+def _words_of(process: psutil.Process) -> list[str]:
+    """Of its command line; none where it has ended."""
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+    return words
 
 
 @contextmanager

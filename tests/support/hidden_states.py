@@ -53,7 +53,7 @@ def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed
 
     passed.model.register_forward_hook(see)
     feeds = [Feed(tokens, 1, 0, np.arange(2) + 2 * place, None) for place, tokens in enumerate(PROMPTS)]
-    output = passed.run(passed.prepare(StepInput([], np.zeros(0, np.int64), feeds)))
+    output = passed.run(passed.prepare(StepInput.of(feeds)))
     assert output.hidden is not None
     return Passed(output.hidden.cpu(), sorted(kept))
 

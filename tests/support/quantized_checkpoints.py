@@ -169,13 +169,14 @@ def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
     """
     quantize_one, said = FORMATS[name]
     stored, meant = {}, {}
-    for key, weight in load_file(folder / "model.safetensors").items():
-        module = key.removesuffix(".weight")
-        stored[key] = meant[key] = weight
-        if module.endswith("proj"):
-            parts, meant[key] = quantize_one(weight)
-            del stored[key]
-            stored |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
+    for file in folder.glob("*.safetensors"):
+        for key, weight in load_file(file).items():
+            module = key.removesuffix(".weight")
+            stored[key] = meant[key] = weight
+            if module.endswith("proj"):
+                parts, meant[key] = quantize_one(weight)
+                del stored[key]
+                stored |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
     config = json.loads((folder / "config.json").read_text())
     for tensors, kind, fields in ((stored, "quantized", {"quantization_config": said}), (meant, "meant", {})):
         (into / kind).mkdir(parents=True)

@@ -23,9 +23,9 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.head_checkpoint import TargetShape
-from outrider.engine.parallel.head_step import HeadStep
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed
+from outrider.engine.step_input import Feed, StepInput
 
 
 class AutoregressiveHead(SharedHead):
@@ -71,7 +71,8 @@ class AutoregressiveHead(SharedHead):
         # A number that is not finite would stay in the cache, where no mask hides it.
         hidden = torch.cat([one.hidden for one in fed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         before = self._reduced(hidden)
-        states, _ = self._on_all_ranks(HeadStep(len(before), feeds, wants_logits=False), before)
+        step = DrafterStep(StepInput.of(feeds), len(before), wants_logits=False)
+        states, _ = self._on_all_ranks(step, before)
         last = rows_at(states, [end - 1 for end in accumulate(len(one.hidden) for one in fed)])
         for one, state in zip(fed, last, strict=True):
             self._newest[one.sequence] = state
@@ -82,9 +83,9 @@ class AutoregressiveHead(SharedHead):
         trees = Trees(asked)
         if trees.growing:
             states = torch.stack([self._newest[asked[index].text] for index in trees.growing])
-            _, logits = self._on_all_ranks(HeadStep(len(states)), states)
+            _, logits = self._on_all_ranks(DrafterStep(num_states=len(states)), states)
             while going_on := trees.grow(logits):
-                step = HeadStep(len(going_on), trees.feeds())
+                step = DrafterStep(StepInput.of(trees.feeds()), len(going_on))
                 states, logits = self._on_all_ranks(step, rows_at(states, going_on))
         self.guesses = trees.guesses
         return trees.drafts()
@@ -92,9 +93,9 @@ class AutoregressiveHead(SharedHead):
     def forget(self, text: Text) -> None:
         self._newest.pop(text, None)
 
-    def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        if step.feeds:
-            states = self._pass(step.feeds, states)
+    def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        if step.fed.feeds:
+            states = self._pass(step.fed.feeds, states)
         logits = self._project(states) if step.wants_logits else states.new_empty(0, 0)
         return states, logits
 

@@ -13,16 +13,16 @@ from outrider.decoding.copies import to_device
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed
+from outrider.engine.step_input import Feed, StepInput
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,14 @@ class Target(Protocol):
     def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
         """Of a part of the model (outrider/engine/forward/part.py), to logits [num_logits, vocab_size]."""
 
+    def change_cache(self, step: StepInput) -> None:
+        """Makes the step's changes of the target's cache. Raises CacheLostError."""
+
     def lay_out(self, feeds: Items[Feed]) -> Batch:
         """A pass over the blocks of the target's cache."""
+
+    def are_finite(self, batch: Batch) -> Tensor:
+        """bool [num_tokens]: whether all that any rank has cached of them is."""
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """The same as CUDA graphs, to be captured by all ranks alike."""
@@ -62,7 +68,6 @@ class BesideTarget(Drafter):
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
     cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's, at each rank
     weight_bytes = 0  # that it adds to the target's, at each rank
-    may_stand_beside_ranks = False  # of a target on several devices (outrider/engine/drafters/shared_head.py)
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
     guesses: Items[Items[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
@@ -76,12 +81,6 @@ class BesideTarget(Drafter):
             UnsupportedModelError: it belongs to another target, or cannot stand beside this one.
         """
         assert settings.drafter is not None
-        ranks = settings.tensor_parallel
-        if ranks > 1 and not self.may_stand_beside_ranks:
-            raise UnsupportedModelError(
-                f"drafter={settings.drafter!r} for model={settings.model!r}: tensor_parallel={ranks} is not"
-                " served with it yet: give 1"
-            )
         self._info = drafter(settings.drafter)
         self._from = "" if settings.head is None else f" from {settings.head!r}"
 
@@ -100,6 +99,10 @@ class BesideTarget(Drafter):
     @abstractmethod
     def load(self, target: Target) -> None:
         """Its weights, onto the target's device and in its type. Raises UnsupportedModelError."""
+
+    def follow(self, step: DrafterStep) -> None:
+        """At a rank other than 0: its part of a step that rank 0 sent. Raises RankLostError."""
+        raise NotImplementedError  # for one that computes at rank 0 alone, and sends none
 
     def allocate(self, num_blocks: int) -> None:
         """Its cache: as many blocks as the target's, each for the same tokens, and one for padding."""

@@ -4,6 +4,8 @@ Their keys and values are the target's own: they are written to its cache, at th
 tokens, where the pass that verifies writes the same tokens' again. Cache beyond the committed tokens is
 garbage by definition, so that nothing is rolled back.
 
+Of a target on several devices all ranks pass through these layers together, each over its share of them.
+
 Source: Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative decoding", 2024, and
 for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 2024.
 """
@@ -11,7 +13,7 @@ for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -29,11 +31,14 @@ from outrider.engine.forward.graphs import Graphs
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.part import part_of
 from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed
+from outrider.engine.step_input import NOTHING_FED, Feed, StepInput
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TRIAL_SHARE = 0.05  # of the time, that a search takes at most
 LONGEST_STEP_S = 1.0  # more between two steps is time in which nobody asked
@@ -81,7 +86,6 @@ class EarlyExit(BesideTarget):
         if self._layers is None:
             return [Draft() for _ in asked]
         cache = self._target.cache
-        cache.make(*cache.take_changes())  # what a Verdict moved is read now
         asked = [with_room(one, cache) for one in asked]
         trees = Trees(asked)
         texts = [_text_of(asked[index]) for index in trees.growing]
@@ -93,6 +97,14 @@ class EarlyExit(BesideTarget):
             cache.clear(text := _text_of(asked[index]), text.cached)
         self.guesses = trees.guesses
         return trees.drafts()
+
+    def follow(self, step: DrafterStep) -> None:
+        """A pass over a part, or where nothing is fed, the capture of one of its graphs."""
+        layers = self.candidates[step.part]
+        if step.fed.feeds:
+            self._run(layers, step.fed)
+        else:
+            self._capture_next(layers)
 
     def watch(self, texts: Sequence[Text]) -> None:
         """Now and then, while it searches: what a part would have said where the target has spoken.
@@ -114,8 +126,8 @@ class EarlyExit(BesideTarget):
         """A trial, or a graph."""
         if self._search is not None:
             self._try(self._search, texts)
-        elif self._graphs is not None:
-            self._graphs.capture_next()
+        elif self._graphs is not None and (layers := self._layers) is not None:
+            self._on_all_ranks(layers, lambda: self._capture_next(layers))
             if self._graphs.is_complete and self._graphs.slow_because:
                 logger.error("%s: drafting is slower than it could be: %s", self, self._graphs.slow_because)
 
@@ -138,17 +150,39 @@ class EarlyExit(BesideTarget):
 
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
         """Logits [num_logits, vocab_size], and whether all that was computed is finite, bool [num_tokens]."""
-        graph = None if self._graphs is None else self._graphs.batch(feeds)
-        if graph is None:
-            computed = self._compute(layers, self._target.lay_out(feeds))
-        else:
-            computed = graph.compute(None)
+        fed = StepInput(*self._target.cache.take_changes(), feeds)  # what a Verdict moved is read now
+        computed = self._on_all_ranks(layers, lambda: self._run(layers, fed), fed)
         return computed.logits, computed.are_finite
+
+    def _on_all_ranks(
+        self, layers: tuple[int, ...], work: Callable[[], T], fed: StepInput = NOTHING_FED
+    ) -> T:
+        """At rank 0, whose own part of it ``work`` is. What the others do of it ``follow`` says."""
+        group = self._target.group
+        if group is not None:
+            group.send(DrafterStep(fed, part=self.candidates.index(layers)))
+        done = work()
+        if group is not None:
+            group.passes += 1
+        return done
+
+    def _run(self, layers: tuple[int, ...], fed: StepInput) -> ForwardOutput:
+        """This rank's part of a pass."""
+        self._target.change_cache(fed)
+        graph = None if self._graphs is None else self._graphs.batch(fed.feeds)
+        if graph is not None:
+            return graph.compute(None)
+        return self._compute(layers, self._target.lay_out(fed.feeds))
+
+    def _capture_next(self, layers: tuple[int, ...]) -> None:
+        assert self._graphs is not None
+        self._layers = layers
+        self._graphs.capture_next()
 
     def _compute(self, layers: tuple[int, ...], batch: Batch) -> ForwardOutput:
         target = self._target
         logits = self._parts[layers](Paged(batch, target.cache, target.kernel))
-        return ForwardOutput(logits, None, target.cache.are_finite(batch.slots))
+        return ForwardOutput(logits, None, target.are_finite(batch))
 
     def _part(self, model: Any, layers: tuple[int, ...]) -> Any:
         return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)

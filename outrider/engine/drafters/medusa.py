@@ -20,7 +20,7 @@ from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
-from outrider.engine.parallel.head_step import HeadStep
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs
 from outrider.engine.settings import EngineSettings
 
@@ -113,13 +113,14 @@ class Medusa(SharedHead):
         for head in range(len(self._heads)):
             if not rows:
                 break
-            states, logits = self._on_all_ranks(HeadStep(len(rows), head=head), rows_at(states, rows))
+            step = DrafterStep(num_states=len(rows), part=head)
+            states, logits = self._on_all_ranks(step, rows_at(states, rows))
             rows = trees.grow(logits)
         self.guesses = trees.guesses
         return trees.drafts()
 
-    def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        return states, self._passes[step.head](states)
+    def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        return states, self._passes[step.part](states)
 
 
 def _state_of(asked: Asked) -> Tensor:

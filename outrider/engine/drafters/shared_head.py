@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from outrider.engine.drafters.beside_target import BesideTarget, Target
-from outrider.engine.parallel.head_step import HeadStep
+from outrider.engine.parallel.drafter_step import DrafterStep
 
 
 class SharedHead(BesideTarget):
     """A target on one device is the only rank."""
 
-    may_stand_beside_ranks = True
     state_size: int  # numbers of a state that a step begins with
 
     def load(self, target: Target) -> None:
@@ -29,15 +28,14 @@ class SharedHead(BesideTarget):
         group = self._target.group
         return (0, 1) if group is None else (group.rank, group.size)
 
-    def follow(self, step: HeadStep) -> None:
-        """At a rank other than 0: its part of what rank 0 began. Raises RankLostError."""
+    def follow(self, step: DrafterStep) -> None:
         group, model = self._target.group, self._target.model
         assert group is not None
         states = torch.empty(step.num_states, self.state_size, dtype=model.dtype, device=model.device)
         group.spread(states)
         self._compute(step, states)
 
-    def _on_all_ranks(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
+    def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         """At rank 0. states: [num_states, state_size]. Returns as ``_compute``."""
         group = self._target.group
         if group is not None:
@@ -49,7 +47,7 @@ class SharedHead(BesideTarget):
         return computed
 
     @abstractmethod
-    def _compute(self, step: HeadStep, states: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's part of a step, its exchanges with the others included.
 
         Returns:

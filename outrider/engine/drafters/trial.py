@@ -17,7 +17,8 @@ from outrider.engine.step_input import Feed
 
 FEWEST, MOST = 8, 24  # positions of one trial
 
-Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]  # logits [num_logits, vocab_size], bool [num_tokens]
+# Once the cache is as it should be: logits [num_logits, vocab_size], bool [num_tokens].
+Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ def _start(text: Text, cache: PagedCache) -> int | None:
 
 
 def _judged(text: Text, start: int, cache: PagedCache, run: Pass) -> Judged | None:
-    cache.make(*cache.take_changes())  # what a Verdict moved is read now
     copied = Text(
         text.number,
         text.prompt_length,

@@ -164,7 +164,7 @@ class ForwardPass:
         """Runs a prompt and a single token that belong to nobody, so that no request waits for a compiler."""
         blocks = np.full(min(FEW_QUERIES + 1, context_length(self.model)), self.cache.spare_block)
         feeds = [Feed([0] * count, 1, 0, blocks, None) for count in (len(blocks), 1)]
-        self.run(self.prepare(StepInput([], np.zeros(0, np.int64), feeds)))
+        self.run(self.prepare(StepInput.of(feeds)))
 
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
         return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)
@@ -202,16 +202,20 @@ class ForwardPass:
 
         tail: int64 [tail] for what follows the pass, to be copied with the step: see Batch.tail.
         """
-        try:
-            self.cache.make(step.moves, step.cleared)
-        except Exception as error:
-            raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
+        self.change_cache(step)
         if self.settings.batch_invariant:
             parts = cut(step.feeds, ROWS[self.model.device.type])
             tails = [*[NO_TAIL] * (len(parts) - 1), tail]
             pairs = zip(parts, tails, strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
         return self._graph_of(step.feeds, tail) or self.lay_out(step.feeds, tail)
+
+    def change_cache(self, step: StepInput) -> None:
+        """For a drafter beside the target, before a pass of its own over the cache. Raises CacheLostError."""
+        try:
+            self.cache.make(step.moves, step.cleared)
+        except Exception as error:
+            raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
     def _graph_of(self, feeds: Items[Feed], tail: Numbers) -> GraphBatch | None:
         return None if self._graphs is None else self._graphs.batch(feeds, tail)
@@ -251,10 +255,14 @@ class ForwardPass:
 
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
+        return ForwardOutput(logits, states, self.are_finite(batch))
+
+    def are_finite(self, batch: Batch) -> torch.Tensor:
+        """bool [num_tokens]: whether all that any rank has cached of them is."""
         are_finite = self.cache.are_finite(batch.slots)
         if self.group is not None:
             self.group.agree(are_finite)
-        return ForwardOutput(logits, states, are_finite)
+        return are_finite
 
     def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:
         """Of a part of the model, its pass to logits [num_logits, vocab_size], as fast as the model's own."""

@@ -1,20 +1,19 @@
 """Linear layers on a CPU: weights packed once for oneDNN, projections of one input computed as one product.
 
 `nn.Linear` multiplies from the weight as it lies, which in float32 makes four rows cost twice as much as one.
-oneDNN multiplies from a weight packed at load, which costs little more for five rows than for two. Its kernel
-for a single row reads memory more slowly than a batched product over the same packed weight, used instead.
+oneDNN multiplies from a weight packed at load, which costs no more for five rows than for one. Its kernels
+for one row and for two read memory more slowly, so rows of zeros are added there.
 
 In float32 a row's result is within rounding of `nn.Linear`'s. Where it was measured (AVX-512) it is the same
-beside one other row or many, bit for bit, but not alone. In bfloat16 it is always what `nn.Linear` computes.
+alone and beside others, bit for bit. In bfloat16 it is always what `nn.Linear` computes.
 """
 
-import ctypes
 import logging
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 SMALLEST_PACKED_BYTES = {torch.float32: 2**20, torch.bfloat16: 0}
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 EXPECTED_ROWS = 32  # what the packed layout is chosen for; it serves any number
-TILE_WIDTHS = (64, 48, 32, 16)
+SLOW_ROWS, FILLED_ROWS = 2, 4  # so few rows are filled up to so many
 
 
 class PackedLinear(nn.Module):
@@ -40,38 +39,22 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else bias.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
-        self.tiles = packed_tiles(self.packed, weight) if weight.dtype == torch.float32 else None
         self._pointwise = torch.ops.mkldnn._linear_pointwise
 
     def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
         """[..., in_features] to [..., out_features]; ``added`` is of the result's shape."""
-        if self.tiles is None or rows.numel() != self.in_features:
-            if added is None:
-                return self._pointwise(rows, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
-            return self._pointwise.binary(rows, added, self.packed, self.bias, "add")  # type: ignore[no-any-return]
-        row = rows.reshape(1, 1, -1).expand(len(self.tiles), -1, -1)
+        num_rows = rows.numel() // self.in_features
+        if 0 < num_rows <= SLOW_ROWS:
+            zeros = (0, 0, 0, FILLED_ROWS - num_rows)
+            given = None if added is None else pad(added.reshape(num_rows, -1), zeros)
+            product = self._product(pad(rows.reshape(num_rows, -1), zeros), given)
+            return product[:num_rows].view(*rows.shape[:-1], self.out_features)
+        return self._product(rows, added)
+
+    def _product(self, rows: Tensor, added: Tensor | None) -> Tensor:
         if added is None:
-            product = torch.bmm(row, self.tiles)
-        else:
-            product = torch.baddbmm(added.view(len(self.tiles), 1, -1), row, self.tiles)
-        product = product.view(*rows.shape[:-1], self.out_features)
-        return product if self.bias is None else product + self.bias
-
-
-def packed_tiles(packed: Tensor, weight: Tensor) -> Tensor | None:
-    """A view [tiles, in_features, tile width] of the packed weight, None where it is laid out otherwise."""
-    size = torch.ops.mkldnn._nbytes(packed)
-    if size != weight.nbytes:
-        return None
-    memory = (ctypes.c_byte * size).from_address(torch.ops.mkldnn.data_ptr(packed))
-    memory.owner = packed  # the memory lives as long as a view of it
-    dense = torch.frombuffer(memory, dtype=weight.dtype)
-    for width in TILE_WIDTHS:
-        if len(weight) % width == 0:
-            tiles = dense.view(-1, weight.shape[1], width)
-            if torch.equal(tiles, weight.view(-1, width, weight.shape[1]).transpose(1, 2)):
-                return tiles
-    return None
+            return self._pointwise(rows, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        return self._pointwise.binary(rows, added, self.packed, self.bias, "add")  # type: ignore[no-any-return]
 
 
 Product = Callable[[Tensor, Tensor | None], nn.Module]  # from weight and bias, as PackedLinear

@@ -4,6 +4,8 @@ transformers leaves it out of the model, and can build it and name its weights, 
 
     model.layers.N.*   after a model's N layers: DeepSeek-V3, GLM-4.5 and those that follow them
     mtp.*              beside the model: Qwen and those that follow it
+
+What is stored in FP8, as DeepSeek's is, is dequantized as it loads.
 """
 
 import re
@@ -24,7 +26,6 @@ from outrider.engine.drafters.beside_target import Target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.loading.head_checkpoint import TargetShape
-from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.parallel.layers import share_out
 from outrider.engine.settings import EngineSettings
 
@@ -36,7 +37,11 @@ OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # which it shares
 UNUSED = re.compile(
     r"mtp\.layers\.[1-9].*"  # layers after the first
     r"|.*\.(embed_tokens|shared_head\.head)\.weight"  # copies of what is the target's
+    r"|.*\.input_scale"  # of inputs that are rounded to FP8
 )
+SCALES = ("_scale_inv", "_scale")  # after a weight's name: of fp8, and of compressed-tensors
+PACKED = (".qweight", ".weight_packed")  # weights of fewer bits, as libraries keep them
+USUAL_BLOCK = (128, 128)  # outputs and inputs with a scale in common, where the config names none
 
 
 class MtpCheckpoint:
@@ -53,9 +58,10 @@ class MtpCheckpoint:
                 f"head={settings.head!r} is none of its: the layer is in the target's checkpoint"
             )
         config = AutoConfig.from_pretrained(settings.model)
-        if is_quantized(config):
-            raise self._refusal("the checkpoint is quantized, and an MTP layer is read only where none is")
+        self._quantization: dict[str, Any] = getattr(config, "quantization_config", None) or {}
         self._files = self._find(settings.model)
+        if packed := sorted(name for name in self._files if name.endswith(PACKED)):
+            raise self._refusal(f"{packed[0]} is packed, and an MTP layer is read in FP8 or unquantized only")
         self._config = config.get_text_config()
         self._config.num_mtp_layers = 1
         for name, value in SILENT.items():
@@ -85,6 +91,7 @@ class MtpCheckpoint:
                 tensors |= {
                     name: opened.get_tensor(name) for name in self._files if self._files[name] == file
                 }
+        tensors = self._dequantized(tensors, target.model.dtype)
         given = LoadStateDictConfig(
             weight_mapping=model.get_weight_conversions(whole),
             dtype=target.model.dtype,
@@ -118,6 +125,48 @@ class MtpCheckpoint:
                 f"the checkpoint has no MTP layer: no tensor is named {prefixes[0]}* or {prefixes[1]}*"
             )
         return files
+
+    def _dequantized(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Weights in FP8 times their scales; all others as they are."""
+        scales = {
+            name.removesuffix(suffix): name
+            for suffix in SCALES
+            for name in tensors
+            if name.endswith(f".weight{suffix}")
+        }
+        return {
+            name: self._scaled(name, tensor, tensors.get(scales.get(name, ""))).to(dtype)
+            if tensor.dtype.itemsize == 1
+            else tensor
+            for name, tensor in tensors.items()
+            if name not in scales.values()
+        }
+
+    def _scaled(self, name: str, weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        """weight: [outputs, inputs]; scales: one, one for each output or one for each block."""
+        if scales is None:
+            raise self._refusal(f"{name} is {weight.dtype}, and there is no scale for it")
+        if scales.numel() == 1 or scales.shape == (len(weight), 1):
+            return weight.float() * scales.float()
+        (outputs, inputs), (height, width) = weight.shape, self._block
+        wanted = [-(-outputs // height), -(-inputs // width)]
+        if [*scales.shape] != wanted:
+            raise self._refusal(
+                f"the scales of {name} are {[*scales.shape]} and must be {wanted},"
+                f" for blocks of {height} outputs and {width} inputs"
+            )
+        of_each = scales.float().repeat_interleave(height, 0).repeat_interleave(width, 1)
+        return weight.float() * of_each[:outputs, :inputs]
+
+    @property
+    def _block(self) -> tuple[int, int]:
+        """Outputs and inputs that have a scale in common."""
+        groups = (self._quantization.get("config_groups") or {}).values()
+        named = [group["weights"].get("block_structure") for group in groups if group.get("weights")]
+        outputs, inputs = next(
+            filter(None, [self._quantization.get("weight_block_size"), *named]), USUAL_BLOCK
+        )
+        return outputs, inputs
 
     def _built(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """A model and its MTP layer, without weights."""

@@ -1,13 +1,12 @@
-"""What ranks other than 0 do: the passes of target and head that rank 0 orders, until it has no more."""
+"""What ranks other than 0 do: the passes of target and drafter that rank 0 orders, until it has no more."""
 
 import logging
 
 import torch
 
 from outrider.engine.blame import says_broken
-from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.parallel.head_step import HeadStep
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -15,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def follow(forward: ForwardPass, group: RankGroup) -> None:
-    """Over this rank's share of the model and of its head; returns when rank 0 dismisses its group.
+    """Over this rank's share of model and drafter; returns when rank 0 dismisses its group.
 
     A pass that raises here has raised at rank 0 too, which says whose sequence it was. Where it has not, the
     two are at different exchanges: the next step shows it, or the limit on a step's time ends both.
@@ -26,8 +25,8 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
     """
     while (received := group.receive()) is not None:
         try:
-            if isinstance(received, HeadStep):
-                assert isinstance(forward.beside, SharedHead)
+            if isinstance(received, DrafterStep):
+                assert forward.beside is not None
                 forward.beside.follow(received)
             else:
                 step, chosen = received

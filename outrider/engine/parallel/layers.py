@@ -33,6 +33,19 @@ class RowParallelLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
+class ParallelExperts(nn.Module):
+    """Experts of each of which a rank has some features: what they give is added up."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, *given: Tensor) -> Tensor:
+        added: Tensor = self.experts(*given)
+        dist.all_reduce(added)
+        return added
+
+
 class ParallelLMHead(nn.Module):
     """The output projection, of which each rank has some tokens: rank 0, which samples, gets them all."""
 
@@ -97,7 +110,8 @@ def use_parallel_layers(model: PreTrainedModel) -> None:
 
 
 def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
-    """Leaves this rank its share of whole layers, in place: of attention some heads, of an MLP some features.
+    """Leaves this rank its share of whole layers, in place: some heads of attention, some features of an MLP
+    or of each expert.
 
     For layers that no plan of transformers tells of. What is built otherwise, or cannot be divided evenly,
     stays whole, and all ranks compute the same with it.
@@ -106,6 +120,9 @@ def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
     """
     shares_heads = False
     for parent in [*module.modules()]:
+        for name, child in [*parent.named_children()]:
+            if _divide_experts(child, rank, ranks):
+                setattr(parent, name, ParallelExperts(child))
         for columns, row in DIVIDED:
             named = [getattr(parent, name, None) for name in (*columns, row)]
             layers = [layer for layer in named if isinstance(layer, nn.Linear)]
@@ -118,6 +135,22 @@ def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
             setattr(parent, row, RowParallelLinear(layers[-1]))
             shares_heads |= row == "o_proj"
     return shares_heads
+
+
+def _divide_experts(module: nn.Module, rank: int, ranks: int) -> bool:
+    """Leaves this rank its features of all experts, as transformers joins them; False: that is none of it."""
+    gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
+    if not isinstance(gate_up, nn.Parameter) or not isinstance(down, nn.Parameter):
+        return False
+    kinds = {"is_transposed": False, "has_bias": False, "is_concatenated": True}
+    width, rest = divmod(down.shape[-1], ranks)
+    if rest or any(getattr(module, name, usual) != usual for name, usual in kinds.items()):
+        return False
+    halves = [half.narrow(1, rank * width, width) for half in gate_up.detach().chunk(2, 1)]
+    shares = torch.cat(halves, 1), down.detach().narrow(2, rank * width, width).clone()
+    for name, share in zip(("gate_up_proj", "down_proj"), shares, strict=True):
+        setattr(module, name, nn.Parameter(share, requires_grad=False))
+    return True
 
 
 def _are_divisible(layers: list[nn.Linear], width: int) -> bool:

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outrider.engine.errors import RankLostError
-from outrider.engine.parallel.head_step import HeadStep
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.step_input import Numbers, StepInput
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
-HEADER = 4  # of them: numbers of a step, whether it is a head's, chosen tokens that go along, passes before
+HEADER = (
+    4  # of them: numbers of a step, whether it is a drafter's, chosen tokens that go along, passes before
+)
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
 
@@ -41,7 +43,7 @@ class RankGroup:
         self.rank, self.size = rank, size
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
         self._device = device
-        self.passes = 0  # of target and head at this rank that did not raise: as many as at rank 0
+        self.passes = 0  # of target and drafter at this rank that did not raise: as many as at rank 0
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers; each rank has to ask."""
@@ -55,7 +57,7 @@ class RankGroup:
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         flags.copy_(numbers)
 
-    def send(self, step: StepInput | HeadStep, chosen: torch.Tensor | None = None) -> None:
+    def send(self, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None) -> None:
         """At rank 0: what the others are to do next. The host does not wait for its device.
 
         chosen: [num_rows] on the device, for a step that feeds what the one before chooses.
@@ -64,7 +66,7 @@ class RankGroup:
             RankLostError: a rank is gone.
         """
         num_chosen = 0 if chosen is None else len(chosen)
-        self._send(step.to_numbers(), int(isinstance(step, HeadStep)), num_chosen)
+        self._send(step.to_numbers(), int(isinstance(step, DrafterStep)), num_chosen)
         if chosen is not None:
             _broadcast(chosen.to(torch.int32))
 
@@ -76,14 +78,14 @@ class RankGroup:
         """At rank 0: nothing more will come for this model."""
         self._send(np.zeros(0, np.int64))
 
-    def receive(self) -> tuple[StepInput, torch.Tensor | None] | HeadStep | None:
+    def receive(self) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | None:
         """At the others: waits for what to do next, as it was sent; None: nothing more.
 
         Raises:
             RankLostError: rank 0 is gone, or has failed alone, or this one has.
         """
         _broadcast(self._frame)
-        length, is_heads, num_chosen, passes = self._frame[:HEADER].tolist()
+        length, is_drafters, num_chosen, passes = self._frame[:HEADER].tolist()
         if not length:
             return None
         if passes != self.passes:  # else exchanges would meet those of another pass
@@ -95,19 +97,19 @@ class RankGroup:
             rest = torch.empty(length - len(numbers), dtype=torch.int64)
             _broadcast(rest)
             numbers = torch.cat([numbers, rest])
-        if is_heads:
-            return HeadStep.from_numbers(numbers.numpy())
+        if is_drafters:
+            return DrafterStep.from_numbers(numbers.numpy())
         chosen = None
         if num_chosen:
             chosen = torch.empty(num_chosen, dtype=torch.int32, device=self._device)
             _broadcast(chosen)
         return StepInput.from_numbers(numbers.numpy()), chosen
 
-    def _send(self, numbers: Numbers, is_heads: int = 0, num_chosen: int = 0) -> None:
+    def _send(self, numbers: Numbers, is_drafters: int = 0, num_chosen: int = 0) -> None:
         content = torch.from_numpy(numbers)
         room = FRAME - HEADER
         begin, rest = content[:room], content[room:]
-        self._frame[:HEADER] = torch.tensor([len(content), is_heads, num_chosen, self.passes])
+        self._frame[:HEADER] = torch.tensor([len(content), is_drafters, num_chosen, self.passes])
         self._frame[HEADER : HEADER + len(begin)] = begin
         _broadcast(self._frame)
         if len(rest):

@@ -21,10 +21,10 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.engine import Engine
-from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.errors import CacheLostError, UnsupportedModelError
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed
+from outrider.engine.step_input import Feed, Move, Numbers
 from outrider.engine.work import Verified, Verify
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.capture import SIZES, capturing
@@ -127,9 +127,8 @@ def test_plain_decoding_between_rounds_changes_no_draft(target: Engine) -> None:
     assert all(draft == other for draft, other in both)
 
 
-def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> None:
-    """The Verdict leaves the cache of the branch to be moved, and the part reads it before the next step."""
-    prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
+def begin_with_a_branch(target: Engine, prompt: tuple[int, ...], text: tuple[int, ...]) -> Text:
+    """A Verdict on a Draft whose chain is wrong and a branch of which stands: its cache has to move."""
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
     sequence = target.open(len(prompt), noise_key(1, 0, prompt), sampling)
     wrong = [token + 1 for token in text]
@@ -138,6 +137,13 @@ def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> 
         (-1, -1, 1, 1, 3, 3),
     )
     target.submit(Verify(sequence.number, 0, prompt, tree, 1, 4))
+    return sequence
+
+
+def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> None:
+    """The Verdict leaves the cache of the branch to be moved, and the part reads it before the next step."""
+    prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
+    sequence = begin_with_a_branch(target, prompt, text)
     (result,) = target.step()
     assert isinstance(result, Verified)
     assert result.verdict.tokens == text[:4]
@@ -149,6 +155,23 @@ def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> 
     assert isinstance(result, Verified)
     assert result.verdict.tokens == text[4 : 4 + len(result.verdict.tokens)]
     target.close(sequence)
+
+
+def test_a_cache_that_cannot_be_moved_for_a_draft_is_lost_to_the_target_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = engine_with("early_exit", early_exit=LEAVES_AFTER)
+    make = target._cache.make
+
+    def failing(moves: list[Move], cleared: Numbers) -> None:
+        if moves:
+            raise ZeroDivisionError
+        make(moves, cleared)
+
+    monkeypatch.setattr(target._cache, "make", failing)
+    begin_with_a_branch(target, prompt_of("code"), plain_texts(0.7)[KINDS.index("code")])
+    with pytest.raises(CacheLostError):
+        target.step()
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -203,7 +226,6 @@ def test_what_the_target_does_not_have_is_refused_by_name() -> None:
     assert "early_exit=6 must be 1 to 5: it has 6 layers" in refusal(early_exit=6)
     assert "skipped_layers=[1, 6] must be some of 0 to 5, and not all" in refusal(skipped_layers=(1, 6))
     assert "skipped_layers=[0, 1, 2, 3, 4, 5] must be some" in refusal(skipped_layers=tuple(range(6)))
-    assert "tensor_parallel=2 is not served with it yet: give 1" in refusal(tensor_parallel=2)
     with pytest.raises(ValueError, match=r"skipped_layers=\[1\] with early_exit=3: give one of them"):
         EngineSettings(model="m", early_exit=3, skipped_layers=(1,))
 

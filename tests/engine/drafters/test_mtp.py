@@ -17,6 +17,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from tests.support.beside import TOKENS, Drafted, engine_with, rounds
 from tests.support.mtp import KINDS, LAYERS, SIZE, TRAPS, Reference, published, reference, write_target
+from tests.support.quantized_checkpoints import FP8, needs_compressed_tensors, quantize
 
 PROMPTS = [tuple((7 * number * place + 3) % 256 for place in range(5 + 15 * number)) for number in range(3)]
 SETTINGS = {"dtype": "float32", "threads": 1, "cache_memory": 2**22, "block_size": 4}
@@ -163,6 +164,22 @@ def test_layers_after_the_first_are_left_out(tmp_path: Path) -> None:
     assert differing(found, reference("qwen3"), 0.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("qwen3", "fp8"),
+        pytest.param("qwen3", "compressed fp8", marks=[needs_compressed_tensors, pytest.mark.slow]),
+        pytest.param("glm4_moe", "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_a_layer_in_fp8_drafts_what_its_weights_stand_for(tmp_path: Path, kind: str, name: str) -> None:
+    """Together with its target's, which a CPU dequantizes too."""
+    quantized, meant = quantize(write_target(tmp_path, kind), name, tmp_path / "in")
+    found, expected = (rounds(target_in(folder), PROMPTS, 0.7, 4) for folder in (quantized, meant))
+    assert found == expected
+    assert sum(text.accepted for text in found) > 0
+
+
 def refusal(folder: Path, **settings: Any) -> str:
     with pytest.raises(UnsupportedModelError) as caught:
         target_in(folder, **settings)
@@ -178,10 +195,22 @@ def test_a_target_without_such_a_layer_is_refused(tmp_path: Path) -> None:
 
 def test_a_layer_that_cannot_be_served_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "head='eagle' is none of its" in refusal(folder, head="eagle")
-    quantized: dict[str, Any] = {
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    }
-    assert "the checkpoint is quantized" in refusal(write_target(tmp_path, "qwen3", **quantized))
+
+
+def test_weights_in_a_form_that_is_not_read_are_refused_by_name(tmp_path: Path) -> None:
+    layer, name = published("qwen3"), "mtp.layers.0.mlp.up_proj.weight"
+    others = {other: tensor for other, tensor in layer.items() if other != name}
+    packed = {**others, "mtp.layers.0.mlp.up_proj.qweight": torch.zeros(2, 2, dtype=torch.int32)}
+    in_fp8 = {**others, name: layer[name].to(FP8)}
+    scaled = {**in_fp8, f"{name}_scale_inv": torch.ones(3, 1)}
+
+    def said(case: str, tensors: dict[str, Any]) -> str:
+        (tmp_path / case).mkdir()
+        return refusal(write_target(tmp_path / case, "qwen3", tensors))
+
+    assert "mtp.layers.0.mlp.up_proj.qweight is packed" in said("packed", packed)
+    assert f"{name} is torch.float8_e4m3fn, and there is no scale for it" in said("bare", in_fp8)
+    assert f"the scales of {name} are [3, 1] and must be [1, 1]" in said("blocks", scaled)
 
 
 def test_a_layer_that_lacks_something_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def steps_logits(forward: ForwardPass) -> torch.Tensor:
         [Feed([61, *TREE.tokens], 5, length + 1, BLOCKS, TREE)],
     ]
     with torch.inference_mode():
-        parts = [forward.run(forward.prepare(StepInput([], np.zeros(0, np.int64), feeds))) for feeds in steps]
+        parts = [forward.run(forward.prepare(StepInput.of(feeds))) for feeds in steps]
     return torch.cat([part.logits for part in parts]).float()
 
 

@@ -130,7 +130,7 @@ def test_a_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture
     assert "no CUDA graph of 8 tokens" in reason
     assert "another rank cannot" in reason
     feeds = [Feed([1, 2], 1, 8 * place, np.array([place, place + 4]), None) for place in range(4)]
-    step = StepInput([], np.zeros(0, np.int64), feeds)
+    step = StepInput.of(feeds)
     assert forward.prepare(step).paged.token_ids.shape[1] == 32
     assert asked[1:] == [True] * 4
 

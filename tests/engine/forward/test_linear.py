@@ -103,26 +103,15 @@ def test_every_shape_of_rows(shape: tuple[int, ...]) -> None:
 
 
 @needs_packing
-def test_the_tiles_are_the_packed_weight_itself() -> None:
-    layer = packed(nn_linear(192, 256, False, torch.float32))
-    if layer.tiles is None:
-        pytest.skip("oneDNN lays packed weights out otherwise on this processor")
-    assert layer.tiles.data_ptr() == torch.ops.mkldnn.data_ptr(layer.packed)
-    assert layer.tiles.nbytes == 192 * 256 * 4
-
-
-@needs_packing
-def test_tiles_outlive_the_layer_they_came_from() -> None:
-    original = packed(nn_linear(192, 256, False, torch.float32))
-    inputs = torch.randn(1, 192)
-    before = original(inputs)
-    tiles = original.tiles
-    if tiles is None:
-        pytest.skip("oneDNN lays packed weights out otherwise on this processor")
-    del original
-    gc.collect()
-    row = inputs[None].expand(len(tiles), -1, -1)
-    assert torch.equal(torch.bmm(row, tiles).view(1, 256), before)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_row_is_the_same_alone_and_beside_others(dtype: torch.dtype, adds: bool) -> None:
+    """Kernels of oneDNN for one row are not where it has many inputs."""
+    layer = packed(nn_linear(2816, 256, False, dtype))
+    rows, added = torch.randn(64, 2816, dtype=dtype), torch.randn(64, 256, dtype=dtype)
+    together = layer(rows, added if adds else None)
+    for count in (1, 2, 3, 5, 8):
+        assert torch.equal(layer(rows[:count], added[:count] if adds else None), together[:count])
 
 
 @needs_packing

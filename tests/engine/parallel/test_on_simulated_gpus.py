@@ -13,12 +13,13 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
+from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
@@ -309,12 +310,18 @@ def mtp(folder: Path) -> dict[str, str]:
     return {"model": str(write_target(folder, "qwen3")), "drafter": "mtp"}
 
 
+def first_layer(folder: Path) -> dict[str, Any]:
+    """Settings of a target whose first layer drafts."""
+    model = write_checkpoint(folder / "target", "llama", num_hidden_layers=2)
+    return {"model": str(model), "drafter": "early_exit", "early_exit": 1}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [medusa, mtp])
-def test_ranks_replay_graphs_of_a_target_and_of_the_head_that_they_share(
-    ranks: Ranks, tmp_path: Path, write: Callable[[Path], dict[str, str]]
+@pytest.mark.parametrize("write", [medusa, mtp, first_layer])
+def test_ranks_replay_graphs_of_a_target_and_of_the_drafter_that_they_share(
+    ranks: Ranks, tmp_path: Path, write: Callable[[Path], dict[str, Any]]
 ) -> None:
-    """Graphs of rank 0 give the target's states, those of the others none: the exchanges are the same.
+    """Graphs of rank 0 give a head the target's states, those of the others none: the exchanges are the same.
 
     Where decoding is plain the target's next step is launched before the head takes the one before in.
     """
@@ -328,6 +335,58 @@ def test_ranks_replay_graphs_of_a_target_and_of_the_head_that_they_share(
     assert any(one.drafts for one in found)
     assert path == "graph"
     assert busy_waits >= len(REQUESTS) * (PLAINLY[1] - PLAINLY[0] - 4), "rounds emit up to four at a time"
+
+
+def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, ...]], int, Any, bool]:
+    """Texts while a search takes all the time there is, Drafts of the last, what was found, and captured."""
+    with patch.object(early_exit, "TRIAL_SHARE", 1e9), patch.object(exit_search, "POSITIONS", 16):
+        with patch.object(forward_pass, "load_model", moved), few_graphs():
+            engine = Engine.from_settings(settings, group)
+        found = [rounds(engine, [REQUESTS[0].prompt], 0.7, 3)[0] for _ in range(3)]
+    drafter = beside_of(engine)
+    engine.shut_down()
+    drafted = sum(map(len, found[-1].drafts))
+    return [one.tokens for one in found], drafted, drafter._layers, drafter._graphs.is_complete
+
+
+def beside_of(engine: Engine) -> Any:
+    """The drafter beside its target."""
+    assert engine._beside is not None
+    return engine._beside._drafter
+
+
+def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[Any, bool]:
+    with patch.object(forward_pass, "load_model", moved), few_graphs():
+        forward = ForwardPass(settings, group, beside_target(settings))
+    follow(forward, group)
+    drafter: Any = forward.beside
+    return drafter._layers, drafter._graphs.is_complete
+
+
+@pytest.mark.slow
+def test_what_rank_0_has_found_to_draft_all_ranks_capture(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, "llama", num_hidden_layers=4)
+    weights = load_file(model / "model.safetensors")
+    for name, weight in weights.items():
+        if (
+            ".layers.0." not in name
+            and "layers" in name
+            and name.endswith(("o_proj.weight", "down_proj.weight"))
+        ):
+            weight *= 0.01  # so that the first layer says nearly always what all say
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    fields = {"dtype": "float32", "cache_memory": 2**21, "self_check": False, "model": str(model)}
+    plain = Engine.from_settings(EngineSettings.model_validate(fields))
+    (expected,) = rounds(plain, [REQUESTS[0].prompt], 0.7, 0)
+    given = {**fields, "block_size": 8, "device": "cuda", "tensor_parallel": 2, "drafter": "early_exit"}
+    [(texts, drafted, layers, is_captured), other] = ranks.run(
+        search, captured_by_the_other, EngineSettings.model_validate(given)
+    )
+    assert texts == [expected.tokens] * 3
+    assert drafted > 0
+    assert layers is not None
+    assert is_captured
+    assert other == (layers, True)
 
 
 def raised(work: Callable[[], object]) -> str:

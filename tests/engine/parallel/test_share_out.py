@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from outrider.engine.parallel.layers import share_out
@@ -85,3 +86,53 @@ def test_a_rank_holds_its_part_of_what_can_be_divided(
             **parts_of("attention", ("q_proj", "k_proj", "v_proj"), "o_proj", attention),
             **parts_of("mlp", ("gate_proj", "up_proj"), "down_proj", mlp),
         }
+
+
+class Layers(nn.Module):
+    """Routed experts, and one that every token goes to."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        config = DeepseekV3Config(
+            hidden_size=SIZE,
+            moe_intermediate_size=width,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+        )
+        self.mlp = DeepseekV3MoE(config)
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.2)
+
+    def forward(self, states: Tensor) -> Tensor:
+        output: Tensor = self.mlp(states)
+        return output
+
+
+@torch.inference_mode()
+def compute_experts(group: RankGroup, width: int, as_transposed: bool) -> tuple[float, dict[str, float]]:
+    """The difference from the whole, and the parts of the routed experts that the rank holds."""
+    torch.manual_seed(0)
+    layer, states = Layers(width).eval(), torch.randn(1, TOKENS, SIZE)
+    experts = layer.mlp.experts
+    whole = {name: weight.numel() for name, weight in experts.named_parameters()}
+    expected = layer(states)
+    experts.is_transposed = as_transposed
+    share_out(layer, group.rank, group.size)
+    experts.is_transposed = False
+    parts = {name: weight.numel() / whole[name] for name, weight in experts.named_parameters()}
+    return float((layer(states) - expected).abs().max()), parts
+
+
+@pytest.mark.parametrize(
+    ("width", "as_transposed", "part"), [(48, False, HALF), (49, False, 1.0), (48, True, 1.0)]
+)
+def test_a_rank_holds_its_part_of_every_expert(
+    ranks: Ranks, width: int, as_transposed: bool, part: float
+) -> None:
+    """Those that are stored in another order stay whole."""
+    for difference, parts in ranks.run(compute_experts, compute_experts, width, as_transposed):
+        assert difference < 1e-5
+        assert parts == {"gate_up_proj": part, "down_proj": part}

@@ -208,7 +208,7 @@ def send(group: RankGroup, lengths: list[int]) -> None:
     for number, length in enumerate(lengths):
         nothing = np.zeros(0, np.int64)
         chosen = torch.arange(length) if number % 2 else None
-        group.send(StepInput([], nothing, [Feed([7] * length, 1, 0, nothing, None)]), chosen)
+        group.send(StepInput.of([Feed([7] * length, 1, 0, nothing, None)]), chosen)
     group.dismiss()
 
 

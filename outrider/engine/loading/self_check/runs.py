@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
@@ -73,7 +72,7 @@ class Runs:
         return torch.cat([self._step(step, run)[HEAD] for step in script.steps], 1)[0]
 
     def _step(self, feeds: list[Feed], run: Run) -> dict[int, Tensor]:
-        self._hear(HEAD, run(StepInput([], np.zeros(0, np.int64), feeds))[None])
+        self._hear(HEAD, run(StepInput.of(feeds))[None])
         count = sum(len(feed.tokens) for feed in feeds)  # beyond, batch-invariant numerics pad
         return {layer: output[:, :count] for layer, output in self._take().items()}
 

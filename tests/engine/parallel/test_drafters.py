@@ -1,4 +1,4 @@
-"""Heads that two ranks share draft what they draft in one process, and the text is the same."""
+"""Drafters that two ranks share draft what they draft in one process, and the text is the same."""
 
 import os
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from outrider.demo.prompts import DEMO, DRAFTERS
+from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.engine import Engine
-from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.skeleton import skeleton
+from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.follower import follow
-from outrider.engine.parallel.head_step import HeadStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.settings import EngineSettings
@@ -55,9 +55,9 @@ def follow_on(group: RankGroup, settings: EngineSettings, *_: object) -> None:
     follow(ForwardPass(settings, group, beside_target(settings)), group)
 
 
-def check(ranks: Ranks, drafter: str, head: Path, *temperatures: float) -> None:
-    [shared, _] = ranks.run(lead, follow_on, settings_of(drafter, head), temperatures)
-    alone = Engine.from_settings(settings_of(drafter, head, ranks=1))
+def check(ranks: Ranks, drafter: str, head: Path | None, *temperatures: float, **fields: Any) -> None:
+    [shared, _] = ranks.run(lead, follow_on, settings_of(drafter, head, **fields), temperatures)
+    alone = Engine.from_settings(settings_of(drafter, head, ranks=1, **fields))
     for temperature, found in zip(temperatures, shared, strict=True):
         assert [text.tokens for text in found] == plain_texts(temperature)
         assert [text.drafts for text in found] == [text.drafts for text in draft(alone, temperature)]
@@ -71,6 +71,41 @@ def test_drafts_and_text_are_those_of_one_process(
 ) -> None:
     """The trained heads have no vocabulary but the target's, of which each rank has a half."""
     check(ranks, drafter, DRAFTERS / drafter, *temperatures)
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (DRAFTERS / "early_exit", {"early_exit": 3}),
+        pytest.param(None, {"early_exit": 4}, marks=pytest.mark.slow),
+        pytest.param(None, {"skipped_layers": (2, 4)}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_part_of_the_target_drafts_from_all_ranks_caches(
+    ranks: Ranks, head: Path | None, part: dict[str, Any]
+) -> None:
+    """What a branch that stood left to be moved is moved at each rank before the part reads it."""
+    check(ranks, "early_exit", head, 0.7, **part)
+
+
+def lead_search(group: RankGroup, settings: EngineSettings) -> tuple[list[list[Drafted]], Any]:
+    """A search that takes all the time there is, and little of it; and the layers that it has found."""
+    with patch.object(early_exit, "TRIAL_SHARE", 1e9), patch.object(exit_search, "POSITIONS", 48):
+        engine = Engine.from_settings(settings, group)
+        found = [draft(engine, 0.7) for _ in range(4)]
+    beside: Any = engine._beside
+    engine.shut_down()
+    return found, beside._drafter._layers
+
+
+def test_what_pays_is_searched_by_all_ranks_together(ranks: Ranks) -> None:
+    [(found, layers), _] = ranks.run(lead_search, follow_on, settings_of("early_exit", None))
+    assert layers is not None
+    assert not any(draft for text in found[0][:1] for draft in text.drafts[:1])
+    for texts in found:
+        assert [text.tokens for text in texts] == plain_texts(0.7)
+    assert sum(text.accepted for text in found[-1]) > 0
 
 
 def eagle3_with_all_of_its_own(folder: Path) -> Path:
@@ -105,7 +140,7 @@ def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
     "kind", ["qwen3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("glm4_moe", "deepseek_v3"))]
 )
 def test_an_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path, kind: str) -> None:
-    """Experts, and attention over compressed keys, stay whole at each rank."""
+    """Attention over compressed keys stays whole at each rank."""
     model = str(write_target(tmp_path, kind))
     [shared, _] = ranks.run(lead_mtp, follow_on, settings_of("mtp", None, model=model))
     alone = Engine.from_settings(settings_of("mtp", None, ranks=1, model=model))
@@ -164,15 +199,7 @@ def test_a_rank_plans_with_a_share_of_what_can_be_divided(tmp_path: Path) -> Non
         assert shared.weight_bytes - left == pytest.approx((alone.weight_bytes - left) / 2, rel=0.01)
 
 
-def test_a_drafter_that_cannot_stand_beside_ranks_is_refused_by_name() -> None:
-    settings = settings_of("early_exit", DRAFTERS / "early_exit", early_exit=3)
-    with pytest.raises(
-        UnsupportedModelError, match=r"drafter='early_exit' .* tensor_parallel=2 is not served"
-    ):
-        Engine.from_settings(settings)
-
-
-def leave(_: SharedHead, step: HeadStep) -> None:
+def leave(_: SharedHead, step: DrafterStep) -> None:
     os._exit(1)
 
 
