@@ -31,24 +31,22 @@ logger = logging.getLogger("ray.serve")
 
 PUBLISH_S = 1.0  # between two reports of the worker's metrics
 STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
 
 
 async def start_server(
     add_servicer: Callable[[grpc.aio.Server], None], host: str, trust: Trust
 ) -> tuple[grpc.aio.Server, str]:
     """A server on a free port of ``host``, and its address. Only the deployment's gateways are let in."""
-    server = grpc.aio.server(
-        interceptors=[trust.guard()],
-        options=[
-            ("grpc.max_receive_message_length", -1),
-            # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
-            ("grpc.http2.min_ping_interval_without_data_ms", 500),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.keepalive_time_ms", 1000),
-            ("grpc.http2.ping_timeout_ms", 1000),
-            ("grpc.http2.max_pings_without_data", 0),
-        ],
-    )
+    server = grpc.aio.server(interceptors=[trust.guard()], options=SERVER_OPTIONS)
     add_servicer(server)
     port = trust.listen(server, f"{host}:0")
     await server.start()

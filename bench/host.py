@@ -1,10 +1,11 @@
 """The service beside its own engine, and what each process spends on a token: `python -m bench host`.
 
-The same target answers the same prompts greedily in four ways that take turns: in this process by the engine
-and by transformers' generate, and by a running service, asked over gRPC through Serve's proxy and at the
-gateway's own port, a message for each step. A service has the model, gateway, proxy and this client on the
-same cores; the engine in this process has them alone, with as many threads. Where drafts are on they are
-those of the demo draft. Ratios are of medians over the repetitions.
+The same target answers the same prompts greedily in ways that take turns: in this process by the engine and
+by transformers' generate, and by a running service, asked over gRPC through Serve's proxy and at the
+gateway's own port, a message for each step. After that a service with HAProxy in place of Serve's own proxy
+takes its turns with the first two. A service has the model, gateway, proxy and this client on the same cores;
+the engine in this process has them alone, with as many threads. Where drafts are on they are those of the
+demo draft. Ratios are of medians over the repetitions.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,13 @@ from tests.support.running import Service, serving
 DEMO_PAIR = "demo"
 PROMPTS = 16  # of each kind
 WARM_UP_S = 2.0
-ENGINE, GENERATE, PROXY, DIRECT = "engine", "generate", "through the proxy", "at the gateway"
+ENGINE, GENERATE = "engine", "generate"
+PROXY, DIRECT, HAPROXY = "through the proxy", "at the gateway", "through HAProxy"
+# Of a service: its environment, and where it is asked.
+SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
+    ({}, (PROXY, DIRECT)),
+    ({"RAY_SERVE_ENABLE_HA_PROXY": "1"}, (HAPROXY,)),
+)
 
 
 def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[Request]:
@@ -105,7 +114,7 @@ def _processes(service: Service) -> Iterator[tuple[str, psutil.Process]]:
                 yield f"engine of the {_role(process.parent().name())}", process
             elif "ServeReplica" in name:
                 yield _role(name), process
-            elif "ProxyActor" in name:
+            elif name == "haproxy" or "ProxyActor" in name or "HAProxyManager" in name:
                 yield "proxy", process
             else:
                 yield "Ray", process
@@ -124,45 +133,49 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     of_target = {f"target.{name}": value for name, value in settings.items()}
     models = {"target": path, "draft": DRAFT}
-    rows = []
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), models | of_target) as service:
-        for streams in options.streams:
-            rates: defaultdict[str, list[float]] = defaultdict(list)
-            costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
-            tokens: Counter[str] = Counter()
-            asked = requests(tokenizer, streams, options.tokens)
-            for _ in range(options.repetitions):
-                rates[ENGINE].append(in_process(engine, asked))
-                rates[GENERATE].append(by_generate(model, asked, options.tokens))
-                for mode in options.modes:
-                    for door, address in ((PROXY, service.grpc), (DIRECT, service.direct)):
+    measured: dict[int, _Measured] = {streams: _Measured() for streams in options.streams}
+    for environment, doors in SERVICES:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(Path(folder), models | of_target, environment=environment) as service,
+        ):
+            for streams, of_streams in measured.items():
+                asked = requests(tokenizer, streams, options.tokens)
+                for _ in range(options.repetitions):
+                    of_streams.rates[ENGINE].append(in_process(engine, asked))
+                    of_streams.rates[GENERATE].append(by_generate(model, asked, options.tokens))
+                    for mode, door in product(options.modes, doors):
                         way, before = f"{mode}, {door}", spent(service)
+                        address = service.direct if door == DIRECT else service.grpc
                         asking = by_service(address, streams, mode, options.tokens, options.seconds)
                         rate, arrived = asyncio.run(asking)
-                        rates[way].append(rate)
-                        costs[way] += spent(service) - before
-                        tokens[way] += arrived
-            rows += (new := list(_rows(streams, rates, costs, tokens)))
-            print(table(new), flush=True)
-    return rows
+                        of_streams.rates[way].append(rate)
+                        of_streams.costs[way] += spent(service) - before
+                        of_streams.tokens[way] += arrived
+                print(table([*_rows(streams, of_streams)]), flush=True)
+    return [row for streams, of_streams in measured.items() for row in _rows(streams, of_streams)]
 
 
-def _rows(
-    streams: int,
-    rates: Mapping[str, Sequence[float]],
-    costs: Mapping[str, Mapping[str, float]],
-    tokens: Mapping[str, int],
-) -> Iterator[dict[str, Any]]:
-    medians = {way: statistics.median(of_way) for way, of_way in rates.items()}
+@dataclass
+class _Measured:
+    """By way."""
+
+    rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    costs: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    tokens: Counter[str] = field(default_factory=Counter)
+
+
+def _rows(streams: int, measured: _Measured) -> Iterator[dict[str, Any]]:
+    medians = {way: statistics.median(of_way) for way, of_way in measured.rates.items()}
     for way, rate in medians.items():
-        of_way, arrived = costs.get(way, {}), tokens[way] or 1
+        of_way, arrived = measured.costs[way], measured.tokens[way] or 1
         yield {
             "streams": streams,
             "way": way,
             "tokens/s": rate,
             "to the engine": rate / medians[ENGINE],
             "to generate": rate / medians[GENERATE],
-            **{f"{name}, ms": 1e3 * of_way.get(name, 0.0) / arrived for name in PROCESSES},
+            **{f"{name}, ms": 1e3 * of_way[name] / arrived for name in PROCESSES},
         }
 
 

@@ -17,13 +17,14 @@ from typing import Any, Literal
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+import gateway.workers.streams
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import CHANNEL_OPTIONS, Role, Worker
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS
@@ -31,7 +32,7 @@ from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import prompt_of
 from tests.support.mtp import write_target
-from tests.support.patience import LIMIT_S, eventually
+from tests.support.patience import LIMIT_S, eventually, patient
 from tests.support.process_worker import worker_process
 from tests.support.trust import TRUST
 
@@ -138,6 +139,12 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name, folder in {} if beside else DRAFTS.items():
             service.workers.append(service.start("draft", folder, name))
         yield service
+
+
+@pytest.fixture(autouse=True)
+def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is killed is seen at once; nobody else is to be missed."""
+    monkeypatch.setattr(gateway.workers.streams, "CHANNEL_OPTIONS", patient(CHANNEL_OPTIONS))
 
 
 def has_ended(pid: int) -> bool:

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import actors.worker
 from actors.engine_client import EngineClient
 from actors.engine_process import EngineProcess
 from actors.garbage import settle
@@ -20,6 +21,7 @@ from actors.servicers import add_servicer
 from actors.worker import start_server
 from gateway.workers.streams import Role, Worker
 from outrider.engine.settings import EngineSettings
+from tests.support.patience import patient
 from tests.support.trust import TRUST
 
 
@@ -98,6 +100,7 @@ def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> Non
     """The process of a worker, until it is ended, or its engine is."""
 
     async def serve() -> None:
+        actors.worker.SERVER_OPTIONS = patient(actors.worker.SERVER_OPTIONS)
         async with process_worker(role, settings, leave) as worker:
             settle()
             ready.send(worker)
