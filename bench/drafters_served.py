@@ -1,8 +1,11 @@
-"""The part of `python -m bench drafters` that starts services: drafters under the pace, asked over gRPC."""
+"""The part of `python -m bench drafters` that starts services: drafters under the pace, asked over gRPC.
+
+Plain decoding has a turn before and after each of them, since a shared machine is not always as fast.
+"""
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +14,7 @@ from typing import Any
 import grpc
 
 from bench.checkpoints import DRAFT, inflated_head, inflated_input_of, inflated_target
-from bench.drafting import PLAIN
-from bench.streams import Client, slice_of
+from bench.streams import Client, Slice, slice_of
 from outrider.demo.prompts import DRAFTERS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import serving
@@ -39,6 +41,9 @@ class Windows:
     counted_s: float
 
 
+OF_PLAIN = Windows(warm_s=2.0, counted_s=6.0)
+
+
 def _model(name: str, folder: Path) -> dict[str, object]:
     given = {"model": folder, "dtype": "float32", "threads": 1}
     return {f"drafts.{name}.{setting}": value for setting, value in given.items()}
@@ -63,21 +68,18 @@ def served(size: str, exit_after: int) -> Iterator[Served]:
 def rows_of(
     service: Served, size: str, kinds: Sequence[str], streams: Sequence[int], windows: Windows
 ) -> list[dict[str, Any]]:
-    """Of each drafter at each number of streams; plain decoding where there is nothing beside the target."""
+    """Of each drafter at each number of streams."""
     target = {"target": inflated_target(size).resolve(), "target.dtype": "float32", "target.threads": 1}
-    named: dict[str, str | None] = {**service.named}
-    if not any(name.startswith("target.") for name in service.settings):
-        named = {PLAIN: None, **named}
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(Path(folder), {**target, **service.settings}) as running,
     ):
-        return asyncio.run(_measured(running.direct, named, kinds, streams, windows))
+        return asyncio.run(_measured(running.direct, service.named, kinds, streams, windows))
 
 
 async def _measured(
     address: str,
-    named: Mapping[str, str | None],
+    named: Mapping[str, str],
     kinds: Sequence[str],
     streams: Sequence[int],
     windows: Windows,
@@ -88,20 +90,31 @@ async def _measured(
         for number in range(PROMPTS * len(kinds)):
             await stub.Complete(request(kinds, None, number, tokens=1))
         for count in streams:
+            before = await _answers(stub, partial(request, kinds, None), count, OF_PLAIN)
             for name, drafter in named.items():
-                client = Client(stub, partial(request, kinds, drafter), ANSWER, OTHERS * count)
-                start = windows.warm_s + await client.follow([(windows.warm_s + windows.counted_s, count)])
-                done = slice_of(client.answers, start, start + windows.counted_s)
+                done = await _answers(stub, partial(request, kinds, drafter), count, windows)
+                after = await _answers(stub, partial(request, kinds, None), count, OF_PLAIN)
                 rows.append(
                     {
                         "drafter": name,
                         "streams": count,
                         "tokens/s": done.rate,
+                        "plain, tokens/s": (before.rate + after.rate) / 2,
                         "tokens per pass": done.rate * windows.counted_s / max(done.passes, 1),
                         "share of passes with a Draft": done.rounds / max(done.passes, 1),
                     }
                 )
+                before = after
     return rows
+
+
+async def _answers(
+    stub: Any, asked: Callable[[int, int], generation_pb2.GenerateRequest], streams: int, windows: Windows
+) -> Slice:
+    """Of the counted seconds."""
+    client = Client(stub, asked, ANSWER, OTHERS * streams)
+    start = windows.warm_s + await client.follow([(windows.warm_s + windows.counted_s, streams)])
+    return slice_of(client.answers, start, start + windows.counted_s)
 
 
 def request(

@@ -37,7 +37,9 @@ async def eventually(condition: Callable[[], object], seconds: float = LIMIT_S) 
 
 def patient(options: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """gRPC's, for a test in which no peer is to count as lost because other work has its processor."""
-    return tuple((name, 1000 * round(LIMIT_S) if "ping_timeout" in name else value) for name, value in options)
+    return tuple(
+        (name, 1000 * round(LIMIT_S) if "ping_timeout" in name else value) for name, value in options
+    )
 
 
 def later(seconds: float) -> float:
