@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 
 PUBLISH_S = 1.0  # between two reports of the worker's metrics
 STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
-SERVER_OPTIONS = (
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
