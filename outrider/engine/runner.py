@@ -21,7 +21,7 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import NO_TAIL
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import context_length, end_of_sequence, mask_token
-from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.sampler import Choices, Choosing, begin_choosing, compile_kernels
 from outrider.engine.scheduling.scheduler import Selected
@@ -263,14 +263,11 @@ class ModelRunner:
     ) -> Pass:
         """chosen: as feed_chosen takes it."""
         fed = StepInput(*self.cache.take_changes(), feeds)
-        if self._group is not None:
-            self._group.send(fed, chosen)
-        batch = self._forward.prepare(fed, NO_TAIL if choice is None else choice.numbers.ravel())
-        built = time.perf_counter()
-        begun = mark(self.model.device)
-        output = self._forward.run(batch, chosen)
-        if self._group is not None:
-            self._group.passes += 1
+        with together(self._group, fed, chosen):
+            batch = self._forward.prepare(fed, NO_TAIL if choice is None else choice.numbers.ravel())
+            built = time.perf_counter()
+            begun = mark(self.model.device)
+            output = self._forward.run(batch, chosen)
         rows = None if choice is None or batch.tail is None else choice.at(batch.tail)
         return Pass(output, rows, batch.num_tokens, batch.path, built, begun, mark(self.model.device))
 

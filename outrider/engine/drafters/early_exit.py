@@ -13,7 +13,8 @@ for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor
 
@@ -32,13 +33,12 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.part import part_of
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
+from outrider.engine.parallel.rank_group import together
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import NOTHING_FED, Feed, StepInput
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 TRIAL_SHARE = 0.05  # of the time, that a search takes at most
 LONGEST_STEP_S = 1.0  # more between two steps is time in which nobody asked
@@ -127,7 +127,8 @@ class EarlyExit(BesideTarget):
         if self._search is not None:
             self._try(self._search, texts)
         elif self._graphs is not None and (layers := self._layers) is not None:
-            self._on_all_ranks(layers, lambda: self._capture_next(layers))
+            with self._together(layers):
+                self._capture_next(layers)
             if self._graphs.is_complete and self._graphs.slow_because:
                 logger.error("%s: drafting is slower than it could be: %s", self, self._graphs.slow_because)
 
@@ -151,20 +152,15 @@ class EarlyExit(BesideTarget):
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
         """Logits [num_logits, vocab_size], and whether all that was computed is finite, bool [num_tokens]."""
         fed = StepInput(*self._target.cache.take_changes(), feeds)  # what a Verdict moved is read now
-        computed = self._on_all_ranks(layers, lambda: self._run(layers, fed), fed)
+        with self._together(layers, fed):
+            computed = self._run(layers, fed)
         return computed.logits, computed.are_finite
 
-    def _on_all_ranks(
-        self, layers: tuple[int, ...], work: Callable[[], T], fed: StepInput = NOTHING_FED
-    ) -> T:
-        """At rank 0, whose own part of it ``work`` is. What the others do of it ``follow`` says."""
-        group = self._target.group
-        if group is not None:
-            group.send(DrafterStep(fed, part=self.candidates.index(layers)))
-        done = work()
-        if group is not None:
-            group.passes += 1
-        return done
+    def _together(
+        self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED
+    ) -> AbstractContextManager[None]:
+        """With the other ranks, which do what ``follow`` says."""
+        return together(self._target.group, DrafterStep(fed, part=self.candidates.index(layers)))
 
     def _run(self, layers: tuple[int, ...], fed: StepInput) -> ForwardOutput:
         """This rank's part of a pass."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.engine.drafters.beside_target import BesideTarget, Target
 from outrider.engine.parallel.drafter_step import DrafterStep
+from outrider.engine.parallel.rank_group import together
 
 
 class SharedHead(BesideTarget):
@@ -38,13 +39,10 @@ class SharedHead(BesideTarget):
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         """At rank 0. states: [num_states, state_size]. Returns as ``_compute``."""
         group = self._target.group
-        if group is not None:
-            group.send(step)
-            group.spread(states.contiguous())
-        computed = self._compute(step, states)
-        if group is not None:
-            group.passes += 1
-        return computed
+        with together(group, step):
+            if group is not None:
+                group.spread(states.contiguous())
+            return self._compute(step, states)
 
     @abstractmethod
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:

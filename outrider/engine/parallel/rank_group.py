@@ -5,6 +5,8 @@ all run the same forward pass, each over its share of the weights and of the key
 0 itself has only on its device go from there to the devices of the others.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -114,6 +116,21 @@ class RankGroup:
         _broadcast(self._frame)
         if len(rest):
             _broadcast(rest)
+
+
+@contextmanager
+def together(
+    group: RankGroup | None, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None
+) -> Iterator[None]:
+    """At rank 0: under it runs its own part of a step that all ranks take; without a group it is all of it.
+
+    A step that raises does not count. Arguments and errors as of ``RankGroup.send``.
+    """
+    if group is not None:
+        group.send(step, chosen)
+    yield
+    if group is not None:
+        group.passes += 1
 
 
 def _broadcast(numbers: torch.Tensor) -> None:

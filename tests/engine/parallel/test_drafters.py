@@ -171,13 +171,16 @@ def hold(group: RankGroup, settings: EngineSettings) -> Held:
     return Held(forward.cache.pool.num_blocks, weights, cache, cached_heads)
 
 
-@pytest.mark.parametrize(("drafter", "cached_heads"), [("eagle3", 4), ("medusa", 0), ("mtp", 2)])
+@pytest.mark.parametrize(
+    ("drafter", "kind", "cached_heads"),
+    [("eagle3", None, 4), ("medusa", None, 0), ("mtp", "qwen3", 2), ("mtp", "glm4_moe", 2)],
+)
 def test_each_rank_holds_its_share_as_planned(
-    ranks: Ranks, tmp_path: Path, drafter: str, cached_heads: int
+    ranks: Ranks, tmp_path: Path, drafter: str, kind: str | None, cached_heads: int
 ) -> None:
-    """cached_heads: of the whole head."""
-    if drafter == "mtp":
-        settings = settings_of("mtp", None, model=str(write_target(tmp_path, "qwen3")))
+    """kind: of a target with experts or without. cached_heads: of the whole head."""
+    if kind is not None:
+        settings = settings_of(drafter, None, model=str(write_target(tmp_path, kind)))
     else:
         settings = settings_of(drafter, DRAFTERS / drafter)
     plan = plan_memory(skeleton(settings), settings, 2**30)

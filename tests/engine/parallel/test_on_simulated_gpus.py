@@ -343,16 +343,11 @@ def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, 
         with patch.object(forward_pass, "load_model", moved), few_graphs():
             engine = Engine.from_settings(settings, group)
         found = [rounds(engine, [REQUESTS[0].prompt], 0.7, 3)[0] for _ in range(3)]
-    drafter = beside_of(engine)
+    beside: Any = engine._beside
+    drafter = beside._drafter
     engine.shut_down()
     drafted = sum(map(len, found[-1].drafts))
     return [one.tokens for one in found], drafted, drafter._layers, drafter._graphs.is_complete
-
-
-def beside_of(engine: Engine) -> Any:
-    """The drafter beside its target."""
-    assert engine._beside is not None
-    return engine._beside._drafter
 
 
 def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[Any, bool]:
@@ -368,11 +363,7 @@ def test_what_rank_0_has_found_to_draft_all_ranks_capture(ranks: Ranks, tmp_path
     model = write_checkpoint(tmp_path, "llama", num_hidden_layers=4)
     weights = load_file(model / "model.safetensors")
     for name, weight in weights.items():
-        if (
-            ".layers.0." not in name
-            and "layers" in name
-            and name.endswith(("o_proj.weight", "down_proj.weight"))
-        ):
+        if ".layers.0." not in name and name.endswith(("o_proj.weight", "down_proj.weight")):
             weight *= 0.01  # so that the first layer says nearly always what all say
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     fields = {"dtype": "float32", "cache_memory": 2**21, "self_check": False, "model": str(model)}
