@@ -1,6 +1,6 @@
 """Our service, asked over gRPC at the gateway's own port: a chunk for each step.
 
-Draft and target are processes of their own and share the threads: one is the draft's.
+Draft and target are processes of their own. The target has the threads that peers have, the draft one.
 """
 
 import asyncio
@@ -19,8 +19,7 @@ from tests.support.running import serving
 
 def main() -> None:
     task = read_task()
-    threads = max(1, task.threads - 1)
-    of_target = {"dtype": "float32", "threads": threads, "cache_memory": CACHE_BYTES}
+    of_target = {"dtype": "float32", "threads": task.threads, "cache_memory": CACHE_BYTES}
     settings = {"target": task.target} | {f"target.{name}": value for name, value in of_target.items()}
     speculation = generation_pb2.SpeculationSettings(mode="off")
     if task.draft is not None:

@@ -20,4 +20,4 @@ class BesideTarget(Drafter):
         draft, self._sequence.draft = self._sequence.draft, None
         if draft is None or depth == 0:
             return NO_PROPOSAL
-        return Proposal(draft.up_to(depth), len(self._sequence), self._sequence.draft_step)
+        return Proposal(draft.up_to(depth), len(self._sequence), step=self._sequence.draft_step)

@@ -59,6 +59,7 @@ class DraftWorker(Drafter):
         return Proposal(
             draft,
             base,
+            stream.address,
             step_from_message(timings.last_step) if timings.last_step.number else None,
             timings.step_ns / 1e9,
             timings.total_ns / 1e9,

@@ -29,6 +29,7 @@ class Proposal:
 
     draft: Draft
     base: int = 0  # tokens of the sequence that it follows
+    worker: str = ""  # that made it, by address, where the drafter has workers of its own
     step: Step | None = None  # the drafter's newest, where it has a model
     step_s: float = 0.0  # steps of the drafter's model for this Draft
     worker_s: float = 0.0  # from when the drafter's worker was asked to its answer

@@ -150,7 +150,7 @@ class Drafting:
             return None
         self._sequence.draft = None
         base, step = len(self._sequence), self._sequence.draft_step
-        self._newest = proposal = self._told(Proposal(draft, base, step), draft.chain_length)
+        self._newest = proposal = self._told(Proposal(draft, base, step=step), draft.chain_length)
         asyncio.get_running_loop().call_soon(self._pace.refresh)
         return proposal
 

@@ -98,7 +98,7 @@ class Judge:
             draft, self._sequence.draft = self._sequence.draft, None
             watched.asked_at = len(self._sequence)
             step = self._sequence.draft_step
-            watched.guess = Proposal(draft, len(self._sequence), step, wanted=PROBE_DEPTH)
+            watched.guess = Proposal(draft, len(self._sequence), step=step, wanted=PROBE_DEPTH)
 
     async def _ask(self, watched: _Watched) -> None:
         depth = PROBE_DEPTH if watched.is_judged else 0

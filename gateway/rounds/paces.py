@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
+from gateway.drafters.proposal import Proposal
 from gateway.rounds.events import Compared, Drafted, Event, FellBack, Judged, TokenDecoded, VerdictFell
 from gateway.rounds.reasons import LATE
 from gateway.rounds.route import Route
@@ -79,8 +80,7 @@ class PaceObserver:
                 self._observe_target(self.pace, event.reply)
                 self._observe_plain(self.pace, event.reply)
             case Drafted():
-                if event.proposal.step is not None:
-                    self.pace.observe_drafting(self._paced.drafter, event.proposal.step)
+                self._observe_drafting(self.pace, self._paced, event.proposal)
                 if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
                     self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
                 if event.proposal.wanted and not event.proposal.draft:
@@ -101,11 +101,17 @@ class PaceObserver:
 
     def _observe_judged(self, pace: Pace, event: Judged) -> None:
         paced, guess = self._route.candidate(event.drafter).paced, event.guess
-        if guess.step is not None:
-            pace.observe_drafting(paced.drafter, guess.step)
+        self._observe_drafting(pace, paced, guess)
         if guess.draft:
             paced.acceptance.observe(event.right, min(event.right + 1, guess.draft.chain_length))
         self._route.observe(event.drafter, event.right, event.verified)
+
+    @staticmethod
+    def _observe_drafting(pace: Pace, paced: PacedSequence, proposal: Proposal) -> None:
+        """An index beside a drafter, which has no worker, may have made this one."""
+        paced.worker = proposal.worker or paced.worker
+        if proposal.step is not None:
+            pace.observe_drafting(paced, proposal.step)
 
     def _observe_target(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
         self._paced.length = len(self._sequence)

@@ -149,16 +149,16 @@ class ModelRunner:
         self.mask_token = mask_token(self.model.config)
         self.launches_early = forward.kernel is not None and not self.settings.shortest_step_s
         with self.load_timings.timed("graphs"):
-            compile_kernels(self.vocab_size, self.model.dtype, self.model.device)
+            compile_kernels(self.vocab_size, self._forward.dtype, self._forward.device)
 
     def free_memory(self) -> int:
         """As of its device, bytes."""
-        return free_memory(self.model.device)
+        return free_memory(self._forward.device)
 
     def shut_down(self) -> None:
         """Dismisses the other ranks, once the step under way is over: in it they exchange with this one."""
         if self._group is not None:
-            wait_for(mark(self.model.device))
+            wait_for(mark(self._forward.device))
             self._group.dismiss()
 
     def run(
@@ -179,7 +179,7 @@ class ModelRunner:
             outcome, parts = Outcome(), _parts(selected)
             if is_out_of_memory(error) and parts:
                 logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
-                empty_cache(self.model.device)
+                empty_cache(self._forward.device)
             elif says_broken(error):
                 raise
             elif len(selected) == 1:
@@ -266,10 +266,10 @@ class ModelRunner:
         with together(self._group, fed, chosen):
             batch = self._forward.prepare(fed, NO_TAIL if choice is None else choice.numbers.ravel())
             built = time.perf_counter()
-            begun = mark(self.model.device)
+            begun = mark(self._forward.device)
             output = self._forward.run(batch, chosen)
         rows = None if choice is None or batch.tail is None else choice.at(batch.tail)
-        return Pass(output, rows, batch.num_tokens, batch.path, built, begun, mark(self.model.device))
+        return Pass(output, rows, batch.num_tokens, batch.path, built, begun, mark(self._forward.device))
 
     def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
         """What it chose for each of these; and per token that they fed, whether its cache is finite."""

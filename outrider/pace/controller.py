@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from outrider.drafters.registry import DrafterInfo, Place, Width
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.calibration import Calibration
-from outrider.pace.cost_model import DrafterCost, Step, StepCost
+from outrider.pace.cost_model import DrafterCost, DrafterCosts, Step, StepCost
 from outrider.pace.expected import expected_tokens_by_position
 from outrider.pace.optimizer import Mix, Vector, best_depths, best_leaves, log_rate, mix_of, round_seconds
 from outrider.pace.settings import PaceSettings
@@ -28,6 +28,9 @@ THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth i
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
 
+Maker = tuple[DrafterInfo, str]  # of Drafts: a drafter, and the address of its worker
+
+
 class PacedSequence:
     """One sequence under a Pace: its depth, and what is known of its Drafts."""
 
@@ -39,6 +42,7 @@ class PacedSequence:
         self.acceptance = acceptance
         self.max_depth = max_depth
         self.is_batch = is_batch
+        self.worker = ""  # that makes its Drafts, by address; empty: none has yet, or the drafter has none
         self.length = 0  # tokens, prompt included
         self.depth = max_depth  # as last decided; a new one counts as drafting
         self.decided_by = THRESHOLDS  # what the depth comes from: that or MEASURED
@@ -59,6 +63,11 @@ class PacedSequence:
             self.trial_turns = 0
         self.depth, self.decided_by, self.leaves, self.patience_s = depth, decided_by, leaves, patience_s
 
+    @property
+    def maker(self) -> "Maker":
+        """Of its Drafts."""
+        return self.drafter, self.worker
+
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether as much is known of both, as long as one of them is new."""
         mine, theirs = self.acceptance.task, other.acceptance.task
@@ -76,7 +85,7 @@ class Pace:
         self._sequences: list[PacedSequence] = []
         self._target = StepCost()
         self._newest_step_s = 0.0  # of the target
-        self._drafters: dict[str, DrafterCost] = {}
+        self._drafters: dict[str, DrafterCosts] = {}
         self._running = 0.0  # sequences that decode at the target, those of other gateways too
         # Steps of one kind since there was one of the other: verifying Drafts, or decoding.
         self._uniform_steps = 0.0
@@ -128,9 +137,9 @@ class Pace:
             self._had_drafts = had_drafts
             self._calibration.stepped(self._counts.keys() if had_drafts else ())
 
-    def observe_drafting(self, drafter: DrafterInfo, step: Step) -> None:
-        """A step of the draft."""
-        self._cost_of(drafter).step.observe(step)
+    def observe_drafting(self, sequence: PacedSequence, step: Step) -> None:
+        """A step of the model that makes its Drafts."""
+        self._cost_of(*sequence.maker).step.observe(step)
 
     def observe_round(
         self,
@@ -166,8 +175,8 @@ class Pace:
         else:
             sequence.acceptance.task.failed_probes = 0
         self._observations += 1
-        in_rounds = sum(other.depth > 0 for other in self._sequences)
-        cost = self._cost_of(sequence.drafter)
+        in_rounds = sum(other.depth > 0 and other.maker == sequence.maker for other in self._sequences)
+        cost = self._cost_of(*sequence.maker)
         if not ahead_hit:
             cost.round.observe(in_rounds, overhead_s)
         if ahead_hit is not None:
@@ -242,7 +251,8 @@ class Pace:
             return 0.0
         depths = np.arange(min(max_depth, self._settings.max_depth) + 1)
         running = max(self._running, len(self._sequences), 1.0)
-        costs = self._costs([drafter], self._mean_length())
+        makers = Counter(sequence.maker for sequence in self._sequences if sequence.drafter == drafter)
+        costs = self._costs(makers or {(drafter, ""): 1}, [drafter], self._mean_length())
         in_rounds = np.where(depths > 0, running, 0.0)
         tokens = np.cumsum([1.0, *np.cumprod(rates)])[depths]
         mix = Mix(
@@ -281,10 +291,10 @@ class Pace:
         doublings = min(sequence.acceptance.task.failed_probes, DOUBLINGS)
         return self._settings.probe_tokens * max(many, 1) << doublings
 
-    def _cost_of(self, drafter: DrafterInfo) -> DrafterCost:
+    def _cost_of(self, drafter: DrafterInfo, worker: str) -> DrafterCost:
         if drafter.name not in self._drafters:
-            self._drafters[drafter.name] = DrafterCost(drafter)
-        return self._drafters[drafter.name]
+            self._drafters[drafter.name] = DrafterCosts(drafter)
+        return self._drafters[drafter.name].of(worker)
 
     def _cap(self, sequence: PacedSequence) -> int:
         return min(sequence.max_depth, self._settings.max_depth)
@@ -328,7 +338,8 @@ class Pace:
         is_batch = np.array([sequence.is_batch for sequence in sequences])
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
-        costs = self._costs([sequence.drafter for sequence in sequences], context)
+        makers = Counter(sequence.maker for sequence in sequences)
+        costs = self._costs(makers, [sequence.drafter for sequence in sequences], context)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
         are_trees = np.array([sequence.drafter.width is Width.TREE for sequence in sequences])
@@ -349,9 +360,16 @@ class Pace:
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
             sequence.go_on(int(depth), MEASURED, int(count), float(seconds))
 
-    def _costs(self, drafters: Sequence[DrafterInfo], context: float) -> "_Costs":
-        """drafters: of each sequence."""
-        shares = [(self._cost_of(info), count / len(drafters)) for info, count in Counter(drafters).items()]
+    def _costs(
+        self, makers: Mapping[Maker, int], drafters: Sequence[DrafterInfo], context: float
+    ) -> "_Costs":
+        """
+        Args:
+            makers: each with the number of sequences for which it drafts.
+            drafters: of each sequence.
+        """
+        total = sum(makers.values())
+        shares = [(self._cost_of(*maker), count / total) for maker, count in makers.items()]
         calibration = np.array([self._calibration.of_rounds(info.name) for info in drafters])
         are_beside = all(info.place is Place.TARGET_WORKER for info in drafters)
         return _Costs(self._target, shares, context, calibration, are_beside)
@@ -368,7 +386,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Costs at the batch's mean context, drafted by the slowest of the drafters in use."""
+    """Costs at the batch's mean context, drafted by the slowest of those that draft."""
 
     target: StepCost
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences

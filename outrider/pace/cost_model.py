@@ -1,6 +1,8 @@
 """What a forward pass and the messages of a round cost, fitted to timings as they come in. Torch-free."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +36,7 @@ SHORTEST_S = 1e-9  # of a pass, also before anything was observed
 HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of draft time that is hidden
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
 LEAST_ROUND_S = 2e-4
+MOST_WORKERS = 64  # of one drafter that are remembered
 OUTLIER = 4.0  # a time further off than by this factor counts as if it were just so far off
 
 
@@ -196,7 +199,7 @@ class RoundCost:
 
 
 class DrafterCost:
-    """What one drafter takes, apart from the target.
+    """What one drafter takes at one worker, apart from the target.
 
     Draft-ahead hides a share of the time, but never more than the target's own step lasts.
     """
@@ -236,6 +239,29 @@ class DrafterCost:
         positions = np.maximum(depth, 1) if drafter.is_parallel else np.ones(())
         tokens = np.multiply(sequences, positions) + np.asarray(leaves) / np.maximum(depth, 1)
         return np.asarray(steps * self.step.seconds(sequences, tokens))
+
+
+class DrafterCosts:
+    """What one drafter takes at each of its workers."""
+
+    def __init__(self, drafter: DrafterInfo) -> None:
+        self._drafter = drafter
+        self._of_worker: OrderedDict[str, DrafterCost] = OrderedDict()  # the last one was asked for last
+
+    def of(self, worker: str) -> DrafterCost:
+        """One that was never heard of is taken to be like another.
+
+        worker: its address; empty: any, or the drafter has none of its own.
+        """
+        known = next(reversed(self._of_worker.values()), None)
+        if known is not None and not worker:
+            return known
+        if worker not in self._of_worker:
+            self._of_worker[worker] = DrafterCost(self._drafter) if known is None else deepcopy(known)
+        self._of_worker.move_to_end(worker)
+        if len(self._of_worker) > MOST_WORKERS:
+            self._of_worker.popitem(last=False)
+        return self._of_worker[worker]
 
 
 def _features(size: StepSize) -> Vector:

@@ -274,7 +274,7 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
 async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):
     steps = []
     monkeypatch.setattr(
-        Pace, "observe_drafting", lambda self, drafter, step: steps.append((drafter.name, step))
+        Pace, "observe_drafting", lambda self, paced, step: steps.append((paced.drafter.name, step))
     )
     speculation = Speculation(mode="fixed", depth=4, drafter="medusa")
     async with pair(0, drafter="medusa", head=str(write_medusa(tmp_path))) as fleet:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from outrider.drafters.registry import drafter
-from outrider.pace.cost_model import ENOUGH_SAMPLES, DrafterCost, RoundCost, Step, StepCost, StepSize
+from outrider.pace.cost_model import (
+    ENOUGH_SAMPLES,
+    MOST_WORKERS,
+    DrafterCost,
+    DrafterCosts,
+    RoundCost,
+    Step,
+    StepCost,
+    StepSize,
+)
 
 
 def seconds(sequences: float, tokens: float, prompt_tokens: float = 0.0, context: float = 0.0) -> float:
@@ -140,3 +149,28 @@ def test_the_registry_says_by_which_law_a_draft_costs(name, expected):
     cost.step = taught()
     found = cost.seconds(np.full(3, 8.0), np.array([1.0, 4.0, 8.0]), np.zeros(3), np.zeros(3))
     assert 1e3 * found == pytest.approx(expected, rel=0.06)
+
+
+def test_a_worker_that_is_new_is_taken_to_be_like_another_until_it_has_told_of_itself():
+    costs = DrafterCosts(drafter("model"))
+    steps = [Step(number, StepSize(1, 1), 2e-3) for number in range(1, 100)]
+    for step in steps:
+        costs.of("fast").step.observe(step)
+    assert costs.of("slow").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
+    for step in steps:
+        costs.of("slow").step.observe(Step(step.number, step.size, 8e-3))
+    assert costs.of("slow").step.seconds(1, 1) == pytest.approx(8e-3, rel=0.1)
+    assert costs.of("fast").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
+
+
+def test_of_workers_that_are_gone_no_more_than_some_are_remembered():
+    costs = DrafterCosts(drafter("model"))
+    costs.of("0").step = taught()
+    for number in range(1, 2 * MOST_WORKERS):
+        costs.of(str(number))
+    first = costs.of(str(MOST_WORKERS))
+    assert costs.of(str(MOST_WORKERS)) is first
+    costs.of("0").step.observe(Step(1, StepSize(1, 1), 9.0))
+    assert costs.of(str(MOST_WORKERS)) is first  # it was asked for not long ago
+    assert costs.of("1") is not costs.of("2")
+    assert len(costs._of_worker) == MOST_WORKERS

@@ -70,7 +70,7 @@ class Service:
             self.pace.observe_target(step, running=streams)
             if depth:
                 self.pace.observe_drafting(
-                    self.drafter, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
+                    sequence, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
                 passes = 1 if self.drafter.is_parallel else depth
                 seconds = 1e-3 + (passes + 0.5) * self.draft_step
@@ -94,7 +94,7 @@ class Service:
                     sequence.try_round()
                     continue
                 self.pace.observe_drafting(
-                    self.drafter, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
+                    sequence, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
                 self.pace.observe_probe(sequence, *self._judged(4))
         return sum(depths.values()) / streams
@@ -237,6 +237,37 @@ def test_plain_decoding_is_believed_where_those_in_rounds_have_just_left():
     for _ in range(20):
         pace.observe_plain(service.sequences[0], 0.1)  # many times as long as its step
     assert pace.rate(drafter, [0.8] * 4, 4) >= before
+
+
+def test_each_worker_of_a_draft_is_charged_with_its_own_sequences():
+    """A token of a sequence takes the draft half a millisecond, so two workers draft faster than one."""
+
+    def rate(*workers: str) -> float:
+        service = Service(streams=16)
+        for number, sequence in enumerate(service.sequences):
+            sequence.worker = workers[number % len(workers)]
+        drawn = random.Random(0)
+        for number in range(1, 200):
+            size = drawn.choice([1, 2, 4, 8, 16])
+            for sequence in service.sequences[: len(workers)]:
+                step = Step(number, StepSize(size, size), 2e-3 + 0.5e-3 * size)
+                service.pace.observe_drafting(sequence, step)
+        service.run(100)
+        return service.pace.rate(service.drafter, [0.8] * 8, 8)
+
+    assert rate("first", "second") > 1.1 * rate("only")
+
+
+def test_a_worker_that_is_slow_is_not_taken_for_the_others():
+    service = Service(streams=2)
+    fast, slow = service.sequences
+    fast.worker, slow.worker = "fast", "slow"
+    service.run(100)
+    service.resize(1)
+    before = service.pace.rate(service.drafter, [0.8] * 4, 4)
+    for number in range(1, 100):
+        service.pace.observe_drafting(slow, Step(number, StepSize(1, 1), 50e-3))
+    assert service.pace.rate(service.drafter, [0.8] * 4, 4) == before
 
 
 def test_where_only_deep_rounds_take_longer_than_their_costs_say_they_get_shallower():

@@ -44,8 +44,8 @@ class AutoregressiveHead(SharedHead):
             {0: self.cache_shapes[0]},
             num_blocks,
             target.settings.block_size,
-            target.model.dtype,
-            target.model.device,
+            target.dtype,
+            target.device,
         )
 
     def capture(self) -> tuple[str, ...]:

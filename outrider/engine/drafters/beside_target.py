@@ -38,6 +38,8 @@ class Target(Protocol):
     """The target that it stands beside, once that is loaded."""
 
     model: Any  # of which a rank may hold but a share
+    dtype: torch.dtype  # of the model, as its device
+    device: torch.device
     group: RankGroup | None  # that this process is a rank of; None: the model is whole
     settings: EngineSettings  # those in force
     cache: PagedCache

@@ -35,7 +35,7 @@ class Mtp(AutoregressiveHead):
         super().load(target)
         self._model: Any = self._checkpoint.load(target, *self._share)
         del self._checkpoint
-        if target.model.device.type == "cpu":
+        if target.device.type == "cpu":
             optimize_for_cpu(self._model.layers)
 
     def _reduced(self, hidden: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ class ForwardPass:
         shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
         if settings.batch_invariant:
             check_rows_are_apart(self.model, settings.model)
-        dtype, device = self.model.dtype, self.model.device
+        # transformers walks through the weights to find these, so a step does not ask it.
+        self.dtype, self.device = dtype, device = self.model.dtype, self.model.device
         found = {
             "dtype": str(dtype).removeprefix("torch."),
             "device": str(device),
@@ -122,7 +123,7 @@ class ForwardPass:
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
         self._capture = CudaCapture()
-        sizes = (ROWS[self.model.device.type],) if settings.batch_invariant else captured_sizes(settings)
+        sizes = (ROWS[self.device.type],) if settings.batch_invariant else captured_sizes(settings)
         self._graphs = self._graphs_of(self._compute, sizes, as_chains=settings.batch_invariant)
         return self._graphs.capture()
 
@@ -136,7 +137,7 @@ class ForwardPass:
         # Of the other ranks' logits nothing becomes a choice.
         kept = model.config.get_text_config().vocab_size if self._is_leader else 0
         states, logits = (
-            torch.zeros(sizes[-1], width, dtype=model.dtype, device=model.device) for width in (size, kept)
+            torch.zeros(sizes[-1], width, dtype=self.dtype, device=self.device) for width in (size, kept)
         )
         return [
             RowGraphs(function, self._capture, states, logits, sizes, self.group) for function in functions
@@ -145,14 +146,14 @@ class ForwardPass:
     def _graphs_of(
         self, compute: Callable[[Batch], ForwardOutput], sizes: Items[int], *, as_chains: bool
     ) -> Graphs:
-        cache, model = self.cache, self.model
-        blocks = cache.blocks_for(min(context_length(model), cache.capacity))
+        cache = self.cache
+        blocks = cache.blocks_for(min(context_length(self.model), cache.capacity))
         return Graphs(
             compute,
             self._capture,
             cache,
-            model.dtype,
-            model.device,
+            self.dtype,
+            self.device,
             blocks=blocks,
             sizes=sizes,
             group=self.group,
@@ -167,11 +168,11 @@ class ForwardPass:
         self.run(self.prepare(StepInput.of(feeds)))
 
     def _cache_of(self, shapes: Mapping[int, LayerShape], num_blocks: int) -> PagedCache:
-        return PagedCache(shapes, num_blocks, self.settings.block_size, self.model.dtype, self.model.device)
+        return PagedCache(shapes, num_blocks, self.settings.block_size, self.dtype, self.device)
 
     def _check_and_optimize(self, layers: Probe) -> None:
         """With a cache of its own, before there is much else in memory."""
-        settings, device = self.settings, self.model.device
+        settings, device = self.settings, self.device
         limit = context_length(self.model)
         check = SelfCheck(self.model, layers.modules, settings.block_size, limit, self.group)
         if settings.self_check:
@@ -192,7 +193,7 @@ class ForwardPass:
             self._decoder = None
 
     def _decoder_of(self, model: Any, hidden_layers: Items[int]) -> Decoder | None:
-        return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.model.device))
+        return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.device))
 
     def _logits(self, step: StepInput) -> torch.Tensor:
         return self.run(self.prepare(step)).logits
@@ -204,7 +205,7 @@ class ForwardPass:
         """
         self.change_cache(step)
         if self.settings.batch_invariant:
-            parts = cut(step.feeds, ROWS[self.model.device.type])
+            parts = cut(step.feeds, ROWS[self.device.type])
             tails = [*[NO_TAIL] * (len(parts) - 1), tail]
             pairs = zip(parts, tails, strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
@@ -222,12 +223,12 @@ class ForwardPass:
 
     def _pass_of(self, feeds: Items[Feed], tail: Numbers) -> Batch:
         """One of batch-invariant numerics."""
-        given = feeds, self.settings.block_size, self.model.dtype, self.model.device, self._spare_slot
+        given = feeds, self.settings.block_size, self.dtype, self.device, self._spare_slot
         return gathered_pass(*given) if self.kernel is None else paged_pass(*given, tail)
 
     def lay_out(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> Batch:
         """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
-        block_size, dtype, device = self.settings.block_size, self.model.dtype, self.model.device
+        block_size, dtype, device = self.settings.block_size, self.dtype, self.device
         if self.kernel is None:
             return pack(feeds, block_size, dtype, device)
         layout = replace(Layout.of(feeds, block_size), tail=len(tail))

@@ -84,17 +84,17 @@ class MtpCheckpoint:
             UnsupportedModelError: the checkpoint lacks a tensor, or has one of another shape.
         """
         with torch.device("meta"):
-            whole, model = self._built(target.model.dtype)
+            whole, model = self._built(target.dtype)
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted({*self._files.values()}):
             with safe_open(file, framework="pt") as opened:
                 tensors |= {
                     name: opened.get_tensor(name) for name in self._files if self._files[name] == file
                 }
-        tensors = self._dequantized(tensors, target.model.dtype)
+        tensors = self._dequantized(tensors, target.dtype)
         given = LoadStateDictConfig(
             weight_mapping=model.get_weight_conversions(whole),
-            dtype=target.model.dtype,
+            dtype=target.dtype,
         )
         found, _ = convert_and_load_state_dict_in_model(model, tensors, given)
         self._check(found)
@@ -103,7 +103,7 @@ class MtpCheckpoint:
         model.embed_tokens = target.model.get_input_embeddings()
         model.shared_head = target.model.get_output_embeddings()
         model.rotary_emb = target.model.get_decoder().rotary_emb
-        return model.to(target.model.device).eval().requires_grad_(False)
+        return model.to(target.device).eval().requires_grad_(False)
 
     def _find(self, name: str) -> dict[str, Path]:
         """The file of each tensor."""

@@ -140,6 +140,15 @@ async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
     assert told == [0.5] * stats.rounds
 
 
+async def test_the_pace_hears_which_worker_made_a_draft(monkeypatch):
+    told = set()
+    monkeypatch.setattr(Pace, "observe_round", lambda self, sequence, *_: told.add(sequence.worker))
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        await answer(fleet, Paces(ON))
+        (draft,) = (worker for worker in fleet.workers() if worker.role == "draft")
+    assert told == {draft.address}
+
+
 @pytest.mark.parametrize("fields", [{}, {"mode": "fixed", "depth": 4}], ids=["auto", "fixed"])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 async def test_a_draft_with_nothing_to_say_costs_next_to_nothing(fields, rule):
