@@ -7,7 +7,8 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,9 +64,10 @@ class Keeping:
             logger.warning("keep: %d answers wait to be written, so others are not kept", WAITING)
 
     def close(self) -> None:
-        """Once what was offered is written."""
-        self._offered.put(None)
-        self._thread.join(END_WITHIN_S)
+        """Once what was offered is written, or has taken too long."""
+        with suppress(queue.Full):
+            self._offered.put(None, timeout=END_WITHIN_S)
+            self._thread.join(END_WITHIN_S)
 
     def _wants(self, scope: Scope) -> bool:
         callers = self._settings.callers
@@ -84,7 +86,7 @@ class Keeping:
             try:
                 offered = self._offered.get(timeout=CLEAN_EVERY_S)
             except queue.Empty:
-                self._folder.clean()
+                self._folder.tidy()
                 continue
             if offered is None:
                 return
@@ -109,9 +111,9 @@ class KeptFolder:
         line = offered.kept.line().encode()
         if len(line) > self._max_bytes:
             return
-        try:
+        with self._failing_once():
             if len(line) > self._room or self._clock() - self._cleaned_at >= CLEAN_WITHIN_S:
-                self.clean(len(line))
+                self._clean(len(line))
             offered.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self._file_in(offered.folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -119,13 +121,24 @@ class KeptFolder:
             finally:
                 os.close(file)
             self._room -= len(line)
-            self._is_failing = False
+
+    def tidy(self) -> None:
+        """Deletes what is too old. What cannot be deleted stays; the log says so once."""
+        with self._failing_once():
+            self._clean()
+
+    @contextmanager
+    def _failing_once(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if not self._is_failing:
                 logger.error("keep.folder=%r cannot be written: %s", str(self._root), error.strerror)
             self._is_failing = True
+        else:
+            self._is_failing = False
 
-    def clean(self, wanted: int = 0) -> None:
+    def _clean(self, wanted: int = 0) -> None:
         """Deletes what is too old, and the oldest files until there is room. wanted: bytes of it."""
         self._cleaned_at = self._clock()
         oldest = self._cleaned_at - self._max_age_s

@@ -23,7 +23,7 @@ class Admission:
 
     @asynccontextmanager
     async def place(self, deadline: float) -> AsyncIterator[None]:
-        """A place for one request, in order of arrival.
+        """A place for one request, in order of arrival; it is free again at ``deadline``, if not before.
 
         Raises:
             OverloadedError: the queue is full.
@@ -42,15 +42,25 @@ class Admission:
             raise DeadlineError("the request waited in the queue until its deadline") from error
         finally:
             self.waiting -= 1
-        began = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began, is_free = loop.time(), False
+
+        def leave() -> None:
+            nonlocal is_free
+            if is_free:
+                return
+            is_free = True
+            self.running -= 1
+            self._places.release()
+            self._mean_duration_s += FORGETTING * (loop.time() - began - self._mean_duration_s)
+
         self.running += 1
+        leaving = loop.call_at(deadline, leave)  # whoever has the place may be held up by a slow reader
         try:
             yield
         finally:
-            self.running -= 1
-            self._places.release()
-            duration = asyncio.get_running_loop().time() - began
-            self._mean_duration_s += FORGETTING * (duration - self._mean_duration_s)
+            leaving.cancel()
+            leave()
 
     def retry_after_s(self) -> float:
         """Until about when the queue as it stands has been served."""

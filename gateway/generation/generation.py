@@ -11,7 +11,7 @@ from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
 from gateway.drafters.roster import BY_TASK
-from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.errors import DeadlineError, InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.admission import Admission
 from gateway.generation.form import Form, Grammars
 from gateway.generation.merge import merged
@@ -138,7 +138,7 @@ class Generation:
             choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
             async with (
                 self.admission.place(prepared.deadline),
-                aclosing(merged(choices)) as chunks,
+                aclosing(_until(prepared.deadline, choices)) as chunks,
             ):
                 timing.has_turn()
                 trace.admitted()
@@ -292,6 +292,18 @@ class Generation:
         largest = max(token_ids, default=0)
         if largest >= self.vocab_size:
             raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")
+
+
+async def _until(
+    deadline: float, choices: Iterable[AsyncGenerator[Chunk, None]]
+) -> AsyncGenerator[Chunk, None]:
+    """All of them. Raises DeadlineError where the reader is too slow."""
+    try:
+        async with aclosing(merged(choices, deadline)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+    except TimeoutError as error:
+        raise DeadlineError("the answer was not read before the request's deadline") from error
 
 
 def _sequences(

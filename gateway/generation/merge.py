@@ -16,8 +16,13 @@ class End:
     error: Exception | None  # what it raised
 
 
-async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerator[ItemT, None]:
+async def merged(
+    streams: Iterable[AsyncGenerator[ItemT, None]], deadline: float | None = None
+) -> AsyncGenerator[ItemT, None]:
     """Items as they come. What one stream raises ends all; a reader that pauses pauses them.
+
+    A stream whose item nobody takes until the deadline, a time of the event loop, is closed. Whoever reads
+    then gets a TimeoutError.
 
     Each stream runs in a task of its own and so cleans up undisturbed: a web framework that cancels a reader
     does so again at every await until it is gone.
@@ -29,7 +34,16 @@ async def merged(streams: Iterable[AsyncGenerator[ItemT, None]]) -> AsyncGenerat
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    await items.put(item)
+                    if not items.full():
+                        items.put_nowait(item)
+                        continue
+                    async with asyncio.timeout_at(deadline):
+                        await items.put(item)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            error = RuntimeError("a stream was cancelled from within")
         except Exception as raised:
             error = raised
         await items.put(End(error))

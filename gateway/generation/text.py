@@ -90,9 +90,10 @@ class Detokenizer:
         self.start = self._length
         if self._in_run and token_id not in self._vocabulary.run_ids:
             self.start += len(self._decode()) - len(self._context_text)
+        if token_id in self._vocabulary.special_ids:  # they are left out before runs are formed
+            return ""
         self._new.append(token_id)
-        if token_id not in self._vocabulary.special_ids:  # they are left out before runs are formed
-            self._in_run = token_id in self._vocabulary.run_ids
+        self._in_run = token_id in self._vocabulary.run_ids
         if self._in_run:
             return ""
         # The bytes of an incomplete character are decoded to a single replacement character.

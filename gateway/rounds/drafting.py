@@ -224,7 +224,7 @@ class Drafting:
         if self._drafter is None:
             await _never()
         if self._begun is not None:
-            await self._begun
+            await asyncio.wait({self._begun})  # who awaits a task himself cancels it when he is cancelled
         while True:
             if self._empty:
                 await self._growth.to(len(self._sequence) + self._pause())
@@ -232,6 +232,8 @@ class Drafting:
                 await self._recover()
             self._may_draft = True
             await self._growth.by(self._pace.probe_tokens(self._paced), self._pays)
+            if self._is_paced and not self._pace.may_draft(self._paced):
+                continue
             if not self._is_started:  # what was plain from the beginning took none of the draft's time
                 await self._recover()
                 self._is_started = True
@@ -332,7 +334,7 @@ class Drafting:
     ) -> Proposal | None:
         waits_for_this_task(traceparent)
         if before is not None:
-            await before
+            await asyncio.wait({before})
         await self._stop_taking_in()
         if not self._may_draft:
             return None

@@ -104,10 +104,13 @@ class VerdictFell:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a drafted token follows those that stand."""
-        path, parents = self.reply.accepted, self.proposal.draft.parents
+        """Whether a drafted token follows those that stand, and is not the end that the target came to."""
+        draft, path = self.proposal.draft, self.reply.accepted
         end = path[-1] if path else ROOT
-        return end in parents and not any(parents[node] == end for node in self.reply.forced_nodes)
+        following = {node for node, parent in enumerate(draft.parents) if parent == end}
+        if self.reply.finish_reason and self.reply.tokens[-1] in {draft.tokens[node] for node in following}:
+            return False
+        return bool(following) and following.isdisjoint(self.reply.forced_nodes)
 
     @property
     def forced_nodes(self) -> int:

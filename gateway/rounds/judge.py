@@ -114,8 +114,11 @@ class Judge:
 
     def _compare(self, watched: _Watched) -> None:
         """Once the text has gone on long enough."""
-        guess, text = watched.guess, self._sequence.since(watched.guess.base)
-        if not guess.wanted or len(text) < len(guess.draft) + 1:
+        guess = watched.guess
+        if not guess.wanted:
+            return
+        text = self._sequence.since(guess.base)
+        if len(text) < len(guess.draft) + 1:
             return
         watched.guess = NO_PROPOSAL
         right = agreed(guess.draft.tokens[: guess.draft.chain_length], text)

@@ -163,6 +163,9 @@ class Matcher:
     ) -> Constrained:
         """The Draft as far as the grammar lets it come, and the tokens that must follow its chain.
 
+        The ratio rules keep the target's distribution only where they refuse themselves what was drawn. For
+        them the first token that the grammar refuses stays, which it gives no probability.
+
         Args:
             room: nodes that it may have.
             has_probs: whether it carries ``draft_probs``, as the ratio rules need them.
@@ -175,9 +178,12 @@ class Matcher:
             affordable = int(MASKS_S / self._mask_s)
             draft, room = draft.leading(affordable), min(room, affordable)
         following = {ROOT: self._matcher.compute_ff_tokens()}  # tokens that must follow each node kept
-        forced = []
+        forced, refused = [], []
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            if parent not in following or not self._may_end_with(len(generated), _tokens_to(draft, node)):
+            if parent not in following:
+                continue
+            if not self._may_end_with(len(generated), _tokens_to(draft, node)):
+                refused.append(node)
                 continue
             expected = following[parent]
             if expected[:1] == [token]:
@@ -185,9 +191,9 @@ class Matcher:
                 following[node] = expected[1:] or self._forced_after(token)
             else:
                 following[node] = self._forced_after(token)
-        kept = [node for node in range(len(draft)) if node in following]
+        kept = [node for node in range(len(draft)) if node in following or (has_probs and node in refused)]
         end = _end_of_chain(draft, kept)
-        more = following[end][: max(min(room - len(kept), MAX_FORCED), 0)]
+        more = following.get(end, [])[: max(min(room - len(kept), MAX_FORCED), 0)]
         seen = _with_chain(draft.part(ROOT, kept), kept, end, more, has_probs)
         return Constrained(seen, tuple(kept), tuple(forced))
 

@@ -89,6 +89,11 @@ class Outcome:
     passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
     next_step: Launched | None = None  # where it is under way already
 
+    def with_own_memory(self) -> "Outcome":
+        """For another pass to come: a graph's next replay writes over what it gave."""
+        chosen = [(task, item, choices.with_own_memory()) for task, item, choices in self.chosen]
+        return replace(self, chosen=chosen)
+
     def add(self, other: "Outcome") -> None:
         self.chosen += other.chosen
         self.blamed += other.blamed
@@ -185,7 +190,7 @@ class ModelRunner:
             elif len(selected) == 1:
                 return Outcome(blamed=[(selected[0][1].sequence, error)])
             for part in parts:
-                outcome.add(self.run(part))
+                outcome.add(self.run(part).with_own_memory())
             return outcome
         outcome = Outcome(passes=[(step, [task for task, _ in selected])])
         outcome.add(self._without_doubtful(selected, choices, are_finite))
@@ -202,11 +207,16 @@ class ModelRunner:
         are_finite: per token that was fed.
         """
         outcome, first = Outcome(), 0
+        doubtful: list[tuple[Task, Item]] = []
         for (task, item), chosen in zip(selected, choices, strict=True):
             fed, first = are_finite[first : first + len(item.tokens)], first + len(item.tokens)
             if all(fed[: item.num_committed]) and all(chosen.are_sound[:1]):
                 outcome.chosen.append((task, item, chosen.limited(fed)))
-            elif len(selected) > 1:
+            else:
+                doubtful.append((task, item))
+        for task, item in doubtful:
+            outcome = outcome.with_own_memory()
+            if len(selected) > 1:
                 outcome.add(self.run([(task, item)]))
             elif task.give_up_draft():
                 outcome.add(self.run([(task, self._committed_part(task, item))]))

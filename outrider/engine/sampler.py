@@ -71,6 +71,11 @@ class Choices:
         of_rows = are_finite[len(are_finite) - len(self.rows) :]
         return replace(self, are_sound=[*map(operator.and_, self.are_sound, of_rows)])
 
+    def with_own_memory(self) -> "Choices":
+        """In the place of a graph's."""
+        hidden = None if self.hidden is None else self.hidden.clone()
+        return replace(self, logits=self.logits.clone(), hidden=hidden)
+
     def verdict(self, count: int) -> Verdict:
         """By the coupled rule, on the leading ``count`` nodes of its Draft."""
         accepted = tuple(node for node in self.path if node < count)

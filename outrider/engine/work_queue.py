@@ -82,10 +82,15 @@ class WorkQueue:
             self._go_on(task.sequence)
 
     def goes_on(self, task: VerifyTask, draft: Draft) -> bool:
-        """Verifies the Draft that comes with its Verdict, if it may be before the sender has seen it."""
+        """Verifies the Draft that comes with its Verdict, if it may be before the sender has seen it.
+
+        Not by blocks: such a Verdict has read the round's noise of all positions of its Draft, also beyond
+        where it fell.
+        """
         sequence = task.sequence
         is_free = sequence.number not in self.tasks  # nothing was sent ahead of it
         may = is_free and bool(draft) and len(sequence.tokens) < task.following.until
+        may = may and sequence.sampling.verification != "block"
         if may:
             self._verify(sequence, draft, task.round, self._clock(), task.following)
         return may

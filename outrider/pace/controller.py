@@ -223,7 +223,11 @@ class Pace:
 
     def may_pay(self, sequence: PacedSequence) -> bool:
         """Whether its next turn should be a round."""
-        return (sequence.depth > 0) is not (sequence.trial_turns > 0)
+        return self.may_draft(sequence) and (sequence.depth > 0) is not (sequence.trial_turns > 0)
+
+    def may_draft(self, sequence: PacedSequence) -> bool:
+        """Whether the settings and its request leave it any depth."""
+        return self._cap(sequence) > 0
 
     def depth(self, sequence: PacedSequence) -> int:
         """Of its next Draft; 0 for plain decoding."""
@@ -322,7 +326,7 @@ class Pace:
             self._trial_after = min(2 * trial_after, self._settings.trial_steps)
             self._tried_with = len(self._sequences)
             tokens = max(trial_after // PLAIN_TRIAL, 1)
-            for sequence in self._sequences:
+            for sequence in filter(self.may_draft, self._sequences):
                 sequence.trial_turns = TRIAL_ROUNDS if sequence.depth == 0 else tokens
 
     def _rate_for_thresholds(self, sequence: PacedSequence) -> float:
@@ -356,7 +360,13 @@ class Pace:
         # that a Draft which is slow by chance is given up.
         emitted = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
         worth = (emitted - 1.0) * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
-        patience = np.maximum(worth, SLACK * costs.drafting(mix.rounds, mix.depth, mix.leaves, np.zeros(())))
+        # Who decodes freely is asked for guesses, and now and then for a round.
+        guessing = np.maximum(mix.rounds, 1.0), np.maximum(mix.depth, PROBE_DEPTH)
+        in_rounds, probing = (
+            costs.drafting(rounds, depth, mix.leaves, np.zeros(()))
+            for rounds, depth in ((mix.rounds, mix.depth), guessing)
+        )
+        patience = np.maximum(worth, SLACK * np.where(depths > 0, in_rounds, probing))
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
             sequence.go_on(int(depth), MEASURED, int(count), float(seconds))
 

@@ -5,13 +5,16 @@ import random
 import re
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gateway.generation.form import choice
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import MAX_FORCED, MAX_GRAMMAR, GrammarError, Mask, allows, compiled
+from outrider.decoding.verify import sample_draft_token, verify_block, verify_rejection
 from tests.support.grammars import (
     ENDS,
     GRAMMARS,
@@ -290,3 +293,36 @@ def test_the_demo_grammar_takes_what_it_should() -> None:
     assert PERSON["required"] == ["name", "age", "tags"]
     seen = matcher(GRAMMARS["person"]).constrained([], Draft.chain(text), room=len(text))
     assert seen.kept == tuple(range(len(text)))
+
+
+def test_under_a_ratio_rule_the_first_refused_token_stays_for_the_rule_to_refuse() -> None:
+    right, wrong = ids('{"name'), ids(" cat")[0]
+    tokens = (right[0], wrong, right[1])
+    draft = Draft.chain(tokens, [SparseProbs((token,), (1.0,)) for token in tokens])
+    seen = matcher(GRAMMARS["person"]).constrained([], draft, room=9, has_probs=True)
+    assert (seen.kept, seen.draft.tokens, seen.draft.parents) == ((0, 1), tokens[:2], (ROOT, 0))
+    assert matcher(GRAMMARS["person"]).constrained([], Draft.chain(tokens), room=9).kept == (0,)
+
+
+@pytest.mark.parametrize("verify", [verify_rejection, verify_block])
+def test_a_token_that_was_drawn_although_a_grammar_refuses_it_biases_nothing(verify: Any) -> None:
+    """As a parallel draft's later ones may be: were it cut off, token 0 would come in 0.45 of cases."""
+    names, sure = [ids(text)[0] for text in ("a", "b", "c")], SparseProbs((0,), (1.0,))
+    is_kept = [
+        bool(
+            matcher(regex_grammar("[ab]"))
+            .constrained([], Draft.chain([name], [sure]), room=1, has_probs=True)
+            .kept
+        )
+        for name in names
+    ]
+    target, drawn = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.3, 0.5])
+    count, first = 2000, 0
+    for number in range(count):
+        key = 2654435761 * number + 99
+        token, probs = sample_draft_token(drawn.log(), key, 10, 1)
+        draft = Draft.chain([token], [probs]) if is_kept[token] else Draft()
+        verdict = verify(draft, target.repeat(len(draft) + 1, 1), key, 10, 1)
+        assert verdict.tokens[0] != 2
+        first += verdict.tokens[0] == 0
+    assert abs(first / count - 0.5) < 2.5 * (0.25 / count) ** 0.5

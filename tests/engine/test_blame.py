@@ -8,14 +8,27 @@ import pytest
 import torch
 
 from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
 from outrider.engine.blame import NO_MEMORY
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheLostError
+from outrider.engine.forward import graphs
 from outrider.engine.forward.batch import Batch
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Failed, Generate, Propose, Proposed, Verified, Verify
+from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.work import (
+    Failed,
+    Generate,
+    Propose,
+    Proposed,
+    Score,
+    Scored,
+    Verified,
+    Verify,
+)
 from tests.support.checkpoints import write_checkpoint
+from tests.support.gpu import gpu
 from tests.support.model import before_passes, model_of
 from tests.support.poison import (
     BLOCK,
@@ -270,3 +283,50 @@ def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Pat
         run(fresh)
         assert tuple(alone.tokens) == text
         fresh.close(alone)
+
+
+def scored(engine: Engine, company: tuple[int, ...] | None) -> list[float]:
+    """Log-probabilities of a prompt's tokens, told by a step that others may take part in."""
+    prompt = (5, 6, 7, 8)
+    sequences = [engine.open(len(prompt), 77, Sampling(temperature=1.0, max_tokens=20, logprobs=0))]
+    engine.submit(Score(sequences[0].number, 0, prompt, 1))
+    if company is not None:
+        sequences.append(start(engine, company))
+    (found,) = (one for one in run(engine) if isinstance(one, Scored))
+    for sequence in sequences:
+        engine.close(sequence)
+    return [position.chosen for position in found.logprobs]
+
+
+def test_what_a_graph_gave_survives_another_pass_for_a_sequence_that_harms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay writes over what the one before it gave. The harmful one raises as it asks for its rows."""
+    monkeypatch.setattr(graphs, "ROWS", (4,))
+    small = write_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    with gpu():
+        engine = Engine.from_settings(
+            EngineSettings(
+                model=str(small),
+                device="cuda",
+                dtype="float32",
+                block_size=BLOCK,
+                cache_memory=2**18,
+                prefill_chunk=16,
+                max_sequences=4,
+                self_check=False,
+            )
+        )
+        expected = scored(engine, None)
+        assert scored(engine, (9,)) == expected
+        assert engine.last_step is not None
+        assert engine.last_step.path == "graph"
+        rows = GenerateTask.rows
+        monkeypatch.setattr(
+            GenerateTask, "rows", lambda self: refused() if POISON in self.sequence.tokens else rows(self)
+        )
+        assert scored(engine, (POISON,)) == expected
+
+
+def refused() -> None:
+    raise GrammarError("asks for too much")

@@ -2,10 +2,12 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from gateway import keeping as keeping_module
 from gateway.api.access import digest
 from gateway.keeping import DIGEST_DIGITS, Keeping, KeptFolder, Offered
 from gateway.sequence import Sequence
@@ -17,7 +19,7 @@ from protos import generation_pb2
 from tests.fakes.scripted import ScriptedTarget, fleet_of
 from tests.support.grpc_calls import Context, servicer_of
 from tests.support.http_calls import ANSWER, ASK, TEXT, client_of
-from tests.support.patience import eventually
+from tests.support.patience import eventually, wait_until
 
 KEYS = ["mine", "theirs"]
 DAY_S = 86400.0
@@ -160,10 +162,10 @@ def test_nothing_is_kept_for_longer_than_the_days(tmp_path):
         clock.now += 7200.0
     assert len(lines(tmp_path)) == 10
     clock.now = Clock.now + DAY_S + 1.0
-    folder.clean()
+    folder.tidy()
     assert [line["prompt"][0] for line in lines(tmp_path)] == list(range(1, 10))
     clock.now += DAY_S
-    folder.clean()
+    folder.tidy()
     assert lines(tmp_path) == []
 
 
@@ -190,3 +192,29 @@ def test_what_does_not_hold_is_refused_by_name(tmp_path, given, field):
     with pytest.raises(ValidationError) as error:
         KeepSettings(**{**settings(tmp_path), **given})
     assert ".".join(map(str, error.value.errors()[0]["loc"])) == field
+
+
+def test_a_file_that_cannot_be_deleted_ends_no_keeping(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(keeping_module, "CLEAN_EVERY_S", 0.01)
+    old = tmp_path / "1-x.jsonl"
+    old.write_text("{}\n")
+    with monkeypatch.context() as undo:
+        undo.setattr(Path, "unlink", refuse)
+        keeping = Keeping(KeepSettings(**settings(tmp_path, days=1e-3)), "gateway")
+        wait_until(lambda: "cannot be written" in caplog.text)
+    wait_until(lambda: not old.exists())
+    keeping.close()
+    assert caplog.text.count("cannot be written") == 1
+
+
+def refuse(path, missing_ok=False):
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_a_thread_that_writes_no_more_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping_module, "END_WITHIN_S", 0.01)
+    monkeypatch.setattr(keeping_module, "WAITING", 1)
+    monkeypatch.setattr(Keeping, "_write_always", lambda self: None)
+    keeping = Keeping(KeepSettings(**settings(tmp_path)), "gateway")
+    keeping.offer(sequence(1))
+    keeping.close()

@@ -8,7 +8,7 @@ import pytest
 from outrider.drafters import registry
 from outrider.drafters.registry import Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
-from outrider.pace.controller import Pace, PacedSequence
+from outrider.pace.controller import PROBE_DEPTH, Pace, PacedSequence
 from outrider.pace.cost_model import Step, StepSize
 from outrider.pace.settings import PaceSettings
 
@@ -237,6 +237,16 @@ def test_plain_decoding_is_believed_where_those_in_rounds_have_just_left():
     for _ in range(20):
         pace.observe_plain(service.sequences[0], 0.1)  # many times as long as its step
     assert pace.rate(drafter, [0.8] * 4, 4) >= before
+
+
+@pytest.mark.parametrize("draft_step", [2.5e-3, 8e-3])
+def test_who_decodes_freely_waits_long_enough_for_a_guess(draft_step):
+    service = Service()
+    service.rate, service.draft_step = 0.0, draft_step
+    service.run(400)
+    (sequence,) = service.sequences
+    assert (sequence.depth, sequence.decided_by) == (0, "measured")
+    assert sequence.patience_s > 1e-3 + 2 * PROBE_DEPTH * draft_step
 
 
 def test_each_worker_of_a_draft_is_charged_with_its_own_sequences():

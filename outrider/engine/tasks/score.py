@@ -1,7 +1,10 @@
 """Log-probabilities of tokens that are there: what a prompt's own tokens would have been chosen with."""
 
+import math
+
 from outrider.decoding.draft import Draft
 from outrider.decoding.sampling import scores
+from outrider.engine.blame import NotFiniteError
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
@@ -35,9 +38,12 @@ class ScoreTask(Task):
         return max(0, min(count, self.sequence.cached + count + 1 - self._next))
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        """Raises NotFiniteError."""
         sequence, start = self.sequence, self._next
         self._next += len(choices.logits)
         tokens = sequence.tokens[start : self._next]
         told = scores(choices.logits, tokens, sequence.sampling.logprobs or 0)
+        if any(math.isnan(position.chosen) for position in told):
+            raise NotFiniteError
         self.done = self._next == len(sequence.tokens)
         return [Scored(sequence.number, start, told, self.timings())]

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 
 import pytest
 
-from outrider.decoding.draft import Draft
+from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
@@ -173,3 +173,17 @@ def test_closing_ends_it(target: Engine, sequence: Sequence) -> None:
     step(target)
     target.close(sequence)
     assert not target.has_work
+
+
+def test_by_blocks_it_waits_since_a_verdict_has_read_the_noise_of_the_next(
+    target: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certain = [SparseProbs((7,), (1.0,))] * DEPTH
+    monkeypatch.setattr(Beside, "propose", lambda self, asked: [Draft.chain([7] * DEPTH, certain)])
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, verification="block")
+    opened = target.open(START, noise_key(1, 0, PROMPT), sampling)
+    begin(target, opened, END)
+    (first,) = run(target)
+    assert first.draft
+    assert not first.continues
+    target.close(opened)

@@ -11,7 +11,7 @@ from outrider.decoding.sampling import scores
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Score, Scored
+from outrider.engine.work import Failed, Generate, Generated, Score, Scored
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.model import model_of
@@ -162,3 +162,14 @@ def test_rows_are_scored_alike_however_many_there_are() -> None:
     together = scores(logits, tokens, 3)
     assert together == tuple(scores(logits[row : row + 1], [tokens[row]], 3)[0] for row in range(200))
     assert [one.top for one in scores(logits[:2], tokens[:2], 0)] == [(), ()]
+
+
+def test_log_probabilities_that_are_no_numbers_are_not_told(folder: Path) -> None:
+    engine = engine_of(folder)
+    with torch.no_grad():
+        model_of(engine).lm_head.weight[5] = torch.nan
+    number = submitted(engine)
+    (failed,) = run(engine)
+    assert isinstance(failed, Failed)
+    assert failed.sequence == number
+    assert "finite" in failed.reason

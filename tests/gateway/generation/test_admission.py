@@ -70,3 +70,15 @@ async def test_the_delay_grows_with_the_queue():
         tasks = await queued(admission, 10, waiting=10)
         assert admission.retry_after_s() > before
     await asyncio.gather(*tasks)
+
+
+async def test_a_place_is_free_at_the_deadline_whatever_holds_its_request_up():
+    admission = Admission(max_requests=1, max_waiting=1)
+    async with admission.place(asyncio.get_running_loop().time() + 0.05):
+        async with admission.place(later()):
+            assert admission.running == 1
+        assert admission.running == 0
+    assert admission.running == 0
+    async with admission.place(later()), AsyncExitStack() as places:  # it is given back once
+        with pytest.raises(DeadlineError):
+            await places.enter_async_context(admission.place(asyncio.get_running_loop().time()))

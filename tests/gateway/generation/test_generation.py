@@ -5,7 +5,13 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from gateway.errors import InvalidRequestError, OverloadedError, UnknownModelError, WorkerLostError
+from gateway.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnknownModelError,
+    WorkerLostError,
+)
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.settings import GatewaySettings, Speculation
@@ -229,3 +235,17 @@ async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(toke
         await eventually(lambda: draft.is_alone)
         await eventually(lambda: not any(link.streams for link in fleet.links()))
         assert generation.admission.running == 0
+
+
+async def test_a_reader_that_pauses_holds_nothing_beyond_the_deadline(tokenizer):
+    target = ScriptedTarget(ANSWER)
+    async with fleet_of(target) as fleet:
+        limits = {"request_deadline_s": 0.1}
+        generation = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet)
+        async with aclosing(generation.chunks(await generation.prepare(request(mode="off")))) as chunks:
+            await anext(chunks)
+            await target.ended.wait()
+            await eventually(lambda: generation.admission.running == 0)
+            with pytest.raises(DeadlineError, match="not read"):
+                async for _ in chunks:
+                    pass

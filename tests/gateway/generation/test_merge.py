@@ -6,6 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from gateway.generation.merge import merged
+from tests.support.patience import LIMIT_S, eventually
 
 
 async def stream(name, count, ended=None, fails=False):
@@ -56,3 +57,27 @@ async def test_a_reader_that_pauses_pauses_them():
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(produced) < 5
+
+
+async def test_what_nobody_reads_until_the_deadline_is_closed():
+    ended = []
+    deadline = asyncio.get_running_loop().time() + 0.05
+    async with aclosing(merged([stream("a", 100, ended), stream("b", 100, ended)], deadline)) as items:
+        await anext(items)
+        await eventually(lambda: len(ended) == 2)
+        with pytest.raises(TimeoutError):
+            async for _ in items:
+                pass
+
+
+async def test_a_stream_that_was_cancelled_from_within_is_not_waited_for():
+    async def cancelled():
+        yield 1
+        raise asyncio.CancelledError
+
+    async def read():
+        async for _ in merged([cancelled()]):
+            pass
+
+    with pytest.raises(RuntimeError, match="cancelled from within"):
+        await asyncio.wait_for(read(), LIMIT_S)

@@ -176,3 +176,12 @@ def test_a_tokenizer_that_would_cut_or_fill_prompts_does_neither(tmp_path):
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path}.*holds no tokenizer.json"):
         load_tokenizer(str(tmp_path))
+
+
+def test_tokens_without_text_are_not_kept():
+    """A model may say one again and again."""
+    end, words = WORDS.token_to_id("</s>"), WORDS.encode("the cat").ids
+    detokenizer = Detokenizer(Vocabulary(WORDS))
+    text = "".join(detokenizer.add(token_id) for token_id in [*words[:1], *[end] * 1000, *words[1:]])
+    assert text + detokenizer.end() == WORDS.decode(words)
+    assert len(detokenizer._new) + len(detokenizer._context) <= len(words)

@@ -1,5 +1,6 @@
 """When a sequence has Drafts, seen from the rounds it goes through."""
 
+import asyncio
 import sys
 
 import pytest
@@ -10,10 +11,13 @@ from gateway.rounds.paces import Paces
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
+from outrider.pace import controller
 from outrider.pace.controller import PROBE_DEPTH, Pace
 from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+from tests.fakes.conversations import EndedError
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
-from tests.support.patience import later
+from tests.support.patience import LIMIT_S, later
 
 ANSWER = [*range(250)]
 ON = PaceSettings(policy="thresholds")
@@ -30,7 +34,7 @@ def rounds_of(fleet, paces, **fields):
     fields = {"mode": "auto", **fields}
     speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
     sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
-    settings = GatewaySettings(model="m", tokenizer="t")
+    settings = GatewaySettings(model="m", tokenizer="t", beside_target="eagle3")
     return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 
 
@@ -201,3 +205,71 @@ async def test_a_ratio_rule_goes_on_in_rounds_that_turn_out_to_pay_while_a_guess
                 plain = len(sequence.generated)
     assert sequence.generated == ANSWER
     assert rounds.stats.accepted > (len(ANSWER) - plain) / 2
+
+
+class SecondIsNeverThere(ScriptedDraft):
+    """Its first Draft is, with what follows it."""
+
+    async def _converse(self, requests):
+        first = True
+        async for request, generated in self.turns(requests):
+            propose = request.propose
+            if propose.depth and not first:
+                await asyncio.Event().wait()
+            first = first and not propose.depth
+            yield self._reply(
+                propose.turn, proposed=rounds_pb2.Proposed(draft=self._draft(generated, propose.depth))
+            )
+            more = self._draft(generated, 2 * propose.depth)
+            yield self._reply(propose.turn, prepared=rounds_pb2.Prepared(draft=more))
+
+
+class LeavesInPlainDecoding(ScriptedTarget):
+    """Once."""
+
+    has_left = False
+
+    async def turns(self, requests):
+        async for request, generated in super().turns(requests):
+            if request.HasField("plain") and not self.has_left:
+                self.has_left = True
+                raise EndedError(rounds_pb2.Ended.LEAVING, "drained")
+            yield request, generated
+
+
+async def test_a_target_that_leaves_while_a_draft_is_still_waited_for_ends_no_drafting(monkeypatch):
+    """Nobody cancels the task of that Draft, which whoever drafts next waits for."""
+    is_plain = False
+    monkeypatch.setattr(Pace, "may_pay", lambda self, sequence: not is_plain)
+    monkeypatch.setattr(Pace, "depth", lambda self, sequence: 0 if is_plain else 4)
+    target = LeavesInPlainDecoding(ANSWER)
+    async with fleet_of(target, SecondIsNeverThere(ANSWER)) as fleet:
+        sequence, rounds = rounds_of(fleet, Paces(PaceSettings()))
+        async with asyncio.timeout(LIMIT_S):
+            async for _ in rounds.steps():
+                is_plain = is_plain or rounds.stats.continued > 0
+    assert sequence.generated == ANSWER
+    assert target.has_left
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "model"])
+async def test_where_the_settings_allow_no_draft_plain_decoding_is_never_interrupted(drafter, monkeypatch):
+    """No trial, no round that only probes, no guess."""
+    monkeypatch.setattr(controller, "FIRST_TRIAL", 4)
+    target, draft = Timed(ANSWER), ScriptedDraft(ANSWER)
+    async with fleet_of(target, draft) as fleet:
+        await answer(fleet, Paces(PaceSettings(max_depth=0)), drafter=drafter)
+    assert {*target.kinds()} <= {"open", "plain", "top_up", "close"}
+    assert not any(request.propose.depth for request in draft.requests)
+
+
+class Timed(ScriptedTarget):
+    """Tells of its steps, so that the pace knows what they cost."""
+
+    def _reply(self, turn, generated, drafted):
+        reply = super()._reply(turn, generated, drafted)
+        step = reply.timings.last_step
+        step.number, step.ns = generated + 1, 15_000_000
+        step.sequences, step.tokens = 1, 1 + len(drafted)
+        reply.load.decoding = 1
+        return reply

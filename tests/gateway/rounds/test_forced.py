@@ -55,6 +55,14 @@ def test_what_is_forced_is_neither_drafted_nor_verified_nor_accepted(case: str) 
     assert stats.tokens == len(event.reply.tokens)
 
 
+def test_an_end_that_was_drafted_is_not_refused() -> None:
+    """A Verdict ends there, and calls it the target's own."""
+    stats = Stats()
+    stats.on(fell(CHAIN, [0], own=2, finish_reason="stop"))
+    stats.on(fell(CHAIN, [0], own=3, finish_reason="length"))
+    assert (stats.accepted, stats.verified) == (2, 3)
+
+
 def test_forced_tokens_of_plain_decoding_are_counted() -> None:
     stats = Stats()
     stats.on(TokenDecoded(rounds_pb2.TargetReply(tokens=[1, 2, 3], forced=2), 0.0))

@@ -1,15 +1,21 @@
 """Drafters that do not draft are judged by what the target said, which is not asked about it."""
 
+import pytest
+
+from gateway.rounds.events import Events
 from gateway.rounds.factory import RoundsFactory
+from gateway.rounds.judge import Judge
 from gateway.rounds.paces import Paces
 from gateway.rounds.rounds import Rounds
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.settings import Sampling
+from outrider.drafters.registry import Place
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.patience import later
+from tests.support.routes import candidate
 
 ANSWER = [*range(1, 201)]
 STEP_S = 0.001  # of the target: a guess is there a few tokens later
@@ -95,3 +101,17 @@ async def test_who_is_judged_says_goodbye() -> None:
         await text(rounds)
         await other.ended.wait()
     assert other.kinds()[-1] == "close"
+
+
+async def test_between_two_guesses_the_text_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be long."""
+    looked_at = []
+    since = Sequence.since
+    monkeypatch.setattr(Sequence, "since", lambda self, base: looked_at.append(base) or since(self, base))
+    sequence = Sequence((5, 6, 7), Sampling(), noise_key=1)
+    judge = Judge(sequence, Events(), lambda candidate: 1000)
+    judge.watch([candidate("other", Place.DRAFT_WORKER)])
+    for token in range(20):
+        sequence.generated.append(token)
+        judge.grew()
+    assert looked_at == []
