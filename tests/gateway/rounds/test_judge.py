@@ -106,8 +106,12 @@ async def test_who_is_judged_says_goodbye() -> None:
 async def test_between_two_guesses_the_text_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be long."""
     looked_at = []
-    since = Sequence.since
-    monkeypatch.setattr(Sequence, "since", lambda self, base: looked_at.append(base) or since(self, base))
+
+    def since(self: Sequence, base: int) -> list[int]:
+        looked_at.append(base)
+        return []
+
+    monkeypatch.setattr(Sequence, "since", since)
     sequence = Sequence((5, 6, 7), Sampling(), noise_key=1)
     judge = Judge(sequence, Events(), lambda candidate: 1000)
     judge.watch([candidate("other", Place.DRAFT_WORKER)])
