@@ -236,7 +236,7 @@ def test_a_tree_is_cut_to_a_depth():
 
 
 @pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_heads_draft_in_the_target_worker(settings, temperature, tmp_path):
     given = settings(tmp_path)
     speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])

@@ -12,7 +12,7 @@ from tests.support.pair import HELD_S, OFF, answer, expected, pair
 from tests.support.patience import eventually
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_the_text_is_the_same_and_most_verdicts_are_foreseen(temperature):
     """The target's step is held, as a large model's would be: there is time to prepare."""
     async with pair(12, shortest_step_s=HELD_S) as fleet:
@@ -95,6 +95,7 @@ async def test_a_quantized_draft_changes_no_token(role, bits):
     assert sum(stats.accepted for _, stats in answers) > 0
 
 
+@pytest.mark.slow
 async def test_batch_invariant_numerics_say_the_same_in_bfloat16_with_drafts_and_without():
     async with pair(12, dtype="bfloat16", batch_invariant=True) as fleet:
         kinds = [*KINDS, *KINDS]

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import httpx
+import pytest
 from tokenizers import Tokenizer
 
 from gateway.api import http_api
@@ -71,6 +72,7 @@ async def test_a_chat_without_max_tokens_may_grow_as_long_as_fits() -> None:
         assert "at most" in refused.json()["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_a_draft_drafts_as_long_as_its_own_cache_holds_the_sequence() -> None:
     """It used to send empty Drafts from the start for what might outgrow its cache in the end."""
     async with served(target=2**26, draft=DRAFT_CACHE) as client:

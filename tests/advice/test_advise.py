@@ -164,6 +164,7 @@ def test_the_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Pat
     assert (tmp_path / "advice.svg").exists()
 
 
+@pytest.mark.slow
 def test_by_data_sheets_nothing_is_measured() -> None:
     settings = read_settings(dict.fromkeys(CHECKS, "false")).with_gpus(2)
     devices = Accelerators(ACCELERATORS["H100"], ACCELERATORS["L4"])
@@ -194,6 +195,7 @@ def of_a_slow_draft(step_s: float, accelerators: Accelerators, **asked: float) -
     return advice, told
 
 
+@pytest.mark.slow
 def test_a_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None:
     advice, told = of_a_slow_draft(1.5, Accelerators())
     assert {*advice.refused} == {"draft", "draft + suffix"}
@@ -204,6 +206,7 @@ def test_a_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None
     assert {one.name for one in advice.judgements} == {"ngram", "suffix"}
 
 
+@pytest.mark.slow
 def test_a_candidate_is_given_up_when_its_time_is_up() -> None:
     devices = Accelerators(ACCELERATORS["H100"], ACCELERATORS["H100"])
     advice, _ = of_a_slow_draft(0.1, devices, candidate_seconds=0.25)

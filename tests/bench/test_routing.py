@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bench import virtual
 from bench.routing import TASKS, answered
 from bench.simulate import Load
@@ -26,6 +28,7 @@ def test_drafts_that_are_worse_get_less_than_a_tenth() -> None:
     assert rounds["general"] > 0.9 * sum(rounds.values())
 
 
+@pytest.mark.slow
 def test_what_is_explored_is_bounded() -> None:
     counter = virtual.run(answered(dict.fromkeys(TASKS, Speculation()), replace(LOAD, counted_s=16.0)))
     asked = sum(tokens for (_, what), tokens in counter.stats.judged.items() if what == "verified")

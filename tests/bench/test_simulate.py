@@ -153,6 +153,7 @@ def test_a_slow_draft_bounds_the_rate_by_a_token_per_step():
     assert max(rates) == pytest.approx(1 / 12e-3, rel=0.02)
 
 
+@pytest.mark.slow
 def test_preparing_in_vain_takes_half_a_step_of_the_draft():
     """What is left of the one under way when the Verdict comes, in the mean over targets."""
     draft_s, delays = 4e-3, []
@@ -164,6 +165,7 @@ def test_preparing_in_vain_takes_half_a_step_of_the_draft():
     assert statistics.mean(delays) == pytest.approx(draft_s / 2, rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_best_depths_are_compared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(simulate, "AHEAD_DEPTHS", (1, 3, 16))
     row = measure_ahead(FAST_DRAFT, {"code": 0.7}, replace(LOAD, streams=1), Ahead(12, 1.0))

@@ -143,6 +143,7 @@ def tail_p_value(tokens: Tensor) -> float:
     )
 
 
+@pytest.mark.slow
 def test_tail_frequencies_at_a_large_vocabulary() -> None:
     drawn = []
     for start in range(0, 2400, 48):
@@ -151,6 +152,7 @@ def test_tail_frequencies_at_a_large_vocabulary() -> None:
     assert tail_p_value(torch.cat(drawn)) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_tail_test_sees_too_few_random_bits() -> None:
     drawn = []
     for start in range(0, 2400, 48):

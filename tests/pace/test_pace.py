@@ -280,6 +280,7 @@ def test_a_worker_that_is_slow_is_not_taken_for_the_others():
     assert service.pace.rate(service.drafter, [0.8] * 4, 4) == before
 
 
+@pytest.mark.slow
 def test_where_only_deep_rounds_take_longer_than_their_costs_say_they_get_shallower():
     service = Service(streams=8)
     service.rate, service.deep_waiting = 0.7, 2.0

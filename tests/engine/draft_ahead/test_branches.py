@@ -88,7 +88,9 @@ def fallen(rng: random.Random, sequence: Sequence, draft: Draft) -> tuple[int, .
     return (*draft.tokens[:stood], own)
 
 
-@pytest.mark.parametrize("branches", [1, 2, 6, 20])
+@pytest.mark.parametrize(
+    "branches", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 6, 20))]
+)
 def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: int) -> None:
     """So are the guesses beside the chain, from which the next branches are made."""
     rng = random.Random(branches)

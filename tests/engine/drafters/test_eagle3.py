@@ -96,6 +96,7 @@ def test_a_config_that_is_a_little_wrong_drafts_otherwise(
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft(tmp_path: Path) -> None:
     folder = write_eagle3(tmp_path)
     target = engine_with("eagle3", folder, prefill_chunk=24, block_size=4)

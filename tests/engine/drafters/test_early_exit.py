@@ -100,6 +100,7 @@ def test_all_layers_but_one_are_right_more_often_than_the_first_two() -> None:
     assert most > 1.2 * least
 
 
+@pytest.mark.slow
 def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft() -> None:
     target = engine_with("early_exit", early_exit=LEAVES_AFTER, prefill_chunk=24, block_size=4)
     drafted_texts(target, 0.7, depth=4, company=6)

@@ -121,6 +121,7 @@ def test_chunked_prompts_and_shared_prefixes_change_no_draft(folder: Path) -> No
     assert differing(rounds(chunked, PROMPTS, 0.7, 4), reference("glm4_moe"), 0.7) == 0  # most was there
 
 
+@pytest.mark.slow
 def test_lost_caches_change_no_draft(folder: Path) -> None:
     tight = target_in(folder, cache_memory=30 * BLOCK)
     preempted = rounds(tight, PROMPTS, 0.7, 4)

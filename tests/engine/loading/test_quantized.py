@@ -104,7 +104,9 @@ def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> 
     assert not any(type(module) is nn.Linear for module in model.modules())
 
 
-@pytest.mark.parametrize(("kind", "role"), [("int8", "draft"), ("int4", "target")])
+@pytest.mark.parametrize(
+    ("kind", "role"), [("int8", "draft"), pytest.param("int4", "target", marks=pytest.mark.slow)]
+)
 def test_a_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None:
     """The small draft, and the target's own copy; greedy and seeded."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))

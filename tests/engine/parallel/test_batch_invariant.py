@@ -49,7 +49,7 @@ def test_two_processes_that_share_a_model_do_too(ranks: Ranks, tmp_path: Path) -
     assert len(set(alone)) > 5
 
 
-@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("bits", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_two_processes_may_share_a_quantized_model(ranks: Ranks, bits: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "cache_memory": 2**22, "threads": 1, "quantization": bits}

@@ -99,6 +99,7 @@ def lead_search(group: RankGroup, settings: EngineSettings) -> tuple[list[list[D
     return found, beside._drafter._layers
 
 
+@pytest.mark.slow
 def test_what_pays_is_searched_by_all_ranks_together(ranks: Ranks) -> None:
     [(found, layers), _] = ranks.run(lead_search, follow_on, settings_of("early_exit", None))
     assert layers is not None

@@ -150,8 +150,10 @@ def check(ranks: Ranks, folder: Path, other: Path, count: int) -> None:
 # The second kind has biases, one matrix for tokens in and out, and one token too many to share evenly.
 @pytest.mark.parametrize(
     ("kind", "fields"),
-    [("llama", {}), ("qwen2", {"tie_word_embeddings": True, "vocab_size": VOCAB_SIZE + 1})],
-    ids=["llama", "qwen2"],
+    [
+        pytest.param("llama", {}, id="llama", marks=pytest.mark.slow),
+        pytest.param("qwen2", {"tie_word_embeddings": True, "vocab_size": VOCAB_SIZE + 1}, id="qwen2"),
+    ],
 )
 @pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.slow)])
 def test_two_processes_say_what_one_says(
