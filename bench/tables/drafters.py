@@ -43,6 +43,17 @@ def trees() -> str:
     return table(["text", *(f"{NAMES[name]}, {leaves} beside" for name, leaves in columns)], lines)
 
 
+def tree_times() -> str:
+    rows = results("trees")["times"]
+    columns = ("pass / target step", "to plain")
+    lines = []
+    for leaves in distinct(rows, "leaves"):
+        of_width = [row for row in rows if row["leaves"] == leaves]
+        lines.append([str(leaves), *(number(row[column]) for row in of_width for column in columns)])
+    header = (f"{NAMES[name]}: {column}" for name in distinct(rows, "drafter") for column in columns)
+    return table(["nodes beside the chain", *header], lines)
+
+
 def acceptance() -> str:
     part = _part("counts")
     rows, depth = part["rows"], part["depth"]

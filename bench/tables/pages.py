@@ -59,6 +59,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "drafters_speed": (None, drafters.speed),
     "drafters_served": (None, drafters.served),
     "trees": ("trees", drafters.trees),
+    "tree_times": (None, drafters.tree_times),
     "distil": ("distil", distil.distil),
     "distil_taken": (None, distil.distil_taken),
     "quantized_steps": ("quantized", in_process.quantized_steps),

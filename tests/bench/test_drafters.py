@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import checkpoints, drafters, report
+from bench import checkpoints, drafters, report, trees
 from bench.drafters import Kept
 from bench.drafters_served import OTHERS, request, served
 from bench.drafting import DRAFTED_BY, SCOPE, Pairs, asked_of
@@ -110,3 +110,16 @@ def test_a_row_for_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in
     assert found == cells
     assert len(parts["engine"]["rows"]) == 2 * len(cells)
     assert all(row["to plain"] > 0 for row in parts["engine"]["rows"])
+
+
+@pytest.mark.slow
+def test_trees_are_counted_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inflated: str) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    small = "--drafters eagle3 --kinds code json --leaves 0 4 --prompts 2 --tokens 16 --answer 8"
+    trees.main([*small.split(), "--repetitions", "1", "--target", inflated])
+    found = json.loads((tmp_path / "trees.json").read_text())
+    assert [(row["kind"], row["leaves"]) for row in found["rows"]] == [
+        (kind, leaves) for kind in ("code", "json") for _ in (0.0, 0.7) for leaves in (0, 4)
+    ]
+    assert [row["leaves"] for row in found["times"]] == [0, 4]
+    assert all(row["to plain"] > 0 and row["pass / target step"] > 0 for row in found["times"])
