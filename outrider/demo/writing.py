@@ -22,10 +22,8 @@ def write(model: Any, prompts: Tensor, count: int, choose: Choose, mask: Tensor 
     """
     text, cache, unread = prompts, None, prompts
     for written in range(count):
-        output = model(
-            input_ids=unread, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
-        )
-        cache = output.past_key_values
+        output = model(input_ids=unread, attention_mask=mask, cache=cache, use_cache=True, logits_to_keep=1)
+        cache = output.cache
         unread = choose(output.logits[:, -1].float(), written)[:, None]
         text = torch.cat([text, unread], dim=1)
         if mask is not None:

@@ -97,7 +97,7 @@ class Runs:
                 self._model.set_attn_implementation(name)
                 cache = DynamicCache(config=self._model.config) if len(pieces) > 1 else None
                 for piece in pieces:
-                    output = self._model(input_ids=piece, past_key_values=cache, use_cache=cache is not None)
+                    output = self._model(input_ids=piece, cache=cache, use_cache=cache is not None)
                     self._hear(HEAD, output.logits)
                 break
             except ValueError:  # there is no such, or none that caps scores
