@@ -4,20 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outrider.decoding.draft import MAX_NODES
 from outrider.drafters.name import DrafterName
-from outrider.pace.settings import MAX_DEPTH
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Bytes = Annotated[int, Field(ge=1)]
 Quantization = Literal["int8", "int4"]
-# A Draft travels with all that was prepared to follow it; each chain may have a leaf at every position.
-MOST_BRANCHES = (MAX_NODES - 2 * MAX_DEPTH) // (2 * MAX_DEPTH + 1)
 DraftAhead = Annotated[
     int,
     Field(
         ge=0,
-        le=MOST_BRANCHES,
         description="verdicts, of all sequences together, for which a draft prepares in idle time; 0: none",
     ),
 ]

@@ -1,5 +1,6 @@
 """Which verdicts on a Draft are prepared for while nobody waits, and what came of it."""
 
+from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.outcomes import RANKS, Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.parallel_branches import ParallelPrepareTask
@@ -7,6 +8,10 @@ from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask, ParallelSampledProposeTask
 from outrider.engine.work import AheadOutcome, Propose
+from outrider.pace.settings import MAX_DEPTH
+
+# Of one sequence. Its Draft travels with all of them; each chain may have a leaf at every position.
+MOST_BRANCHES = (MAX_NODES - 2 * MAX_DEPTH) // (2 * MAX_DEPTH + 1)
 
 
 class DraftAhead:
@@ -67,7 +72,7 @@ class DraftAhead:
             return
         if not sequence.in_rounds:
             return  # its Drafts are only compared with the text
-        share = max(self._branches // (len(self.unfinished) + 1), 1)
+        share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
         branches = self._outcomes.likeliest(sequence.acceptance_rate, len(task.chain()), share)
         if isinstance(task, CoupledProposeTask):
             begun = PrepareTask(task, branches)

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.draft import MAX_NODES, ROOT, Draft
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
@@ -13,6 +13,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Extend, Prepared, Propose, Proposed, Verified, Verify
+from outrider.pace.settings import MAX_DEPTH
 from tests.support.demo_pair import prompt_of, text_of
 
 DEPTH = 4
@@ -185,6 +186,15 @@ def test_preparing_ends_by_itself() -> None:
     assert steps <= DEPTH + 1
     assert draft.step() == []
     draft.close(sequence)
+
+
+def test_no_more_is_prepared_than_a_gateway_takes() -> None:
+    prompt, many = prompt_of("code"), engine("draft", 200)
+    sequence = opened(many, 1.0)
+    many.submit(Propose(sequence.number, 0, prompt, MAX_DEPTH, 0, leaves=MAX_DEPTH))
+    (prepared,) = (result for result in run(many) if isinstance(result, Prepared))
+    assert MAX_NODES // 4 < len(prepared.draft) <= MAX_NODES
+    many.close(sequence)
 
 
 def test_nothing_is_prepared_beyond_the_end_of_the_generation() -> None:
