@@ -214,10 +214,11 @@ class ModelRunner:
                 outcome.chosen.append((task, item, chosen.limited(fed)))
             else:
                 doubtful.append((task, item))
-        for task, item in doubtful:
+        if doubtful:
             outcome = outcome.with_own_memory()
+        for task, item in doubtful:
             if len(selected) > 1:
-                outcome.add(self.run([(task, item)]))
+                outcome.add(self.run([(task, item)]).with_own_memory())
             elif task.give_up_draft():
                 outcome.add(self.run([(task, self._committed_part(task, item))]))
             else:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,9 +26,6 @@ PLAIN_STEPS = 8  # after which it is decided anew where nobody drafts
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
 THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
-
-
-Maker = tuple[DrafterInfo, str]  # of Drafts: a drafter, and the address of its worker
 
 
 class PacedSequence:
@@ -62,11 +59,6 @@ class PacedSequence:
         if (depth > 0) is not (self.depth > 0):
             self.trial_turns = 0
         self.depth, self.decided_by, self.leaves, self.patience_s = depth, decided_by, leaves, patience_s
-
-    @property
-    def maker(self) -> "Maker":
-        """Of its Drafts."""
-        return self.drafter, self.worker
 
     def is_like(self, other: "PacedSequence") -> bool:
         """Whether as much is known of both, as long as one of them is new."""
@@ -139,7 +131,7 @@ class Pace:
 
     def observe_drafting(self, sequence: PacedSequence, step: Step) -> None:
         """A step of the model that makes its Drafts."""
-        self._cost_of(*sequence.maker).step.observe(step)
+        self._cost_of(sequence.drafter, sequence.worker).step.observe(step)
 
     def observe_round(
         self,
@@ -175,8 +167,11 @@ class Pace:
         else:
             sequence.acceptance.task.failed_probes = 0
         self._observations += 1
-        in_rounds = sum(other.depth > 0 and other.maker == sequence.maker for other in self._sequences)
-        cost = self._cost_of(*sequence.maker)
+        in_rounds = sum(
+            other.depth > 0 and other.worker == sequence.worker and other.drafter == sequence.drafter
+            for other in self._sequences
+        )
+        cost = self._cost_of(sequence.drafter, sequence.worker)
         if not ahead_hit:
             cost.round.observe(in_rounds, overhead_s)
         if ahead_hit is not None:
@@ -255,8 +250,8 @@ class Pace:
             return 0.0
         depths = np.arange(min(max_depth, self._settings.max_depth) + 1)
         running = max(self._running, len(self._sequences), 1.0)
-        makers = Counter(sequence.maker for sequence in self._sequences if sequence.drafter == drafter)
-        costs = self._costs(makers or {(drafter, ""): 1}, [drafter], self._mean_length())
+        workers = [sequence.worker for sequence in self._sequences if sequence.drafter == drafter]
+        costs = self._costs([(drafter, worker) for worker in workers or [""]], self._mean_length())
         in_rounds = np.where(depths > 0, running, 0.0)
         tokens = np.cumsum([1.0, *np.cumprod(rates)])[depths]
         mix = Mix(
@@ -342,8 +337,7 @@ class Pace:
         is_batch = np.array([sequence.is_batch for sequence in sequences])
         scale = max(self._running / len(self._sequences), 1.0)
         context = sum(sequence.length for sequence in sequences) / len(sequences)
-        makers = Counter(sequence.maker for sequence in sequences)
-        costs = self._costs(makers, [sequence.drafter for sequence in sequences], context)
+        costs = self._costs([(sequence.drafter, sequence.worker) for sequence in sequences], context)
         depths = best_depths(reach, is_batch, costs, scale)
         hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
         are_trees = np.array([sequence.drafter.width is Width.TREE for sequence in sequences])
@@ -370,18 +364,13 @@ class Pace:
         for sequence, depth, count, seconds in zip(sequences, depths, leaves, patience, strict=True):
             sequence.go_on(int(depth), MEASURED, int(count), float(seconds))
 
-    def _costs(
-        self, makers: Mapping[Maker, int], drafters: Sequence[DrafterInfo], context: float
-    ) -> "_Costs":
-        """
-        Args:
-            makers: each with the number of sequences for which it drafts.
-            drafters: of each sequence.
-        """
-        total = sum(makers.values())
-        shares = [(self._cost_of(*maker), count / total) for maker, count in makers.items()]
-        calibration = np.array([self._calibration.of_rounds(info.name) for info in drafters])
-        are_beside = all(info.place is Place.TARGET_WORKER for info in drafters)
+    def _costs(self, drafted_by: Sequence[tuple[DrafterInfo, str]], context: float) -> "_Costs":
+        """drafted_by: of each sequence, its drafter and the worker, as far as that is known."""
+        # A sequence that has no worker yet counts at one that there is.
+        counts = Counter(self._cost_of(info, worker) for info, worker in drafted_by)
+        shares = [(cost, count / len(drafted_by)) for cost, count in counts.items()]
+        calibration = np.array([self._calibration.of_rounds(info.name) for info, _ in drafted_by])
+        are_beside = all(info.place is Place.TARGET_WORKER for info, _ in drafted_by)
         return _Costs(self._target, shares, context, calibration, are_beside)
 
     def _reach(self, sequences: list[PacedSequence]) -> Vector:

@@ -268,6 +268,25 @@ def test_each_worker_of_a_draft_is_charged_with_its_own_sequences():
     assert rate("first", "second") > 1.1 * rate("only")
 
 
+def test_who_has_no_worker_yet_is_charged_to_one_that_there_is():
+    """Or a crowd would look like two workers with half of it each."""
+
+    def rate(known: int) -> float:
+        service = Service(streams=16)
+        for sequence in service.sequences[:known]:
+            sequence.worker = "only"
+        drawn = random.Random(0)
+        for number in range(1, 200):
+            size = drawn.choice([1, 2, 4, 8, 16])
+            step = Step(number, StepSize(size, size), 2e-3 + 0.5e-3 * size)
+            service.pace.observe_drafting(service.sequences[0], step)
+        for number in range(1, 60):
+            service.pace.observe_target(Step(number, StepSize(16, 16), 15e-3), running=16)
+        return service.pace.rate(service.drafter, [0.8] * 8, 8)
+
+    assert rate(8) == rate(16)
+
+
 def test_a_worker_that_is_slow_is_not_taken_for_the_others():
     service = Service(streams=2)
     fast, slow = service.sequences
