@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bench.inflate import InflationError, Size, kv_copies, layer_slots, query_slots
-
-READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
+from outrider.engine.drafters.eagle3_head import READ_LAYERS
 
 
 def inflate_exits(source: Path, destination: Path, old: Size, new: Size) -> None:
@@ -74,7 +73,7 @@ def inflate_eagle3(source: Path, destination: Path, old: Size, new: Size) -> Non
         "rms_norm_eps": config["rms_norm_eps"] * old.hidden / new.hidden,
         "eagle_config": {
             **given,
-            READ_LAYERS: [inflated_input(layer, old, new) for layer in given[READ_LAYERS]],
+            READ_LAYERS: [inflated_input(layer + 1, old, new) - 1 for layer in given[READ_LAYERS]],
         },
     }
     _write(destination, tensors, config | larger)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 from transformers import LlamaConfig
 
-from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, rotary
+from outrider.engine.drafters.eagle3_head import READ_LAYERS, Eagle3Head, Eagle3Shape, rotary
 from outrider.training.chains import ATTENTION, Chains
 from outrider.training.settings import Eagle3Settings
 from outrider.training.target import Reading, Target
@@ -97,7 +97,7 @@ class Eagle3Trainee(Trainee):
             "vocab_size": vocabulary,
             "draft_vocab_size": vocabulary,
             "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": [*self.hidden_layers],
+                READ_LAYERS: [layer - 1 for layer in self.hidden_layers],  # there: by their outputs
                 "fc_norm": True,
             },
         }

@@ -209,7 +209,7 @@ LAYER = {
 
 
 def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", **config: Any) -> Path:
-    """kind: speculators, or safeailab; config: put in the place of what is right."""
+    """kind: speculators, safeailab or modelopt; config: put in the place of what is right."""
     folder.mkdir(exist_ok=True)
     tensors = reference(form).tensors
     options = {
@@ -229,10 +229,14 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
             **options,
         }
     else:
-        renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
-        torch.save(renamed, folder / "pytorch_model.bin")
+        if kind == "modelopt":
+            save_file(tensors, folder / "model.safetensors")
+        else:
+            renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+            torch.save(renamed, folder / "pytorch_model.bin")
         told = {"architectures": ["LlamaForCausalLMEagle3"], **LAYER, "draft_vocab_size": form.tokens}
-        told["eagle_config"] = {**layers, **options}
+        outputs = [layer - 1 for layer in form.layers]
+        told["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs, **options}
     (folder / "config.json").write_text(json.dumps({**told, **config}))
     return folder
 

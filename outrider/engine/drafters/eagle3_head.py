@@ -27,6 +27,7 @@ from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_
 ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
 PREFIXES = {"midlayer.": "layer.", "layers.0.": "layer.", "self_attn.": "attention."}
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # which some checkpoints keep a copy of
+READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -56,7 +57,7 @@ class Eagle3Shape:
         kind = kind if kind in ATTENTIONS else "llama"
         layer = AutoConfig.for_model(kind, **layer, attn_implementation=ATTENTION)
         count = checkpoint.target.num_layers
-        layers = given.get("eagle_aux_hidden_state_layer_ids") or (2, count // 2, count - 3)
+        layers = _read_layers(config) or (2, count // 2, count - 3)
         for index in layers:
             if not 0 <= index <= count:
                 raise checkpoint.refusal(f"it reads layer {index} of a target, and this one has {count}")
@@ -72,6 +73,16 @@ class Eagle3Shape:
         """Of what its layer keeps of a token."""
         dim = self.layer.head_dim
         return self.layer.num_key_value_heads, dim, dim
+
+
+def _read_layers(config: Mapping[str, Any]) -> list[int]:
+    """Of the target, by their inputs; none where the config does not say.
+
+    At the top, as speculators and vLLM have them, they are counted so. Under eagle_config, as ModelOpt and
+    SpecForge write and SGLang reads them, they are counted by their outputs: one less.
+    """
+    nested = config.get("eagle_config", {}).get(READ_LAYERS) or ()
+    return [*(config.get(READ_LAYERS) or (layer + 1 for layer in nested))]
 
 
 class Eagle3Layer(nn.Module):

@@ -71,8 +71,10 @@ def test_the_text_is_the_same_with_drafts_and_without(
     assert sum(text.accepted for text in found) > 0
 
 
-def test_the_form_of_safeailab_holds_the_same_head(tmp_path: Path, target: Engine) -> None:
-    other = engine_with("eagle3", write_eagle3(tmp_path, kind="safeailab"))
+@pytest.mark.parametrize("kind", ["safeailab", "modelopt"])
+def test_other_forms_hold_the_same_head(tmp_path: Path, target: Engine, kind: str) -> None:
+    """Their configs count layers by their outputs."""
+    other = engine_with("eagle3", write_eagle3(tmp_path, kind=kind))
     expected, found = (drafted_texts(one, 0.7, depth=4, company=6) for one in (target, other))
     assert found == expected
 
