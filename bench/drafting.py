@@ -49,6 +49,9 @@ class Tally:
     tokens: int = 0
     reached: list[int] = field(default_factory=list)  # by position
     accepted: list[int] = field(default_factory=list)
+    texts: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of requests that have ended, by noise key
     seconds: float = 0.0  # since every stream had a token, as all that follows
     tokens_since: int = 0
     passes: int = 0
@@ -131,6 +134,7 @@ class Pair:
                 text.tokens += result.verdict.tokens
                 text.round += 1
                 if result.finish is not None:
+                    tally.texts[text.noise_key] = tuple(text.tokens)
                     self._close(number, texts.pop(number))
                     opened = dict(self._open(request, depth, leaves) for request in islice(coming, 1))
                     texts |= opened
@@ -246,10 +250,7 @@ class Pairs:
 
     def beside(self, name: str, **settings: Any) -> Drafting:
         head = DRAFTERS / name if self.size is None else inflated_head(name, self.size)
-        complete = self._settings(self._folder, drafter=name, head=str(head), **settings)
-        beside = beside_target(complete)
-        engine = Engine(ModelRunner(ForwardPass(complete, None, beside), None), beside)
-        pair = Pair(engine, None, Stopwatch(beside, DRAFTS))
+        pair = beside(self._settings(self._folder, drafter=name, head=str(head), **settings))
         return lambda past: pair
 
     def after(self, layers: int) -> Drafting:
@@ -281,8 +282,7 @@ class Pairs:
         return DEMO / "target" if self.size is None else inflated_target(self.size)
 
     def _settings(self, folder: Path, **settings: Any) -> EngineSettings:
-        given = {"dtype": "float32", "threads": self.threads, "cache_memory": 2**29, "self_check": False}
-        return EngineSettings.model_validate({"model": str(folder), **given, **settings})
+        return settings_of(folder, self.threads, **settings)
 
 
 DRAFTED_BY: dict[str, Callable[[Pairs], Drafting]] = {
@@ -290,11 +290,29 @@ DRAFTED_BY: dict[str, Callable[[Pairs], Drafting]] = {
     "parallel": lambda pairs: pairs.model(DRAFTERS / "parallel"),
     "eagle3": lambda pairs: pairs.beside("eagle3"),
     "medusa": lambda pairs: pairs.beside("medusa"),
-    **{f"exit after {layers}": partial(Pairs.after, layers=layers) for layers in (1, 2)},
+    **{f"exit after {layers}": partial(Pairs.after, layers=layers) for layers in (1, 2, 3, 4)},
     "ngram": lambda pairs: pairs.index(lambda past: NgramIndex()),
     "suffix": lambda pairs: pairs.index(lambda past: SuffixIndex(past, SCOPE)),
     "model+suffix": Pairs.mixed,
 }
+
+
+def settings_of(folder: Path, threads: int, **settings: Any) -> EngineSettings:
+    """Of a model that counts and times are taken with."""
+    given = {"dtype": "float32", "threads": threads, "cache_memory": 2**29, "self_check": False}
+    return EngineSettings.model_validate({"model": str(folder), **given, **settings})
+
+
+def beside(settings: EngineSettings) -> Pair:
+    """A target, and the drafter that these settings put beside it."""
+    drafter = beside_target(settings)
+    engine = Engine(ModelRunner(ForwardPass(settings, None, drafter), None), drafter)
+    return Pair(engine, None, Stopwatch(drafter, DRAFTS))
+
+
+def leaving_early(folder: Path, layers: int, threads: int) -> Pair:
+    """A target that drafts with so many layers of its own, its own norm and its own head."""
+    return beside(settings_of(folder, threads, drafter="early_exit", early_exit=layers))
 
 
 def with_draft(folder: Path) -> Pair:

@@ -34,7 +34,7 @@ from bench.simulated import (
     runner_up_rate_for,
     simulated_fleet,
 )
-from bench.simulated_runner import Hardware
+from bench.simulated_runner import NO_HOST, Hardware, Host
 from gateway.observe.stats import Stats
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
@@ -185,7 +185,9 @@ async def closed_loop(
     load: Load,
     ahead: Ahead = NO_AHEAD,
     parallel: Parallel | None = None,
+    host: Host = NO_HOST,
 ) -> Counter:
+    """host: of the target."""
     settings = SETTINGS
     if parallel is not None:
         settings = SETTINGS.model_copy(update={"drafts": {"model": "parallel"}})
@@ -193,7 +195,7 @@ async def closed_loop(
     target, draft = pair
     rank_of = partial(streams.rank_of, acceptance, ahead.runner_up_rate)
     drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead, parallel)}
-    async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
+    async with simulated_fleet(target.seconds, drafts, HOP_S, host=host) as fleet:
         await streams.run(fleet)
     return streams.counter
 

@@ -6,6 +6,7 @@ messages, and the engines with their scheduling, draft-ahead and waiting for com
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Texts
 from contextlib import asynccontextmanager
@@ -14,7 +15,16 @@ from typing import Any
 
 from actors.messages import Answer
 from actors.translation import DraftTranslation, TargetTranslation
-from bench.simulated_runner import MAX_LENGTH, VOCAB_SIZE, Cost, SimulatedRunner, StepClock
+from bench.simulated_runner import (
+    MAX_LENGTH,
+    NO_HOST,
+    VOCAB_SIZE,
+    Cost,
+    Host,
+    Launching,
+    SimulatedRunner,
+    StepClock,
+)
 from gateway.sequence import Sequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
@@ -25,7 +35,9 @@ from outrider.engine.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target
 from outrider.engine.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Failed
+from outrider.engine.tasks.task import Task
+from outrider.engine.work import Failed, Result
+from outrider.engine.work import Load as EngineLoad
 from outrider.pace.cost_model import StepSize
 from protos import rounds_pb2
 from protos.trust import Trust
@@ -54,6 +66,21 @@ class Parallel:
     kept: float = 1.0  # share of its acceptance that each position keeps of the one before
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A step that is under way."""
+
+    tasks: Texts[Task]
+    replies: Texts[tuple[int, Any]]  # with the number of their sequence
+    left: int  # sequences that go on without a message
+    launched_at: float
+    device_s: float
+
+    @property
+    def ends_at(self) -> float:
+        return self.launched_at + self.device_s
+
+
 class SimulatedWorker:
     """An engine in the event loop: messages are taken on between two steps."""
 
@@ -65,19 +92,28 @@ class SimulatedWorker:
         rank: Callable[[Row], tuple[int, ...]],
         mask_token: int | None = None,
         head: "SimulatedHead | None" = None,
+        host: Host = NO_HOST,
     ) -> None:
         """
         Args:
             mask_token: of a model that drafts in one pass.
             head: beside a target.
+            host: where there is no head.
         """
         self.role: Role = role
         self._translation = TargetTranslation if role == "target" else DraftTranslation
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
-        runner = SimulatedRunner(settings, cost, rank, self._clock, mask_token)
+        self._host = host
+        self._runner = SimulatedRunner(
+            settings,
+            lambda size: host.launching_s(int(size.sequences)) + cost(size),
+            rank,
+            self._clock,
+            mask_token,
+        )
         beside = None if head is None else BesideSimulated(head, self._clock)
-        self._engine = Engine(runner, beside, clock=self._clock)
+        self._engine = Engine(self._runner, beside, clock=self._clock)
         self._streams: dict[int, SimulatedStream] = {}  # by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
@@ -130,14 +166,86 @@ class SimulatedWorker:
             return False
 
     async def _step(self) -> None:
+        """One, and those that are launched early after it."""
+        step: Begun | None = self._begin()
+        while step is not None:
+            following = await self._follows(step)
+            await self._until(self._now() + self._host.processing_s(len(step.tasks)))
+            self._deliver(step)
+            step = following
+
+    def _begin(self) -> Begun:
+        self._runner.selected = []
         results, load = self._engine.step(), self._engine.load()
-        if (seconds := self._clock.fall_back()) > 0.0:
+        tasks = [task for task, _ in self._runner.selected]
+        launching_s = self._host.launching_s(len(tasks)) if tasks else 0.0
+        launched_at, device_s = self._now() + launching_s, self._clock.fall_back() - launching_s
+        replies = [self._reply(result, load) for result in results]
+        return Begun(tasks, replies, load.running + load.waiting, launched_at, device_s)
+
+    def _reply(self, result: Result, load: EngineLoad) -> tuple[int, Any]:
+        if isinstance(result, Failed):
+            raise RuntimeError(result.reason)
+        number = result.sequence
+        answer = Answer(self._streams[number].round, result, load, finished_ns=0)
+        return number, self._translation.reply(answer)
+
+    async def _follows(self, step: Begun) -> Begun | None:
+        """At the end of a step: the one after, where it was launched early."""
+        following = None
+        if self._host.launching is Launching.COMPLETE:
+            while following is None and (left_s := step.ends_at - self._now()) > 0.0:
+                following = self._begin_early(step)
+                if following is None:
+                    await self._is_woken_within(left_s)
+        elif self._host.launching is not Launching.LATE:
+            is_foreseen = self._host.launching is Launching.FORESEEN
+            others = len(self._streams) - len(step.tasks)
+            await self._until(step.ends_at - self._host.launching_s(others) * is_foreseen)
+            following = self._begin_early(step)
+        await self._until(step.ends_at)
+        if following is None:
+            return None
+        await self._until(following.launched_at)  # the host has no time for tokens before
+        return replace(following, launched_at=max(following.launched_at, step.ends_at))
+
+    def _begin_early(self, step: Begun) -> Begun | None:
+        if step.left:
+            return None  # they would be left out: their next tokens are not known yet
+        self._submit()
+        load = self._engine.load()
+        if not (back := load.running + load.waiting):
+            return None
+        if self._host.launching is Launching.COMPLETE and back < len(self._streams) - len(step.tasks):
+            return None
+        self._clock.advance(max(step.ends_at - self._now(), 0.0))
+        patience = self._engine.patience()  # as it will be at the end of the step
+        self._clock.fall_back()
+        return None if patience > 0.0 else self._begin()
+
+    async def _until(self, moment: float) -> None:
+        if (seconds := moment - self._now()) > 0.0:
             await asyncio.sleep(seconds)
-        for result in results:
-            if isinstance(result, Failed):
-                raise RuntimeError(result.reason)
-            if (stream := self._streams.get(result.sequence)) is not None:
-                stream.answer(self._translation.reply(Answer(stream.round, result, load, finished_ns=0)))
+
+    def _deliver(self, step: Begun) -> None:
+        for number, reply in step.replies:
+            if number in self._streams:
+                self._streams[number].answer(reply)
+
+
+class Hop:
+    """One way between two processes. Messages keep their order, which timers that are due at once do not."""
+
+    def __init__(self, seconds: float, arrive: Callable[[Any], None]) -> None:
+        self._seconds, self._arrive = seconds, arrive
+        self._under_way: deque[Any] = deque()
+
+    def send(self, message: Any) -> None:
+        self._under_way.append(message)
+        asyncio.get_running_loop().call_later(self._seconds, self._arrived)
+
+    def _arrived(self) -> None:
+        self._arrive(self._under_way.popleft())
 
 
 @dataclass(eq=False)
@@ -152,7 +260,9 @@ class SimulatedStream:
     _replies: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self._number = self.worker.open(self)
+        self._number = number = self.worker.open(self)
+        self._to_worker = Hop(self.hop_s, lambda request: self.worker.take(number, request))
+        self._to_gateway = Hop(self.hop_s, self._replies.put_nowait)
 
     @property
     def address(self) -> str:
@@ -163,7 +273,7 @@ class SimulatedStream:
         return rounds_pb2.Turn(round=round_number, base=base, tokens=self.sequence.since(base))
 
     def send(self, request: Any) -> None:
-        asyncio.get_running_loop().call_later(self.hop_s, self.worker.take, self._number, request)
+        self._to_worker.send(request)
 
     async def receive(self, round_number: int, timeout: float | None = None) -> Any:
         try:
@@ -175,7 +285,7 @@ class SimulatedStream:
         return reply
 
     def answer(self, reply: Any) -> None:
-        asyncio.get_running_loop().call_later(self.hop_s, self._replies.put_nowait, reply)
+        self._to_gateway.send(reply)
 
     def close(self) -> None:
         self.worker.close(self._number)
@@ -271,9 +381,14 @@ async def simulated_fleet(
     drafts: Mapping[str, SimulatedDraft],
     hop_s: float,
     head: SimulatedHead | None = None,
+    host: Host = NO_HOST,
 ) -> AsyncIterator[SimulatedFleet]:
-    """hop_s: one way."""
-    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,), head=head)
+    """
+    Args:
+        hop_s: one way.
+        host: of the target, where there is no head.
+    """
+    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,), head=head, host=host)
     workers = {name: draft.worker() for name, draft in drafts.items()}
     async with asyncio.TaskGroup() as running:
         tasks = [running.create_task(worker.run()) for worker in (targets, *workers.values())]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch
@@ -47,6 +48,38 @@ class Hardware:
 
 
 Cost = Callable[[StepSize], float]  # seconds
+
+
+class Launching(Enum):
+    """When a step is launched whose sequences all were away during the one before, and are back.
+
+    Early only where nobody is worth waiting for: who verifies in the one before will be away after it.
+    """
+
+    LATE = "once the tokens of the one before are processed"
+    AT_ITS_END = "before that, when the one before is over"
+    FORESEEN = "so that it begins when the one before is over, as if that were known beforehand"
+    COMPLETE = "as soon as all that are not in the one before are back"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a worker's CPU does for a step: to build and launch it, and to process its tokens afterwards."""
+
+    launch_s: float = 0.0
+    launch_sequence_s: float = 0.0
+    process_s: float = 0.0
+    process_sequence_s: float = 0.0
+    launching: Launching = Launching.LATE
+
+    def launching_s(self, sequences: int) -> float:
+        return self.launch_s + sequences * self.launch_sequence_s
+
+    def processing_s(self, sequences: int) -> float:
+        return self.process_s + sequences * self.process_sequence_s
+
+
+NO_HOST = Host()
 
 
 class StepClock:
@@ -96,6 +129,7 @@ class SimulatedRunner:
         self.settings = settings
         self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
         self.last_step: StepTimings | None = None
+        self.selected: Selected = []  # of the newest step
         self._cost = cost
         self._rank = rank
         self._clock = clock
@@ -105,6 +139,7 @@ class SimulatedRunner:
         self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
     ) -> Outcome:
         """Moves the clock on."""
+        self.selected = selected
         self.cache.take_changes()  # of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)
         begun, seconds = self._clock(), self._cost(size)

@@ -12,6 +12,8 @@ NAMES = {
     "medusa": "Medusa",
     "exit after 1": "exit after 1 of 6 layers",
     "exit after 2": "exit after 2 of 6 layers",
+    "exit after 3": "exit after 3 of 6 layers",
+    "exit after 4": "exit after 4 of 6 layers",
     "ngram": "n-grams",
     "suffix": "suffixes",
     "model+suffix": "draft model and suffixes",
@@ -109,6 +111,19 @@ def served() -> str:
     columns = ("tokens/s", "to plain", "tokens per pass", "passes with a Draft")
     counts = (f"{streams} stream{'s' if streams > 1 else ''}" for streams in distinct(rows, "streams"))
     return table(["drafter", *(f"{count}: {column}" for count in counts for column in columns)], lines)
+
+
+def layerskip() -> str:
+    rows = results("layerskip")["rows"]
+    names = {"target": "demo target", "layerskip": "trained to be left early"}
+    kinds, lines = distinct(rows, "kind"), []
+    for target in distinct(rows, "target"):
+        for layers in distinct(rows, "layers"):
+            alike = [row for row in rows if (row["target"], row["layers"]) == (target, layers)]
+            cells = (_by_temperature(alike, kind, "tokens per pass") for kind in kinds)
+            lines.append([names[target], str(layers), *cells, str(sum(row["differ"] for row in alike))])
+    columns = (KINDS[kind] for kind in kinds)
+    return table(["target", "layers that draft", *columns, "answers that differ"], lines)
 
 
 def _median(rows: list[Row], column: str) -> str:

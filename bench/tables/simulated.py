@@ -78,6 +78,33 @@ def beside() -> str:
     )
 
 
+def early() -> str:
+    rows = results("early")["rows"]
+    ways = ("AT_ITS_END", "FORESEEN", "COMPLETE")
+    header = [
+        "draft",
+        "Drafts",
+        "streams",
+        "late, tokens/s",
+        "at its end",
+        "foreseen",
+        "complete",
+    ]
+    return table(
+        header,
+        (
+            [
+                row["draft"],
+                row["mode"],
+                str(row["streams"]),
+                number(row["LATE"], 0),
+                *(f"{round(row[way] / row['LATE'] - 1, 3) + 0.0:+.1%}" for way in ways),
+            ]
+            for row in rows
+        ),
+    )
+
+
 def routing() -> str:
     told = results("routing")
     drafts = list(told["acceptance"])

@@ -30,6 +30,7 @@ from bench.simulate import (
 from bench.simulated import (
     RIGHT,
     Ahead,
+    Hop,
     Parallel,
     SimulatedDraft,
     rank_at,
@@ -94,6 +95,18 @@ def test_an_hour_takes_no_time():
 def test_who_waits_for_ever_is_told_so():
     with pytest.raises(RuntimeError, match="everybody waits"):
         virtual.run(asyncio.Event().wait())
+
+
+def test_messages_that_are_sent_at_once_arrive_in_their_order():
+    async def arrived() -> list[int]:
+        messages: list[int] = []
+        hop = Hop(1.0, messages.append)
+        for number in range(20):
+            hop.send(number)
+        await asyncio.sleep(2.0)
+        return messages
+
+    assert virtual.run(arrived()) == [*range(20)]
 
 
 def test_plain_decoding_takes_a_step_a_token():
