@@ -192,16 +192,16 @@ class SimulatedWorker:
 
     async def _follows(self, step: Begun) -> Begun | None:
         """At the end of a step: the one after, where it was launched early."""
-        following = None
-        if self._host.launching is Launching.COMPLETE:
+        following, launching = None, self._host.launching
+        if launching is Launching.COMPLETE:
             while following is None and (left_s := step.ends_at - self._now()) > 0.0:
                 following = self._begin_early(step)
                 if following is None:
                     await self._is_woken_within(left_s)
-        elif self._host.launching is not Launching.LATE:
-            is_foreseen = self._host.launching is Launching.FORESEEN
+        elif launching in (Launching.AT_ITS_END, Launching.FORESEEN):
             others = len(self._streams) - len(step.tasks)
-            await self._until(step.ends_at - self._host.launching_s(others) * is_foreseen)
+            lead_s = self._host.launching_s(others) if launching is Launching.FORESEEN else 0.0
+            await self._until(step.ends_at - lead_s)
             following = self._begin_early(step)
         await self._until(step.ends_at)
         if following is None:
