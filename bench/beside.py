@@ -29,7 +29,8 @@ from bench.simulate import (
     closed_loop,
     hardware_of,
 )
-from bench.simulated import Ahead, Parallel, SimulatedHead, simulated_fleet
+from bench.simulated import Ahead, Parallel, simulated_fleet
+from bench.simulated_head import SimulatedHead
 from bench.simulated_runner import Hardware
 from gateway.settings import Speculation
 from outrider.engine.planning.step_costs import ALL_REDUCE_S, ARITHMETIC, MEMORY, STEP_S

@@ -7,6 +7,7 @@ from enum import Enum
 import numpy as np
 import torch
 
+from outrider.decoding.outcomes import RANKS
 from outrider.decoding.row import Row
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
@@ -23,6 +24,10 @@ from outrider.pace.cost_model import Step, StepSize
 MAX_LENGTH = 1 << 20  # tokens of a sequence
 NUM_BLOCKS = 1 << 14
 VOCAB_SIZE = 1 << 16
+RIGHT = 0  # the target always says so
+WRONG = tuple(range(1, RANKS + 1))  # what a draft may say instead
+MASK = VOCAB_SIZE - 1  # of a draft that guesses in one pass
+SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
 NOTHING = torch.empty(0)
 NO_VALUES = np.empty((0, 0), np.float32)
 
@@ -48,6 +53,7 @@ class Hardware:
 
 
 Cost = Callable[[StepSize], float]  # seconds
+RankOf = Callable[[int, int], int | None]  # noise key and position -> of the target's token among the draft's
 
 
 class Launching(Enum):

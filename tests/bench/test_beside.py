@@ -8,7 +8,9 @@ import pytest
 from bench import virtual
 from bench.beside import HEAD
 from bench.simulate import FAR_AHEAD_S, HOP_S, SETTINGS, fixed
-from bench.simulated import RIGHT, SimulatedHead, rank_at, simulated_fleet
+from bench.simulated import rank_at, simulated_fleet
+from bench.simulated_head import SimulatedHead
+from bench.simulated_runner import RIGHT
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.sequence import Sequence

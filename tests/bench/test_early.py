@@ -8,8 +8,8 @@ import pytest
 
 from bench import virtual
 from bench.simulate import FAR_AHEAD_S, HOP_S, MODES, PAIRS, SETTINGS, Load, closed_loop, fixed
-from bench.simulated import RIGHT, Ahead, SimulatedDraft, rank_at, simulated_fleet
-from bench.simulated_runner import Host, Launching
+from bench.simulated import Ahead, SimulatedDraft, rank_at, simulated_fleet
+from bench.simulated_runner import RIGHT, Host, Launching
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.sequence import Sequence

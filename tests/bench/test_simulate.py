@@ -28,16 +28,15 @@ from bench.simulate import (
     predicted,
 )
 from bench.simulated import (
-    RIGHT,
     Ahead,
-    Hop,
     Parallel,
     SimulatedDraft,
     rank_at,
     runner_up_rate_for,
     simulated_fleet,
 )
-from bench.simulated_runner import Hardware
+from bench.simulated_runner import RIGHT, Hardware
+from bench.simulated_worker import Hop
 from gateway.observe.stats import Stats
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
