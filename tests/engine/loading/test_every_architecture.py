@@ -63,7 +63,7 @@ DROPPED = [
 ENCODERS = (
     "bert bert-generation camembert data2vec-text electra ernie roberta roberta-prelayernorm xlm-roberta"
 )
-ATTEND_OTHERWISE = "diffllama doge nemotron hy_v4 deepseek_v32 glm_moe_dsa axk2 hrm_text"
+ATTEND_OTHERWISE = "diffllama doge nemotron hy_v4 deepseek_v32 glm_moe_dsa axk2 hrm_text dory"
 # transformers has the window in its mask alone, or in its attention alone.
 WINDOW_UNKNOWN = "phimoe olmoe"
 REFUSED = {*ENCODERS.split(), "xlm-roberta-xl", *ATTEND_OTHERWISE.split(), *WINDOW_UNKNOWN.split()}
