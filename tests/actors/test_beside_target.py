@@ -61,7 +61,7 @@ async def spans_of_worker(spans, name: str, count: int) -> list[Any]:
     return spans.named(name)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_the_text_is_the_same_and_drafts_are_verified_and_counted(temperature):
     async with pair(0, drafter=ROW.name) as fleet:
         answers = [await answer(fleet, kind, temperature, speculation=beside("fixed")) for kind in KINDS]

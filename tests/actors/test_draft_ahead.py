@@ -39,6 +39,7 @@ async def test_messages_that_cross_on_the_wire_change_no_token(delay_s, times):
                 assert stats.lost_drafts == stats.lost_targets == 0
 
 
+@pytest.mark.slow
 async def test_many_at_a_time_say_what_each_says_alone():
     async with pair(12) as fleet:
         kinds = [*KINDS, *KINDS]

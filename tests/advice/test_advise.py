@@ -89,6 +89,7 @@ def named(name: str) -> Judgement:
     return found
 
 
+@pytest.mark.slow
 def test_every_kind_of_candidate_is_judged() -> None:
     assert {judgement.name: judgement.drafter for judgement in advised().judgements} == {
         "draft": "model",

@@ -82,7 +82,7 @@ def test_the_draft_agrees_with_the_target(kind: str) -> None:
     assert found.overlap >= LEAST_ACCEPTANCE[kind]
 
 
-@pytest.mark.parametrize("kind", ["json", "tool_calls"])
+@pytest.mark.parametrize("kind", [pytest.param("json", marks=pytest.mark.slow), "tool_calls"])
 def test_greedy_text_comes_to_its_end(kind: str) -> None:
     assert sum(text[-1] in (END_OF_TEXT, END) for text in greedy_texts(kind)) >= 6
 

@@ -22,6 +22,7 @@ FORMS = {
     "version 3.1": Form(norm_before_fc=True, norm_output=True),
     "five layers": Form(layers=(0, 1, 2, 5, 6), fc_norm=True),
 }
+QUICK_FORMS = {"plain", "reduced vocabulary"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,9 @@ def check_depths(found: list[Drafted], depth: int) -> None:
         assert [len(draft) for draft in text.drafts] == expected
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK_FORMS else pytest.mark.slow) for name in FORMS]
+)
 @torch.inference_mode()
 def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
     tmp_path: Path, name: str
@@ -62,7 +65,9 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
     assert any(0 < text.accepted < 4 * text.rounds for text in found)
 
 
-@pytest.mark.parametrize(("temperature", "company"), [(0.0, 6), (0.7, 1), (1.0, 6)])
+@pytest.mark.parametrize(
+    ("temperature", "company"), [(0.0, 6), pytest.param(0.7, 1, marks=pytest.mark.slow), (1.0, 6)]
+)
 def test_the_text_is_the_same_with_drafts_and_without(
     target: Engine, temperature: float, company: int
 ) -> None:

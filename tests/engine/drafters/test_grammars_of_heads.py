@@ -31,7 +31,7 @@ def target_with(kind: str, folder: Path) -> Engine:
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle3 of few tokens", "mtp", "early_exit"])
-@pytest.mark.parametrize("name", ["person", "recursive", "thinking"])
+@pytest.mark.parametrize("name", ["person", pytest.param("recursive", marks=pytest.mark.slow), "thinking"])
 def test_what_a_head_drafts_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
     grammar = GRAMMARS[name]
     sampling = Sampling(max_tokens=TOKENS, temperature=0.8, grammar=grammar)

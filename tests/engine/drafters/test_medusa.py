@@ -26,7 +26,14 @@ def target(heads: Path) -> Engine:
     return engine_with("medusa", heads)
 
 
-@pytest.mark.parametrize(("temperature", "company"), [(0.0, 6), (0.7, 1), (0.7, 6), (1.0, 6)])
+@pytest.mark.parametrize(
+    ("temperature", "company"),
+    [
+        (0.0, 6),
+        (0.7, 1),
+        *(pytest.param(temperature, 6, marks=pytest.mark.slow) for temperature in (0.7, 1.0)),
+    ],
+)
 def test_the_text_is_the_same_with_drafts_and_without(
     target: Engine, temperature: float, company: int
 ) -> None:

@@ -84,7 +84,9 @@ def test_what_is_read_a_little_wrong_drafts_otherwise(target: Engine, trap: str)
     assert differing([*found, Drafted()], reference("glm4_moe"), 0.0) == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "temperature", [0.7, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 1.0))]
+)
 def test_the_text_is_the_same_with_drafts_and_without(
     folder: Path, target: Engine, temperature: float
 ) -> None:
