@@ -105,6 +105,8 @@ class Connection:
         try:
             while isinstance(replies := await self._call.read(), Message):
                 self._hear(replies)
+            if replies is None:  # The status never comes while messages behind this one are unread.
+                return "the worker sent a message that cannot be read"
         except _BROKEN as error:
             return await self._why(error)
         return await self._why(None)
