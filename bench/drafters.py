@@ -12,15 +12,16 @@ run in a service.
 """
 
 import argparse
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import cycle, product
 from statistics import median
 from typing import Any
 
 from bench.checkpoints import INFLATED
-from bench.drafters_served import Windows, rows_of, served
+from bench.drafters_served import Windows, rows_of, running, served
 from bench.drafting import DRAFTED_BY, PLAIN, SCOPE, Pairs, asked_of
 from bench.report import RESULTS, command, save, table
 from outrider.demo.prompts import KINDS, prompts
@@ -143,10 +144,13 @@ def service(kept: Kept, options: argparse.Namespace) -> None:
     windows = Windows(options.warm_s, options.counted_s)
     rows = kept.begin("service", target=options.target, **asdict(windows))
     for one in served(options.target, EXIT_AFTER):
-        wanted = {name: named for name, named in one.named.items() if name in options.drafters}
-        if without(rows, [*wanted]):
-            asked = replace(one, named=wanted)
-            kept.add("service", rows_of(asked, options.target, options.kinds, options.streams, windows))
+        if wanted := without(rows, [name for name in one.named if name in options.drafters]):
+            with running(one, options.target) as address:
+                for name in wanted:
+                    measured = rows_of(
+                        address, name, one.named[name], options.kinds, TEMPERATURES, options.streams, windows
+                    )
+                    kept.add("service", asyncio.run(measured))
 
 
 def asked_at(kind: str, temperature: float, tokens: int) -> list[Request]:
@@ -172,8 +176,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--target", choices=INFLATED, default="190M", help="for speed")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], help="for speed")
     parser.add_argument("--answer", type=int, default=32, help="tokens of each answer, for speed")
-    parser.add_argument("--warm-s", type=float, default=12.0, help="before a service's tokens count")
-    parser.add_argument("--counted-s", type=float, default=12.0, help="while they do")
+    parser.add_argument("--warm-s", type=float, default=6.0, help="before a service's tokens count")
+    parser.add_argument("--counted-s", type=float, default=8.0, help="while they do")
     options = parser.parse_args(arguments)
     kept = Kept()
     for part in options.parts:

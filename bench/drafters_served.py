@@ -1,13 +1,14 @@
 """The part of `python -m bench drafters` that starts services: drafters under the pace, asked over gRPC.
 
-Plain decoding has a turn before and after each of them, since a shared machine is not always as fast.
+Plain decoding has a turn before and after each of them on a kind of text, since a shared machine is not
+always as fast.
 """
 
-import asyncio
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ from outrider.demo.prompts import DRAFTERS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import serving
 
-PROMPTS = 4  # of each kind, all of them in the workers' caches before anything is measured
+PROMPTS = 4  # of a kind, all of them in the workers' caches before anything is measured
 ANSWER = 64  # tokens
-OTHERS = 1000  # requests from one number of streams to the next: no past answer holds what is asked then
-TEMPERATURE = 0.7
+OTHERS = 1000  # requests from one window to the next
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Served:
 
 @dataclass(frozen=True)
 class Windows:
-    """Seconds of each drafter at each number of streams."""
+    """Seconds of what streams ask for."""
 
     warm_s: float  # in which the pace learns
     counted_s: float
 
 
-OF_PLAIN = Windows(warm_s=2.0, counted_s=6.0)
+OF_PLAIN = Windows(warm_s=1.0, counted_s=4.0)
 
 
 def _model(name: str, folder: Path) -> dict[str, object]:
@@ -65,68 +65,96 @@ def served(size: str, exit_after: int) -> Iterator[Served]:
     yield Served(_beside("early_exit", size, early_exit=layers), {f"exit after {exit_after}": "early_exit"})
 
 
-def rows_of(
-    service: Served, size: str, kinds: Sequence[str], streams: Sequence[int], windows: Windows
-) -> list[dict[str, Any]]:
-    """Of each drafter at each number of streams."""
+@contextmanager
+def running(service: Served, size: str) -> Iterator[str]:
+    """The gateway's address while the service runs."""
     target = {"target": inflated_target(size).resolve(), "target.dtype": "float32", "target.threads": 1}
     with (
         tempfile.TemporaryDirectory() as folder,
-        serving(Path(folder), {**target, **service.settings}) as running,
+        serving(Path(folder), {**target, **service.settings}) as started,
     ):
-        return asyncio.run(_measured(running.direct, service.named, kinds, streams, windows))
+        yield started.direct
 
 
-async def _measured(
+async def rows_of(
     address: str,
-    named: Mapping[str, str],
+    name: str,
+    drafter: str,
     kinds: Sequence[str],
+    temperatures: Sequence[float],
     streams: Sequence[int],
     windows: Windows,
 ) -> list[dict[str, Any]]:
+    """One for each kind, temperature and number of streams.
+
+    Args:
+        name: of the drafter in the bench.
+        drafter: its name in requests.
+    """
     rows = []
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-        for number in range(PROMPTS * len(kinds)):
-            await stub.Complete(request(kinds, None, number, tokens=1))
+        asking = Asking(generation_pb2_grpc.GenerationStub(channel))  # type: ignore[no-untyped-call]
         for count in streams:
-            before = await _answers(stub, partial(request, kinds, None), count, OF_PLAIN)
-            for name, drafter in named.items():
-                done = await _answers(stub, partial(request, kinds, drafter), count, windows)
-                after = await _answers(stub, partial(request, kinds, None), count, OF_PLAIN)
-                rows.append(
+            for kind in kinds:
+                await asking.prime(kind)
+                before = await asking.answers(Asked(kind, None, temperatures[0]), count, OF_PLAIN)
+                drafted = {
+                    temperature: await asking.answers(Asked(kind, drafter, temperature), count, windows)
+                    for temperature in temperatures
+                }
+                after = await asking.answers(Asked(kind, None, temperatures[0]), count, OF_PLAIN)
+                rows += [
                     {
                         "drafter": name,
+                        "kind": kind,
+                        "temperature": temperature,
                         "streams": count,
                         "tokens/s": done.rate,
                         "plain, tokens/s": (before.rate + after.rate) / 2,
+                        "to plain": 2 * done.rate / (before.rate + after.rate),
                         "tokens per pass": done.rate * windows.counted_s / max(done.passes, 1),
                         "share of passes with a Draft": done.rounds / max(done.passes, 1),
                     }
-                )
-                before = after
+                    for temperature, done in drafted.items()
+                ]
     return rows
 
 
-async def _answers(
-    stub: Any, asked: Callable[[int, int], generation_pb2.GenerateRequest], streams: int, windows: Windows
-) -> Slice:
-    """Of the counted seconds."""
-    client = Client(stub, asked, ANSWER, OTHERS * streams)
-    start = windows.warm_s + await client.follow([(windows.warm_s + windows.counted_s, streams)])
-    return slice_of(client.answers, start, start + windows.counted_s)
+@dataclass(frozen=True)
+class Asked:
+    """What streams ask for; drafter None: plain decoding."""
+
+    kind: str
+    drafter: str | None
+    temperature: float
+
+    def request(self, number: int, tokens: int) -> generation_pb2.GenerateRequest:
+        """Prompts take turns, and the seed is the number."""
+        mode = "auto" if self.drafter else "off"
+        return generation_pb2.GenerateRequest(
+            text=prompts(self.kind, PROMPTS)[number % PROMPTS],
+            task=f"{self.kind}, {self.drafter}",  # no drafter sees past answers that another was asked for
+            speculation=generation_pb2.SpeculationSettings(mode=mode, drafter=self.drafter),
+            sampling=generation_pb2.Sampling(
+                temperature=self.temperature, max_tokens=tokens, ignore_eos=True, seed=number
+            ),
+        )
 
 
-def request(
-    kinds: Sequence[str], drafter: str | None, number: int, tokens: int
-) -> generation_pb2.GenerateRequest:
-    """Kinds take turns, and then prompts. drafter: None: plain decoding."""
-    turn, kind = divmod(number, len(kinds))
-    return generation_pb2.GenerateRequest(
-        text=prompts(kinds[kind], PROMPTS)[turn % PROMPTS],
-        task=f"{kinds[kind]}, {drafter}",  # no drafter sees past answers that another was asked for
-        speculation=generation_pb2.SpeculationSettings(mode="auto" if drafter else "off", drafter=drafter),
-        sampling=generation_pb2.Sampling(
-            temperature=TEMPERATURE, max_tokens=tokens, ignore_eos=True, seed=number
-        ),
-    )
+class Asking:
+    """A service's only client. It gives no number twice: past answers never hold the very text."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._numbers = itertools.count(0, OTHERS)
+
+    async def prime(self, kind: str) -> None:
+        """Takes the prompts in."""
+        for number in range(PROMPTS):
+            await self._stub.Complete(Asked(kind, None, 0.0).request(number, tokens=1))
+
+    async def answers(self, asked: Asked, streams: int, windows: Windows) -> Slice:
+        """Of the counted seconds."""
+        client = Client(self._stub, asked.request, ANSWER, next(self._numbers))
+        start = windows.warm_s + await client.follow([(windows.warm_s + windows.counted_s, streams)])
+        return slice_of(client.answers, start, start + windows.counted_s)

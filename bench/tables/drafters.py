@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from bench.tables.reading import KINDS, Row, distinct, found, number, results, table
+from bench.tables.reading import KINDS, Row, distinct, number, results, table
 
 ENOUGH = 100  # times that a position was reached
 NAMES = {
@@ -98,19 +98,24 @@ def speed() -> str:
 
 
 def served() -> str:
+    return _served("to plain")
+
+
+def served_tokens() -> str:
+    return _served("tokens per pass")
+
+
+def _served(column: str) -> str:
     rows = _part("service")["rows"]
-    lines = []
+    kinds, lines = distinct(rows, "kind"), []
     for name in distinct(rows, "drafter"):
-        cells = []
         for streams in distinct(rows, "streams"):
-            row = found(rows, drafter=name, streams=streams)
-            ratio = number(row["tokens/s"] / row["plain, tokens/s"])
-            share = f"{row['share of passes with a Draft']:.0%}"
-            cells += [number(row["tokens/s"], 1), ratio, number(row["tokens per pass"]), share]
-        lines.append([NAMES[name], *cells])
-    columns = ("tokens/s", "to plain", "tokens per pass", "passes with a Draft")
-    counts = (f"{streams} stream{'s' if streams > 1 else ''}" for streams in distinct(rows, "streams"))
-    return table(["drafter", *(f"{count}: {column}" for count in counts for column in columns)], lines)
+            alike = [row for row in rows if (row["drafter"], row["streams"]) == (name, streams)]
+            shares = [row["share of passes with a Draft"] for row in alike]
+            cells = (_by_temperature(alike, kind, column) for kind in kinds)
+            lines.append([NAMES[name], str(streams), f"{min(shares):.0%} – {max(shares):.0%}", *cells])
+    header = ["drafter", "streams", "passes with a Draft"]
+    return table([*header, *(KINDS[kind] for kind in kinds)], lines)
 
 
 def layerskip() -> str:

@@ -59,6 +59,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "drafters_acceptance": (None, drafters.acceptance),
     "drafters_speed": (None, drafters.speed),
     "drafters_served": (None, drafters.served),
+    "drafters_served_tokens": (None, drafters.served_tokens),
     "trees": ("trees", drafters.trees),
     "tree_times": (None, drafters.tree_times),
     "layerskip": ("layerskip", drafters.layerskip),

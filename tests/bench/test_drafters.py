@@ -4,17 +4,19 @@ import json
 from itertools import cycle
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bench import checkpoints, drafters, report, trees
 from bench.drafters import Kept
-from bench.drafters_served import OTHERS, request, served
+from bench.drafters_served import Asked, Asking, Windows, served
 from bench.drafting import DRAFTED_BY, SCOPE, Pairs, asked_of
 from bench.inflate import Size
 from cluster.arguments import read_settings
 from outrider.demo.prompts import prompts
 from outrider.drafters.past_answers import PastAnswers
 from outrider.engine.speculate import generate
+from protos import generation_pb2, generation_pb2_grpc
 
 SIZE = "a little larger"
 LARGER = Size(hidden=384, layers=8, intermediate=640, heads=12, kv_heads=6)
@@ -87,16 +89,37 @@ def test_requests_to_a_service_name_a_drafter_that_it_has(inflated: str) -> None
     assert {*named} == {*DRAFTED_BY} - {f"exit after {layers}" for layers in (2, 3, 4)}
 
 
-def test_no_request_to_a_service_comes_twice() -> None:
+class Generation(generation_pb2_grpc.GenerationServicer):
+    """Answers at once, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[generation_pb2.GenerateRequest] = []
+
+    async def Generate(self, request, context):  # noqa: N802
+        self.asked.append(request)
+        yield generation_pb2.GenerateChunk(token_ids=[1], origins=[generation_pb2.ORIGIN_PLAIN])
+
+    async def GetLoads(self, request, context):  # noqa: N802
+        return generation_pb2.Loads()
+
+
+async def test_no_request_to_a_service_comes_twice() -> None:
     """Past answers that hold the very text would flatter suffixes."""
-    asked = [
-        request(("code", "json"), drafter, OTHERS * streams + number, tokens=8)
-        for drafter in (None, "suffix", "model+suffix")
-        for streams in (1, 8)
-        for number in range(20)
-    ]
-    assert len({(one.task, one.text, one.sampling.seed) for one in asked}) == len(asked)
-    assert {one.speculation.mode for one in asked} == {"off", "auto"}
+    server, service = grpc.aio.server(), Generation()
+    generation_pb2_grpc.add_GenerationServicer_to_server(service, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        asking = Asking(generation_pb2_grpc.GenerationStub(channel))
+        for streams in (1, 8):
+            for drafter in (None, "suffix", "suffix"):
+                await asking.answers(Asked("code", drafter, 0.7), streams, Windows(0.02, 0.1))
+    await server.stop(None)
+    assert len({(one.text, one.sampling.seed) for one in service.asked}) == len(service.asked) > 20
+    assert {(one.task, one.speculation.mode) for one in service.asked} == {
+        ("code, None", "off"),
+        ("code, suffix", "auto"),
+    }
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ LAUNCH_S, PROCESS_S = 0.4e-3, 0.2e-3
 SEQUENCE_S = 10e-3  # of a step of the target, for each sequence: taken together nothing is gained
 PASS_S = 2e-3  # of the draft: a Draft is there before the other stream's step is over
 DEPTH, TOKENS = 4, 200
+LONG_S = 60.0  # of the simulator's time, for answers that take a few seconds of it
 
 
 def host(launching: Launching) -> Host:
@@ -90,7 +91,10 @@ def test_answers_are_complete(launching: Launching, mode: str) -> None:
     async def answered() -> list[Sequence]:
         target, draft = PAIRS["1B in 4 bit on an L4"]
         drafts = {"model": SimulatedDraft(draft.seconds, partial(rank_at, 0.7, 0.5), Ahead(12, 0.5))}
-        async with simulated_fleet(target.seconds, drafts, HOP_S, host=host(launching)) as fleet:
+        async with (
+            asyncio.timeout(LONG_S),
+            simulated_fleet(target.seconds, drafts, HOP_S, host=host(launching)) as fleet,
+        ):
             return await answers(fleet, MODES[mode], range(4), apart_s=7e-3)
 
     for sequence in virtual.run(answered()):
