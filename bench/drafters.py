@@ -141,7 +141,7 @@ def engine_rows(
 
 def service(kept: Kept, options: argparse.Namespace) -> None:
     """Speed of every drafter by the services that have it."""
-    windows = Windows(options.warm_s, options.counted_s)
+    windows = Windows(options.learning_s, options.warm_s, options.counted_s)
     rows = kept.begin("service", target=options.target, **asdict(windows))
     for one in served(options.target, EXIT_AFTER):
         if wanted := without(rows, [name for name in one.named if name in options.drafters]):
@@ -176,8 +176,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--target", choices=INFLATED, default="190M", help="for speed")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], help="for speed")
     parser.add_argument("--answer", type=int, default=32, help="tokens of each answer, for speed")
-    parser.add_argument("--warm-s", type=float, default=6.0, help="before a service's tokens count")
-    parser.add_argument("--counted-s", type=float, default=8.0, help="while they do")
+    parser.add_argument("--learning-s", type=float, default=4.0, help="of a service's pace, per kind")
+    parser.add_argument("--warm-s", type=float, default=3.0, help="before a service's tokens count")
+    parser.add_argument("--counted-s", type=float, default=6.0, help="while they do")
     options = parser.parse_args(arguments)
     kept = Kept()
     for part in options.parts:

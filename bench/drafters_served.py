@@ -1,7 +1,7 @@
 """The part of `python -m bench drafters` that starts services: drafters under the pace, asked over gRPC.
 
-Plain decoding has a turn before and after each of them on a kind of text, since a shared machine is not
-always as fast.
+Plain decoding has its turns between them, since a shared machine is not always as fast, and all turns are
+alike: as streams begin together, the first seconds are not like those that follow.
 """
 
 import itertools
@@ -35,13 +35,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Windows:
-    """Seconds of what streams ask for."""
+    """Seconds of each turn."""
 
-    warm_s: float  # in which the pace learns
+    learning_s: float  # of a drafter on a kind of text before its first turn
+    warm_s: float
     counted_s: float
-
-
-OF_PLAIN = Windows(warm_s=1.0, counted_s=4.0)
 
 
 def _model(name: str, folder: Path) -> dict[str, object]:
@@ -97,25 +95,27 @@ async def rows_of(
         for count in streams:
             for kind in kinds:
                 await asking.prime(kind)
-                before = await asking.answers(Asked(kind, None, temperatures[0]), count, OF_PLAIN)
-                drafted = {
-                    temperature: await asking.answers(Asked(kind, drafter, temperature), count, windows)
-                    for temperature in temperatures
-                }
-                after = await asking.answers(Asked(kind, None, temperatures[0]), count, OF_PLAIN)
+                await asking.learn(Asked(kind, drafter, temperatures[0]), count, windows)
+                done: dict[float, Slice] = {}
+                for temperature in temperatures:
+                    done[temperature] = await asking.answers(
+                        Asked(kind, drafter, temperature), count, windows
+                    )
+                    if len(done) == 1:
+                        plain = await asking.answers(Asked(kind, None, temperature), count, windows)
                 rows += [
                     {
                         "drafter": name,
                         "kind": kind,
                         "temperature": temperature,
                         "streams": count,
-                        "tokens/s": done.rate,
-                        "plain, tokens/s": (before.rate + after.rate) / 2,
-                        "to plain": 2 * done.rate / (before.rate + after.rate),
-                        "tokens per pass": done.rate * windows.counted_s / max(done.passes, 1),
-                        "share of passes with a Draft": done.rounds / max(done.passes, 1),
+                        "tokens/s": drafted.rate,
+                        "plain, tokens/s": plain.rate,
+                        "to plain": drafted.rate / plain.rate,
+                        "tokens per pass": drafted.rate * windows.counted_s / max(drafted.passes, 1),
+                        "share of passes with a Draft": drafted.rounds / max(drafted.passes, 1),
                     }
-                    for temperature, done in drafted.items()
+                    for temperature, drafted in done.items()
                 ]
     return rows
 
@@ -153,8 +153,17 @@ class Asking:
         for number in range(PROMPTS):
             await self._stub.Complete(Asked(kind, None, 0.0).request(number, tokens=1))
 
+    async def learn(self, asked: Asked, streams: int, windows: Windows) -> None:
+        """Gives the pace time to."""
+        await self._follow(asked, streams, windows.learning_s)
+
     async def answers(self, asked: Asked, streams: int, windows: Windows) -> Slice:
         """Of the counted seconds."""
-        client = Client(self._stub, asked.request, ANSWER, next(self._numbers))
-        start = windows.warm_s + await client.follow([(windows.warm_s + windows.counted_s, streams)])
+        begun, client = await self._follow(asked, streams, windows.warm_s + windows.counted_s)
+        start = begun + windows.warm_s
         return slice_of(client.answers, start, start + windows.counted_s)
+
+    async def _follow(self, asked: Asked, streams: int, seconds: float) -> tuple[float, Client]:
+        """When it began, and its client."""
+        client = Client(self._stub, asked.request, ANSWER, next(self._numbers))
+        return await client.follow([(seconds, streams)]), client

@@ -113,7 +113,7 @@ async def test_no_request_to_a_service_comes_twice() -> None:
         asking = Asking(generation_pb2_grpc.GenerationStub(channel))
         for streams in (1, 8):
             for drafter in (None, "suffix", "suffix"):
-                await asking.answers(Asked("code", drafter, 0.7), streams, Windows(0.02, 0.1))
+                await asking.answers(Asked("code", drafter, 0.7), streams, Windows(0.0, 0.02, 0.1))
     await server.stop(None)
     assert len({(one.text, one.sampling.seed) for one in service.asked}) == len(service.asked) > 20
     assert {(one.task, one.speculation.mode) for one in service.asked} == {

@@ -13,6 +13,7 @@ def corpus() -> Corpus:
     return load_corpus(characters=200_000, draws=600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_training_document_starts_with_a_held_out_prompt(kind: str) -> None:
     held_out = tuple(corpus().held_out[kind])
@@ -21,6 +22,7 @@ def test_no_training_document_starts_with_a_held_out_prompt(kind: str) -> None:
     assert not any(text.startswith(held_out) for text in corpus().training[kind])
 
 
+@pytest.mark.slow
 def test_even_documents_are_there_for_what_must_be_read() -> None:
     even, held_out = corpus().even, corpus().held_out
     assert even.keys() == {*READING, REPETITIONS}
@@ -29,6 +31,7 @@ def test_even_documents_are_there_for_what_must_be_read() -> None:
         assert not any(text.startswith(tuple(held_out[kind])) for text in even[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_size_is_bounded(kind: str) -> None:
     *others, _ = corpus().training[kind]

@@ -92,7 +92,13 @@ def never_said(
 
 @pytest.mark.parametrize(
     "model",
-    [CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest],
+    [
+        CompletionRequest,
+        pytest.param(ChatRequest, marks=pytest.mark.slow),
+        pytest.param(ResponseRequest, marks=pytest.mark.slow),
+        TokenizeRequest,
+        DetokenizeRequest,
+    ],
 )
 def test_bodies_have_every_field_of_the_request(model: type[BaseModel]) -> None:
     assert never_said(fields_of(model), graded(body_of(model))) == set()
@@ -110,6 +116,7 @@ def test_messages_have_every_field_of_the_request() -> None:
     assert never_said(fields_in(descriptor), graded(message_of(descriptor))) == set()
 
 
+@pytest.mark.slow
 def test_streams_to_workers_have_every_field_of_their_messages() -> None:
     expected = {
         (role, *path)
