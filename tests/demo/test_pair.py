@@ -82,7 +82,8 @@ def test_the_draft_agrees_with_the_target(kind: str) -> None:
     assert found.overlap >= LEAST_ACCEPTANCE[kind]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("json", marks=pytest.mark.slow), "tool_calls"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["json", "tool_calls"])
 def test_greedy_text_comes_to_its_end(kind: str) -> None:
     assert sum(text[-1] in (END_OF_TEXT, END) for text in greedy_texts(kind)) >= 6
 
@@ -106,6 +107,7 @@ def greedy_answers(kind: str) -> list[tuple[str, str]]:
     return list(zip(prompts(kind, 8), answers, strict=True))
 
 
+@pytest.mark.slow
 def test_greedy_tool_calls_suit_the_tools_at_hand() -> None:
     called = suits = 0
     for prompt, answer in greedy_answers("tool_calls"):
@@ -123,6 +125,7 @@ def test_greedy_tool_calls_suit_the_tools_at_hand() -> None:
     assert suits >= called - 1
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_json_and_half_of_them_suit_their_schema() -> None:
     """A model of this size forgets properties of longer schemas."""
     parsed = suits = 0

@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from outrider.demo.prompts import KINDS
 from outrider.demo.train import Phase, Schedule, train
 
+pytestmark = pytest.mark.slow
+
 TINY = Schedule(
     characters=100_000,
     draws=600,
@@ -42,7 +44,6 @@ def test_prompts_are_written_beside_the_pair(pair: Path) -> None:
     assert all(f'"{kind}"' in (pair / "prompts.json").read_text() for kind in KINDS)
 
 
-@pytest.mark.slow
 def test_a_second_run_makes_the_same_files(pair: Path, tmp_path: Path) -> None:
     train(tmp_path, TINY)
     files = [path.relative_to(pair) for path in pair.rglob("*") if path.is_file()]

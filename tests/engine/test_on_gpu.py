@@ -76,6 +76,8 @@ WAYS = {
     "kernels": Way({"graphs": False}, "_attend_tile", "kernels", "graphs are off"),
     "graphs": Way({}, "graph.replay", "graph"),
 }
+# What graphs compute the kernels do, and forward/test_batch_invariant.py has its own look at a GPU.
+REPEATED = ("batch-invariant", "kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +85,9 @@ def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 5, 30))
 
 
-# What graphs compute the kernels do.
 @pytest.fixture(
     params=[
-        pytest.param(way, id=name, marks=pytest.mark.slow if name == "kernels" else ())
+        pytest.param(way, id=name, marks=pytest.mark.slow if name in REPEATED else ())
         for name, way in WAYS.items()
     ]
 )

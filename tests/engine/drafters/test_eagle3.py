@@ -88,7 +88,7 @@ def test_other_forms_hold_the_same_head(tmp_path: Path, target: Engine, kind: st
     "wrong",
     [
         {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]},
-        {"norm_before_residual": True},
+        pytest.param({"norm_before_residual": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -182,7 +182,8 @@ def expected_paths(
     return {chain[: end + 1] for end in range(depth)} | {path for _, path in beside}
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @torch.inference_mode()
 def test_an_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: float) -> None:
     """Nodes of a position go through the head together: none may see another branch."""

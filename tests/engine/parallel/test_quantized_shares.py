@@ -56,7 +56,7 @@ def follow_on(group: RankGroup, settings: EngineSettings, in_fp8: bool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "in_fp8"),
-    [("llama", False), ("llama", True), ("qwen3_moe", False)],
+    [pytest.param("llama", False, marks=pytest.mark.slow), ("llama", True), ("qwen3_moe", False)],
     ids=["dequantized", "in FP8", "dequantized experts"],
 )
 def test_two_processes_say_what_one_says_of_fp8_in_blocks(
