@@ -18,13 +18,18 @@ from tests.support.patience import START_S
 
 pytestmark = pytest.mark.slow
 
+CHECKOUT = Path(__file__).parents[2]
 TOOLS = ("unshare", "setpriv", "ip", "wget", "curl")
 POD = """
 set -e
 ip link set lo up
 mount --bind "$FILES" /mnt
+mount --bind "$CHECKOUT" /media
 mount -t tmpfs -o mode=1777 none /tmp
 mount -t tmpfs -o mode=1777 none /dev/shm
+mkdir -p "$CHECKOUT"  # it may have been in /tmp
+mount --bind /media "$CHECKOUT"
+mount -o remount,ro,bind "$CHECKOUT"
 mount -o remount,ro,bind /
 cd /tmp
 exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all bash /mnt/pod.sh
@@ -72,7 +77,8 @@ def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) 
         "OUTRIDER_TOKEN": "of the workers in these tests",
         "PATH": os.environ["PATH"],
         "PYTHON": sys.executable,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "CHECKOUT": str(CHECKOUT),
+        "PYTHONPATH": str(CHECKOUT),
         "FILES": str(tmp_path),
         "RESOURCES": json.dumps(resources),
         "KEY": KEY,
