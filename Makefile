@@ -7,7 +7,7 @@ SOURCES := outrider protos actors gateway cluster bench tests
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml outrider/engine/kernels/cpu/functions.cpp
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --progress-bar on -e '.[dev]'
 	touch $@

@@ -152,7 +152,7 @@ class ModelRunner:
         self.context_length = context_length(self.model)
         self.end_token_ids = end_of_sequence(self.model)
         self.mask_token = mask_token(self.model.config)
-        self.launches_early = forward.kernel is not None and not self.settings.shortest_step_s
+        self.launches_early = forward.is_asynchronous and not self.settings.shortest_step_s
         with self.load_timings.timed("graphs"):
             compile_kernels(self.vocab_size, self._forward.dtype, self._forward.device)
 
@@ -265,7 +265,7 @@ class ModelRunner:
         self, feeds: list[Feed], tasks: Items[Task], counts: list[int], drafts: list[Draft]
     ) -> ChoiceInput | None:
         """For the kernels that choose tokens, where there are some. Arguments as of ChoiceInput.of_feeds."""
-        if self._forward.kernel is None:
+        if not self._forward.is_asynchronous:
             return None
         return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
 

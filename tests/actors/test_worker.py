@@ -80,7 +80,7 @@ async def test_what_slows_its_engine_down_on_a_gpu_is_published(
     heard: asyncio.Queue[object] = asyncio.Queue()
     number = worker._client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
     worker._client.submit(1, Generate(number, 0, PROMPT, 1))
-    await eventually(lambda: told.values["outrider_gpu_steps", "gathered"] == 1)
+    await eventually(lambda: told.values["outrider_gpu_steps", "kernels"] == 1)
     await Worker.__del__(worker)
 
 

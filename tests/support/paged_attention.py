@@ -15,7 +15,7 @@ def paged_input(
 ) -> PagedInput[torch.Tensor]:
     """Of a batch, on the CPU, with no more room than it takes, or with that of a layout."""
     layout = layout or Layout.of(feeds, block_size)
-    return layout.split(fill(layout, feeds, block_size, spare_slot))
+    return layout.split(fill(layout, feeds, block_size, spare_slot, device=torch.device("cpu")))
 
 
 @dataclass
@@ -24,6 +24,7 @@ class PlainAttention:
 
     block_size: int
     calls: int = 0
+    is_asynchronous: bool = True
 
     def __call__(self, paged, query, keys, values, *, scaling=None, window=None, softcap=None, sinks=None):
         self.calls += 1

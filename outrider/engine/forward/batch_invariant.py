@@ -138,7 +138,8 @@ def paged_pass(
     longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
     path_length = max(room.path_length, longest)
     layout = replace(room, lanes=len(feeds), path_length=path_length, tail=len(tail))
-    given = layout.split(fill(layout, feeds, block_size, spare_slot, tail).to(device, non_blocking=True))
+    filled = fill(layout, feeds, block_size, spare_slot, tail, device=device)
+    given = layout.split(filled.to(device, non_blocking=True))
     return Pass(
         given.token_ids,
         given.position_ids,

@@ -22,6 +22,8 @@ from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
 from outrider.engine.forward.linear import PackedLinear, Projection
+from outrider.engine.kernels.cpu.functions import compiled
+from outrider.engine.kernels.cpu.layer import CpuOperations
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -149,8 +151,10 @@ def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOper
     return Decoder(model, hidden_layers, operations)
 
 
-def layer_operations(kernel: Kernel | None, device: torch.device) -> LayerOperations:
+def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> LayerOperations:
     """For passes whose attention is the kernel, or None."""
+    if device.type == "cpu" and dtype == torch.float32 and compiled() is not None:
+        return CpuOperations()
     if kernel is None or device.type != "cuda":
         return PlainOperations()
     from outrider.engine.kernels.layer import FusedOperations

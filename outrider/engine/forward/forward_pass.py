@@ -93,6 +93,7 @@ class ForwardPass:
         self.kernel: Kernel | None
         self.slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
         self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
+        self.is_asynchronous = self.kernel is not None and self.kernel.is_asynchronous
         self._check_and_optimize(layers)
         if beside is not None:
             with self.load_timings.timed("weights"):
@@ -108,7 +109,7 @@ class ForwardPass:
             if beside is not None:
                 beside.allocate(num_blocks)
         self.settings = settings  # those in force: nothing is left open
-        if self.kernel is not None:
+        if self.is_asynchronous:
             with self.load_timings.timed("graphs"):
                 self._compile_kernels()
                 self.slow_because += self._capture_graphs()
@@ -193,7 +194,7 @@ class ForwardPass:
             self._decoder = None
 
     def _decoder_of(self, model: Any, hidden_layers: Items[int]) -> Decoder | None:
-        return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.device))
+        return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.device, self.dtype))
 
     def _logits(self, step: StepInput) -> torch.Tensor:
         return self.run(self.prepare(step)).logits
@@ -224,7 +225,7 @@ class ForwardPass:
     def _pass_of(self, feeds: Items[Feed], tail: Numbers) -> Batch:
         """One of batch-invariant numerics."""
         given = feeds, self.settings.block_size, self.dtype, self.device, self._spare_slot
-        return gathered_pass(*given) if self.kernel is None else paged_pass(*given, tail)
+        return paged_pass(*given, tail) if self.is_asynchronous else gathered_pass(*given)
 
     def lay_out(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> Batch:
         """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
@@ -232,7 +233,7 @@ class ForwardPass:
         if self.kernel is None:
             return pack(feeds, block_size, dtype, device)
         layout = replace(Layout.of(feeds, block_size), tail=len(tail))
-        filled = fill(layout, feeds, block_size, self._spare_slot, tail)
+        filled = fill(layout, feeds, block_size, self._spare_slot, tail, device=device)
         given = layout.split(filled.to(device, non_blocking=True))
         return paged_batch(given, given.logit_rows, block_size, dtype)
 

@@ -230,7 +230,7 @@ class Graphs(CapturedSizes):
             return None
         replay = self._replays[size]
         layout = replace(self._layout(size), lanes=len(feeds), tail=len(tail))
-        filled = fill(layout, feeds, self._block_size, self._spare_slot, tail)
+        filled = fill(layout, feeds, self._block_size, self._spare_slot, tail, device=self._buffer.device)
         given = layout.split(self._buffer[: layout.size])
         logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
         token_ids = given.token_ids[:, :rows]
@@ -269,7 +269,7 @@ class Graphs(CapturedSizes):
 
     def _work(self, rows: int) -> Callable[[], None]:
         layout = self._layout(rows)
-        filled = fill(layout, [], self._block_size, self._spare_slot)
+        filled = fill(layout, [], self._block_size, self._spare_slot, device=self._buffer.device)
         self._buffer[: layout.size].copy_(filled, non_blocking=True)
         given = layout.split(self._buffer[: layout.size])
         batch = paged_batch(given, self._every[:rows], self._block_size, self._dtype)

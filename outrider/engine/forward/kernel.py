@@ -7,6 +7,8 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.forward.paged_input import PagedInput
+from outrider.engine.kernels.cpu.attention import WIDEST_VECTOR, CpuAttention
+from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.settings import EngineSettings
 
 WIDEST_HEAD = 256
@@ -18,6 +20,10 @@ GATHERS = "attention gathers its blocks, and no step has a CUDA graph: {}"
 
 class Kernel(Protocol):
     """Attention that reads the cache where it lies."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the host goes on meanwhile. Then steps have graphs, and are launched early."""
 
     def __call__(
         self,
@@ -48,10 +54,17 @@ class Kernel(Protocol):
 def find_kernel(
     settings: EngineSettings, shapes: Mapping[int, LayerShape], context_length: int, device: torch.device
 ) -> tuple[Kernel | None, tuple[str, ...]]:
-    """The kernel, or None where blocks have to be gathered; and why, on a GPU, where that is slow."""
+    """The kernel, or None where blocks have to be gathered; and why, on a GPU, where that is slow.
+
+    settings: with the device's dtype resolved.
+    """
+    all_dims = [dim for _, *dims in shapes.values() for dim in dims]
+    if device.type == "cpu" and settings.dtype == "float32" and compiled() is not None:
+        fits = all(dim % WIDEST_VECTOR == 0 for dim in all_dims)
+        return CpuAttention(settings.block_size) if fits else None, ()
     if device.type != "cuda":
         return None, ()
-    widest = max(max(dims) for _, *dims in shapes.values())
+    widest = max(all_dims)
     if widest > WIDEST_HEAD:
         return None, (
             GATHERS.format(f"heads have {widest} dimensions, a kernel takes {WIDEST_HEAD} at most"),

@@ -1,11 +1,10 @@
-"""Linear layers on a CPU: weights packed once for oneDNN, projections of one input computed as one product.
+"""Linear layers on a CPU: weights packed once, projections of one input computed as one product.
 
-`nn.Linear` multiplies from the weight as it lies, which in float32 makes four rows cost twice as much as one.
-oneDNN multiplies from a weight packed at load, which costs no more for five rows than for one. Its kernels
-for one row and for two read memory more slowly, so rows of zeros are added there.
+`nn.Linear` multiplies from the weight as it lies, which in float32 makes four rows cost twice as much as one,
+and adds up in an order that depends on the number of rows. From a weight packed at load five rows cost
+little more than one, and a row's result is the same alone and beside others, bit for bit.
 
-In float32 a row's result is within rounding of `nn.Linear`'s. Where it was measured (AVX-512) it is the same
-alone and beside others, bit for bit. In bfloat16 it is always what `nn.Linear` computes.
+In float32 it is within rounding of `nn.Linear`'s, in bfloat16 exactly what `nn.Linear` computes.
 """
 
 import logging
@@ -16,13 +15,52 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
+from outrider.engine.kernels.cpu.product import PanelProduct
+
 logger = logging.getLogger(__name__)
 
-# Below, nn.Linear is faster; float16 is not here because its kernel for one row is always faster.
-SMALLEST_PACKED_BYTES = {torch.float32: 2**20, torch.bfloat16: 0}
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-EXPECTED_ROWS = 32  # what the packed layout is chosen for; it serves any number
-SLOW_ROWS, FILLED_ROWS = 2, 4  # so few rows are filled up to so many
+EXPECTED_ROWS = 32  # what oneDNN's packed layout is chosen for; it serves any number
+SLOW_ROWS, FILLED_ROWS = 2, 4  # so few rows are filled up to so many for oneDNN
+
+
+class OneDnnProduct:
+    """Products with one weight as oneDNN packs it. Where memory is slow its kernels for one row and for two
+    read it more slowly than those for more, so rows of zeros are added there.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """
+        Args:
+            weight: [out_features, in_features]
+            bias: [out_features], same dtype
+        """
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), EXPECTED_ROWS)
+        self._bias = bias
+        self._pointwise = torch.ops.mkldnn._linear_pointwise
+
+    def __call__(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        """[num_rows, in_features] to [num_rows, out_features]; ``added`` is of the result's shape."""
+        num_rows = len(rows)
+        if 0 < num_rows <= SLOW_ROWS:
+            zeros = (0, 0, 0, FILLED_ROWS - num_rows)
+            return self._product(pad(rows, zeros), None if added is None else pad(added, zeros))[:num_rows]
+        return self._product(rows, added)
+
+    def _product(self, rows: Tensor, added: Tensor | None) -> Tensor:
+        if added is None:
+            return self._pointwise(rows, self.packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+        return self._pointwise.binary(rows, added, self.packed, self._bias, "add")  # type: ignore[no-any-return]
+
+
+MISSING = {
+    torch.float32: "Outrider was installed without a C++ compiler, or this processor has no AVX2",
+    torch.bfloat16: "this build of torch has no oneDNN, or another one",
+}
+PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # of float16 nn.Linear is faster
+    torch.float32: PanelProduct,
+    torch.bfloat16: OneDnnProduct,
+}
 
 
 class PackedLinear(nn.Module):
@@ -33,28 +71,20 @@ class PackedLinear(nn.Module):
         Args:
             weight: [out_features, in_features], float32 or bfloat16
             bias: [out_features], same dtype
+
+        Raises:
+            RuntimeError: this machine cannot: see packing_works.
         """
         super().__init__()
-        weight = weight.detach().contiguous()
         self.out_features, self.in_features = weight.shape
-        self.bias = None if bias is None else bias.detach()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
-        self._pointwise = torch.ops.mkldnn._linear_pointwise
+        bias = None if bias is None else bias.detach()
+        self.product = PRODUCTS[weight.dtype](weight.detach(), bias)
 
     def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
         """[..., in_features] to [..., out_features]; ``added`` is of the result's shape."""
-        num_rows = rows.numel() // self.in_features
-        if 0 < num_rows <= SLOW_ROWS:
-            zeros = (0, 0, 0, FILLED_ROWS - num_rows)
-            given = None if added is None else pad(added.reshape(num_rows, -1), zeros)
-            product = self._product(pad(rows.reshape(num_rows, -1), zeros), given)
-            return product[:num_rows].view(*rows.shape[:-1], self.out_features)
-        return self._product(rows, added)
-
-    def _product(self, rows: Tensor, added: Tensor | None) -> Tensor:
-        if added is None:
-            return self._pointwise(rows, self.packed, self.bias, "none", [], "")  # type: ignore[no-any-return]
-        return self._pointwise.binary(rows, added, self.packed, self.bias, "add")  # type: ignore[no-any-return]
+        flat = rows.reshape(-1, self.in_features)
+        product = self.product(flat, None if added is None else added.reshape(-1, self.out_features))
+        return product.view(*rows.shape[:-1], self.out_features)
 
 
 Product = Callable[[Tensor, Tensor | None], nn.Module]  # from weight and bias, as PackedLinear
@@ -104,16 +134,15 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
     torch cannot pack, the layers stay as they are and the log says so once.
     """
     dtypes = {module.weight.dtype for module in model.modules() if type(module) is nn.Linear}
-    packable = {dtype for dtype in dtypes & SMALLEST_PACKED_BYTES.keys() if packing_works(dtype)}
-    if missing := dtypes & SMALLEST_PACKED_BYTES.keys() - packable:
-        logger.warning("oneDNN cannot pack %s weights here; linear layers stay as they are", missing)
+    packable = {dtype for dtype in dtypes & PRODUCTS.keys() if packing_works(dtype)}
+    for dtype in dtypes & PRODUCTS.keys() - packable:
+        logger.warning("linear layers stay as they are, which is slower: %s", MISSING[dtype])
     # Without the layers themselves: each one's weight is to go as soon as it is packed.
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for names in linear_groups(module):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
             dtype = projections[0].weight.dtype
-            size = sum(projection.weight.nbytes for projection in projections)
-            if dtype in packable and size >= SMALLEST_PACKED_BYTES[dtype]:
+            if dtype in packable:
                 replace(module, names, projections)
             elif len(names) > 1:
                 replace(module, names, projections, joined)
@@ -169,9 +198,9 @@ def replace(
 
 
 def packing_works(dtype: torch.dtype) -> bool:
-    """Whether torch has the operators, which are not public, and they compute what they should."""
+    """Whether the functions are there, and they compute what they should."""
     weight, rows = torch.eye(16, dtype=dtype), torch.ones(2, 16, dtype=dtype)
     try:
         return torch.equal(PackedLinear(weight, None)(rows), linear(rows, weight))
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError):  # oneDNN's operators are not public
         return False

@@ -84,18 +84,26 @@ class Layout:
             "tail": (self.tail,),
         }
 
+    @cached_property
+    def _places(self) -> dict[str, slice]:
+        """In the buffer."""
+        places, start = {}, 0
+        for name, shape in self._shapes.items():
+            places[name] = slice(start, start + math.prod(shape))
+            start += _aligned(places[name].stop - start)
+        return places
+
     @property
     def size(self) -> int:
         """Numbers in the buffer."""
-        return sum(_aligned(math.prod(shape)) for shape in self._shapes.values())
+        return _aligned(self._places["tail"].stop)
 
     def split(self, buffer: Any) -> "PagedInput[Any]":
         """Views of a numpy array or a tensor [size]."""
-        views, start = {}, 0
+        views = {}
         for name, shape in self._shapes.items():
-            stop = start + math.prod(shape)
-            views[name] = buffer[start:stop].reshape(shape)
-            start += _aligned(stop - start)
+            view = buffer[self._places[name]]
+            views[name] = view if len(shape) == 1 else view.reshape(shape)
         return PagedInput(**views)
 
 
@@ -124,10 +132,19 @@ class PagedInput(Generic[Array]):
 
 
 def fill(
-    layout: Layout, feeds: Items[Feed], block_size: int, spare_slot: int, tail: Numbers = NO_TAIL
+    layout: Layout,
+    feeds: Items[Feed],
+    block_size: int,
+    spare_slot: int,
+    tail: Numbers = NO_TAIL,
+    *,
+    device: torch.device,
 ) -> torch.Tensor:
-    """The buffer, pinned where there is a GPU; what is left of it is padding, written to ``spare_slot``."""
-    buffer = torch.empty(layout.size, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+    """The buffer on the host; what is left of it is padding, written to ``spare_slot``.
+
+    device: that it is for. For a GPU it is pinned.
+    """
+    buffer = torch.empty(layout.size, dtype=torch.int64, pin_memory=device.type == "cuda")
     numbers: PagedInput[Numbers] = layout.split(buffer.numpy())
     buffer[: layout.size - numbers.block_table.size - numbers.tail.size].zero_()
     numbers.tail[:] = tail
@@ -221,6 +238,8 @@ def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -
 
 def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> tuple[int, int]:
     """Cuts these spans into tiles of so many rows at most: how many, and slots up to the longest's end."""
+    if not len(chosen):
+        return 0, 0
     num_tiles = -(-spans.counts[chosen] // rows)
     of_tile = np.repeat(chosen, num_tiles)
     index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
@@ -229,4 +248,4 @@ def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> t
     ends = spans.starts[of_tile] + before + held
     columns = (spans.lanes[of_tile], spans.firsts[of_tile] + before, held, ends, spans.roots[of_tile])
     tiles[: len(of_tile)] = np.stack(columns, axis=1)
-    return len(of_tile), int(ends.max(initial=0))
+    return len(of_tile), int(ends.max())

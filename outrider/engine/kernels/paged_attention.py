@@ -272,6 +272,7 @@ class PagedAttention:
     split: int
     shared_memory: int
     programs: int
+    is_asynchronous: bool = True
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
-from outrider.engine.forward.linear import SMALLEST_PACKED_BYTES
+from outrider.engine.forward.linear import PRODUCTS
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
@@ -110,7 +110,7 @@ class ModelSkeleton:
         is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
         if is_tied and not on_cuda:
             stored = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
-            is_packed = quantization or stored >= SMALLEST_PACKED_BYTES.get(self.dtype, math.inf)
+            is_packed = quantization or self.dtype in PRODUCTS
             size += -(-stored // devices) if is_packed else 0
         return size
 

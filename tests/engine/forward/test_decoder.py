@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.forward import layer_operations
 from outrider.engine.forward.decoder import Decoder
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
@@ -108,10 +107,13 @@ def test_one_that_computes_something_else_is_not_used_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rotated = layer_operations.rotated
-    monkeypatch.setattr(
-        layer_operations, "rotated", lambda heads, cosines, sines: rotated(heads, cosines, -sines)
-    )
+    rotation = Decoder._rotation
+
+    def turned_back(self: Decoder, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cosines, sines = rotation(self, *given)
+        return cosines, -sines
+
+    monkeypatch.setattr(Decoder, "_rotation", turned_back)
     with caplog.at_level(logging.ERROR):
         forward = load(write_checkpoint(tmp_path, "llama"))
     assert decoders

@@ -108,7 +108,7 @@ def test_what_is_left_of_a_larger_layout_is_padding_that_nobody_reads():
     room = Layout.padded(16, 50, as_chains=False)
     assert room.words * WORD_BITS == MAX_NODES
     layout = replace(room, lanes=len(feeds))
-    padded = layout.split(fill(layout, feeds, BLOCK, spare_slot=999))
+    padded = layout.split(fill(layout, feeds, BLOCK, spare_slot=999, device=torch.device("cpu")))
     exact = paged_input(feeds, BLOCK)
     for name in ("token_ids", "position_ids"):
         assert getattr(padded, name)[0, :7].tolist() == getattr(exact, name)[0].tolist()

@@ -1,4 +1,9 @@
-"""Kernels between a layer's products compute what torch's operations do; without a GPU, interpreted."""
+"""Kernels between a layer's products compute what torch's operations do.
+
+Those of Triton are interpreted where there is no GPU; the compiled ones are for a CPU.
+"""
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -7,16 +12,35 @@ from torch import Tensor
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import paged_batch
-from outrider.engine.forward.layer_operations import Heads, Norm, PlainOperations
+from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
+from outrider.engine.kernels.cpu.functions import compiled
+from outrider.engine.kernels.cpu.layer import CpuOperations
 from outrider.engine.step_input import Feed
 from tests.support.paged_attention import paged_input
 
-layer = pytest.importorskip("outrider.engine.kernels.layer", reason="needs triton: pip install triton")
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}  # of products near 4
 BLOCK_SIZE = 8
+
+Made = Callable[[], LayerOperations]
+
+
+def of_triton() -> LayerOperations:
+    layer = pytest.importorskip("outrider.engine.kernels.layer", reason="needs triton: pip install triton")
+    operations: LayerOperations = layer.FusedOperations()
+    return operations
+
+
+def of_cpu() -> LayerOperations:
+    if DEVICE != "cpu" or compiled() is None:
+        pytest.skip("Outrider was installed without a C++ compiler, or tests run on a GPU")
+    return CpuOperations()
+
+
+KERNELS = pytest.mark.parametrize(
+    ("made", "dtype"),
+    [(of_triton, torch.float32), (of_triton, torch.float16), (of_cpu, torch.float32)],
+)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -34,18 +58,18 @@ def assert_close(ours: Tensor, plain: Tensor) -> None:
     torch.testing.assert_close(ours, plain, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@KERNELS
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 64), (5, 100), (3, 2048)])
-def test_rows_are_normed(num_tokens: int, size: int, dtype: torch.dtype) -> None:
+def test_rows_are_normed(num_tokens: int, size: int, made: Made, dtype: torch.dtype) -> None:
     rows, of = random(num_tokens, size, dtype=dtype), norm(size, dtype=dtype)
-    assert_close(layer.FusedOperations().normed(rows, of), PlainOperations().normed(rows, of))
+    assert_close(made().normed(rows, of), PlainOperations().normed(rows, of))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@KERNELS
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(("queries", "kv", "dim"), [(4, 2, 16), (9, 3, 24), (8, 8, 64)])
 def test_heads_are_rotated_and_stored(
-    queries: int, kv: int, dim: int, has_norm: bool, dtype: torch.dtype
+    queries: int, kv: int, dim: int, has_norm: bool, made: Made, dtype: torch.dtype
 ) -> None:
     """And nothing else in the cache changes."""
     feeds = [
@@ -58,7 +82,7 @@ def test_heads_are_rotated_and_stored(
     product = random(6, queries + 2 * kv, dim, dtype=dtype)
     rotation = random(6, 1, dim, dtype=dtype), -random(6, 1, dim, dtype=dtype)
     found = []
-    for operations in (layer.FusedOperations(), PlainOperations()):
+    for operations in (made(), PlainOperations()):
         cache = KeyValues({0: (kv, dim, dim)}, 5, BLOCK_SIZE, dtype, torch.device(DEVICE))
         query = operations.rotated_and_stored(product.clone(), heads, rotation, Paged(batch, cache, None))
         found.append((query, cache.keys[0], cache.values[0]))
@@ -67,14 +91,16 @@ def test_heads_are_rotated_and_stored(
         assert_close(ours, plain)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@KERNELS
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 64), (7, 1500)])
-def test_gates_are_opened(num_tokens: int, size: int, dtype: torch.dtype) -> None:
+def test_gates_are_opened(num_tokens: int, size: int, made: Made, dtype: torch.dtype) -> None:
     gate_up = random(num_tokens, 2 * size, dtype=dtype)
-    assert_close(layer.FusedOperations().gated(gate_up), PlainOperations().gated(gate_up))
+    assert_close(made().gated(gate_up), PlainOperations().gated(gate_up))
 
 
-def test_a_row_does_not_depend_on_its_company() -> None:
-    rows, of = random(9, 64), norm(64, dtype=torch.float32)
-    together = layer.FusedOperations().normed(rows, of)
-    assert torch.equal(layer.FusedOperations().normed(rows[4:5], of), together[4:5])
+@pytest.mark.parametrize("made", [of_triton, of_cpu])
+def test_a_row_does_not_depend_on_its_company(made: Made) -> None:
+    rows, of, operations = random(9, 100), norm(100, dtype=torch.float32), made()
+    assert torch.equal(operations.normed(rows[4:5], of), operations.normed(rows, of)[4:5])
+    gate_up = 20 * random(9, 202)  # so that some gates are quite shut
+    assert torch.equal(operations.gated(gate_up[4:5]), operations.gated(gate_up)[4:5])

@@ -125,7 +125,7 @@ def no_mask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("fields", [{"dtype": "float32"}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("fields", [{"dtype": "float16"}, {"dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize(
     ("mistake", "named"),
     [

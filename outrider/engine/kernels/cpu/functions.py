@@ -1,0 +1,50 @@
+"""The compiled functions of functions.cpp: what a forward pass computes on a CPU in float32.
+
+Every row's result is the same, bit for bit, alone and beside others, and with any number of threads. That is
+also why matrix products are not a library's: oneDNN's and MKL's add up in an order that depends on the number
+of rows. Nor do they read memory as fast as it is where rows are few: `python -m bench linear`.
+"""
+
+import ctypes
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import torch
+
+# By the name that torch has for what this processor can do. pyproject.toml says how each is compiled.
+INSTRUCTION_SETS = {"AVX512": "avx512", "AVX2": "avx2"}
+
+
+@cache
+def compiled() -> ctypes.CDLL | None:
+    """The functions of functions.cpp; None where they were not compiled, or not for this processor."""
+    name = INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability())
+    path = Path(__file__).with_name(f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}")
+    if name is None or not path.exists():
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:  # this build of torch brings no OpenMP that fits
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    takes = {
+        "panel_width": [],
+        "multiply": [pointer, number, pointer, number, number, *[pointer] * 3, ctypes.c_int],
+        "norm": [pointer, *[number] * 4, pointer, ctypes.c_float, pointer, number, ctypes.c_int],
+        "rotate_and_store": [pointer, *[number] * 4, *[pointer] * 3, number, *[pointer] * 3, ctypes.c_int],
+        "gate": [pointer, number, number, pointer, ctypes.c_int],
+        "attend": [pointer, ctypes.c_int],
+    }
+    for function, types in takes.items():
+        getattr(library, function).argtypes = types
+        getattr(library, function).restype = None
+    library.panel_width.restype = number
+    return library
+
+
+def functions() -> ctypes.CDLL:
+    library = compiled()
+    if library is None:
+        raise RuntimeError("functions.cpp is not compiled for this processor")
+    return library

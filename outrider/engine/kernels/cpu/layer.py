@@ -1,0 +1,65 @@
+"""What a decoder layer of the Llama family does between its matrix products."""
+
+import torch
+from torch import Tensor, get_num_threads
+
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.layer_operations import Heads, Norm
+from outrider.engine.kernels.cpu.functions import functions
+
+
+class CpuOperations:
+    """See outrider.engine.forward.layer_operations.LayerOperations, which this is."""
+
+    def __init__(self) -> None:
+        self._functions = functions()
+
+    def normed(self, rows: Tensor, norm: Norm) -> Tensor:
+        rows = rows.contiguous()
+        result = torch.empty_like(rows)
+        self._norm(rows, norm, 1, result)
+        return result
+
+    def _norm(self, rows: Tensor, norm: Norm, groups: int, result: Tensor) -> None:
+        self._functions.norm(
+            rows.data_ptr(),
+            len(rows),
+            groups,
+            norm.size,
+            rows.stride(0),
+            norm.weight.data_ptr(),
+            norm.epsilon,
+            result.data_ptr(),
+            result.stride(0),
+            get_num_threads(),
+        )
+
+    def rotated_and_stored(
+        self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
+    ) -> Tensor:
+        turned, tokens = heads.queries + heads.kv, len(product)
+        if heads.norm is not None:
+            self._norm(product, heads.norm, turned, product)
+        query = product.new_empty(tokens, heads.queries, heads.dim)
+        slots, cosines, sines = paged.batch.slots, *rotation
+        self._functions.rotate_and_store(
+            product.data_ptr(),
+            tokens,
+            heads.queries,
+            heads.kv,
+            heads.dim,
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            None if isinstance(slots, slice) else slots.data_ptr(),
+            slots.start if isinstance(slots, slice) else 0,
+            query.data_ptr(),
+            paged.cache.keys[heads.layer].data_ptr(),
+            paged.cache.values[heads.layer].data_ptr(),
+            get_num_threads(),
+        )
+        return query
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        result = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self._functions.gate(gate_up.data_ptr(), *result.shape, result.data_ptr(), get_num_threads())
+        return result
