@@ -12,7 +12,7 @@ operations, on a GPU ten kernels, and no module but its matrix products:
 The result is within rounding of transformers'. The self-check compares the two at load.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Decoder:
         self._rotary = body.rotary_emb
         self._norm = body.norm  # another module where a part of the model leaves early
         self._usual_norm = _norm_of(body.norm) if hasattr(body.norm, "variance_epsilon") else None
-        self._head = model.lm_head
+        self._head = _function_of(model.lm_head)
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 
     def __call__(self, paged: Paged) -> tuple[Tensor, Tensor | None]:
@@ -91,20 +91,20 @@ class _Layer:
         # Whose window it is; the self-check shortens it for a while.
         self._windowed = attention.config if type(attention).__name__ == "MistralAttention" else attention
         self._attention_norm = _norm_of(layer.input_layernorm)
-        self._query_key_value = attention.q_proj.shared.product
+        self._query_key_value = _function_of(attention.q_proj.shared.product)
         dim: int = attention.head_dim
         queries, kv, _ = (width // dim for width in attention.q_proj.shared.widths)
         self._heads = Heads(attention.layer_idx, queries, kv, dim, _norm_of_heads(attention, queries, kv))
-        self._output = attention.o_proj
+        self._add_output = _adding(attention.o_proj)
         self._mlp_norm = _norm_of(layer.post_attention_layernorm)
-        self._gate_up = mlp.gate_proj.shared.product
-        self._down = mlp.down_proj
+        self._gate_up = _function_of(mlp.gate_proj.shared.product)
+        self._add_down = _adding(mlp.down_proj)
 
     def __call__(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
         """states and result [num_tokens, hidden_size]; they may be the same memory."""
         operations, heads = self._operations, self._heads
         product = self._query_key_value(operations.normed(states, self._attention_norm))
-        product = product.view(len(states), -1, heads.dim)
+        product = product.view(states.shape[0], -1, heads.dim)
         query = operations.rotated_and_stored(product, heads, rotation, paged)
         output = attended(
             paged,
@@ -113,9 +113,9 @@ class _Layer:
             scaling=self._scaling,
             window=getattr(self._windowed, "sliding_window", None),
         )
-        states = _plus(states, self._output, output.flatten(1))
+        states = self._add_output(states, output.flatten(1))
         gate_up = self._gate_up(operations.normed(states, self._mlp_norm))
-        return _plus(states, self._down, operations.gated(gate_up))
+        return self._add_down(states, operations.gated(gate_up))
 
 
 def _norm_of(module: Any) -> Norm:
@@ -131,14 +131,20 @@ def _norm_of_heads(attention: Any, queries: int, kv: int) -> Norm | None:
     return Norm(torch.cat(weights), query.variance_epsilon)
 
 
-def _plus(states: Tensor, product: nn.Module, rows: Tensor) -> Tensor:
-    """The product of the rows, and the residual, in the place of the states where that is possible."""
+def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What it computes of rows [num_rows, in_features], without a module's hooks where that is possible."""
+    return product.product if isinstance(product, PackedLinear) else product
+
+
+def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """States and rows to the states plus the rows' product, in the place of the states where possible."""
     if isinstance(product, PackedLinear):
-        return product(rows, states)  # type: ignore[no-any-return]
+        packed = product.product
+        return lambda states, rows: packed(rows, states)
     if type(product) is nn.Linear and product.bias is None:
-        return states.addmm_(rows, product.weight.t())
-    result: Tensor = product(rows)
-    return result.add_(states)
+        weight = product.weight.t()
+        return lambda states, rows: states.addmm_(rows, weight)
+    return lambda states, rows: product(rows).add_(states)
 
 
 def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:

@@ -69,7 +69,7 @@ class CpuAttention:
             value_dim,
             self._block_size,
             paged.block_table.shape[1],
-            tuple(len(of_kind) for of_kind in tiles),
+            tuple(of_kind.shape[0] for of_kind in tiles),
             TILE_FIELDS,
             paged.ancestors.shape[1],
             window or 0,

@@ -23,7 +23,7 @@ class CpuOperations:
     def _norm(self, rows: Tensor, norm: Norm, groups: int, result: Tensor) -> None:
         self._functions.norm(
             rows.data_ptr(),
-            len(rows),
+            rows.shape[0],
             groups,
             norm.size,
             rows.stride(0),
@@ -37,7 +37,7 @@ class CpuOperations:
     def rotated_and_stored(
         self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
     ) -> Tensor:
-        turned, tokens = heads.queries + heads.kv, len(product)
+        turned, tokens = heads.queries + heads.kv, product.shape[0]
         if heads.norm is not None:
             self._norm(product, heads.norm, turned, product)
         query = product.new_empty(tokens, heads.queries, heads.dim)
@@ -60,6 +60,7 @@ class CpuOperations:
         return query
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        result = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._functions.gate(gate_up.data_ptr(), *result.shape, result.data_ptr(), get_num_threads())
+        num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+        result = gate_up.new_empty(num_tokens, size)
+        self._functions.gate(gate_up.data_ptr(), num_tokens, size, result.data_ptr(), get_num_threads())
         return result

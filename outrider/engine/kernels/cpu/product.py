@@ -26,12 +26,12 @@ class PanelProduct:
 
     def __call__(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
         """float32 [num_rows, in_features] to [num_rows, out_features]; ``added`` is of the result's shape."""
-        rows = rows.contiguous()
+        rows, num_rows = rows.contiguous(), rows.shape[0]
         added = None if added is None else added.contiguous()
-        result = rows.new_empty(len(rows), self._outputs)
+        result = rows.new_empty(num_rows, self._outputs)
         self._functions.multiply(
             rows.data_ptr(),
-            len(rows),
+            num_rows,
             self.panels.data_ptr(),
             self._inputs,
             self._outputs,
