@@ -6,6 +6,9 @@ FROM rayproject/ray:2.60.0-py311
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN pip install --no-cache-dir 'torch>=2.13,<2.14' --index-url "$TORCH_INDEX"
 
+# It compiles what the engine computes with on a CPU. Ray's images without CUDA leave it out.
+RUN sudo apt-get update && sudo apt-get install -y --no-install-recommends g++ && sudo rm -rf /var/lib/apt/lists/*
+
 WORKDIR /home/ray/outrider
 COPY --chown=ray:users . .
 # bitsandbytes is what quantizes on a GPU.

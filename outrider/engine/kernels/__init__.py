@@ -1,1 +1,3 @@
-"""What is written in Triton for CUDA; nothing here is imported where logits are on another device."""
+"""What is written in Triton for CUDA, imported only where logits are on such a device; and under cpu, what is
+compiled for a processor.
+"""

@@ -11,6 +11,7 @@ import torch
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.forward.decoder import Decoder
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, StepInput
 from tests.support.checkpoints import write_checkpoint
@@ -60,6 +61,31 @@ def test_it_computes_what_the_model_computes(
     # An input of 8 bits that is rounded the other way is off by a whole step.
     tolerance = 2e-4 if fields["dtype"] == "float32" and "quantization" not in fields else 0.05
     assert (fast - theirs).abs().max() < tolerance * theirs.abs().max()
+
+
+@pytest.mark.skipif(compiled() is None, reason="Outrider was installed without a C++ compiler")
+@pytest.mark.parametrize("kind", FAMILY)
+def test_in_float32_a_token_is_the_same_bits_in_any_company(tmp_path: Path, kind: str) -> None:
+    forward, tokens = load(write_checkpoint(tmp_path, kind)), [*PROMPT, 60, 61, 62]
+    length = len(PROMPT)
+    beside = Feed(OTHER, 0, 0, BLOCKS[-1:] + 6, None)
+
+    def logits(*steps: list[Feed]) -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.cat([forward.run(forward.prepare(StepInput.of(feeds))).logits for feeds in steps])
+
+    whole = logits([Feed(tokens, len(tokens), 0, BLOCKS, None)])
+    cut = [slice(0, 7), slice(7, 8), slice(8, 29), slice(29, len(tokens))]
+    in_parts = [
+        [beside, Feed(tokens[part], len(tokens[part]), part.start, BLOCKS, None), beside] for part in cut
+    ]
+    assert torch.equal(logits(*in_parts), whole)
+    one_by_one = [[Feed([token], 1, place, BLOCKS, None)] for place, token in enumerate(tokens)]
+    assert torch.equal(logits(*one_by_one), whole)
+    tree = Draft((99, 61, 98, 62), (ROOT, ROOT, 1, 1))  # the nodes 1 and 3 are the chain's tokens
+    prompt = Feed([*PROMPT, 60], 0, 0, BLOCKS, None)
+    drafted = logits([prompt], [Feed([*tree.tokens], 4, length + 1, BLOCKS, tree)])
+    assert torch.equal(drafted[[1, 3]], whole[-2:])
 
 
 @pytest.mark.parametrize("kind", FAMILY)

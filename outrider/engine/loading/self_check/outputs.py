@@ -30,7 +30,7 @@ class Outputs:
     ours: Tensor
     whole: Tensor  # transformers', in one piece
     again: Tensor  # transformers', the other way
-    precision: float  # of the type they were computed in
+    precision: float  # of the narrowest type that they were computed in
 
 
 def differences(rows: list[Row], outputs: Outputs) -> list[Difference]:

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import eager_mask
 
 from outrider.engine.forward.attention import ATTENTION
+from outrider.engine.loading.quantized import LARGEST_INT8, Int8Linear
 from outrider.engine.loading.self_check.outputs import Outputs, is_rounding
 from outrider.engine.loading.self_check.script import SINGLES, Script
 from outrider.engine.parallel.rank_group import RankGroup
@@ -21,6 +22,9 @@ Run = Callable[[StepInput], Tensor]  # a step over our cache: [num_logits, vocab
 WINDOW = 8  # positions that a sliding window is shortened to
 HEAD = -1  # the logits, in the place of a layer
 WIDE = "outrider_wide_eager"
+# Of inputs that are rounded to 8 bit: a step at the size of a row's usual numbers, a third of its largest.
+# Where a number is nearly between two steps, any rounding before may decide which it becomes.
+INT8_PRECISION = 3 / LARGEST_INT8
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
@@ -36,7 +40,8 @@ class Runs:
         self._model = model
         self._layers = layers
         self._group = group
-        self._precision = torch.finfo(model.dtype).eps
+        eight_bit = any(isinstance(module, Int8Linear) for module in model.modules())
+        self._precision = INT8_PRECISION if eight_bit else torch.finfo(model.dtype).eps
         self._heard: dict[int, list[Tensor]] = {}
 
     def holds(self, claim: bool) -> bool:
