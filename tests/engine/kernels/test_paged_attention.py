@@ -97,6 +97,7 @@ CASES = {
         16,
         {"softcap": 2.0, "with_sinks": True, "scaling": 0.3},
     ),
+    "scores far beyond the bound they are capped to": (4, 2, (16, 16), 8, {"softcap": 2.0, "scaling": 50.0}),
     "a window shorter than a block": (2, 2, (16, 16), 16, {"window": 10, "with_sinks": True}),
     "more query heads than are computed together": (16, 1, (16, 16), 4, {"specs": STEP[:3] + STEP[5:]}),
 }

@@ -19,9 +19,9 @@ constexpr int LANES = 16, TILE_ROWS = 12;
 #else
 constexpr int LANES = 8, TILE_ROWS = 6;
 #endif
-constexpr int PANEL = 2 * LANES;              // columns that lie together in a packed weight
-constexpr int64_t AHEAD = 16 * PANEL;         // numbers of a weight asked for before they are needed
-constexpr int64_t WORTH_A_THREAD = 1 << 15;   // multiplications below which starting threads takes longer
+constexpr int PANEL = 2 * LANES;             // columns that lie together in a packed weight
+constexpr int64_t AHEAD = 16 * PANEL;        // numbers of a weight asked for before they are needed
+constexpr int64_t WORTH_A_THREAD = 1 << 15;  // multiplications below which starting threads takes longer
 
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -82,7 +82,12 @@ Tile tile_of(int64_t rows, std::integer_sequence<int, LESS_ONE...>) {
 // Lanes of `left` where bit WIDTH of the lane is 0, else of `right`: those with the bit taken as BIT.
 template <int WIDTH, int BIT, int... LANE>
 Vector half_of(Vector left, Vector right, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__)
     return __builtin_shufflevector(left, right, ((LANE & WIDTH ? LANES : 0) + ((LANE & ~WIDTH) | BIT))...);
+#else
+    const Integers lanes = {((LANE & WIDTH ? LANES : 0) + ((LANE & ~WIDTH) | BIT))...};
+    return __builtin_shuffle(left, right, lanes);
+#endif
 }
 
 // The sums of LANES vectors, each as a tree, as one vector.
@@ -91,10 +96,10 @@ Vector totals(Vector* vectors) {
     if constexpr (WIDTH == 0) {
         return vectors[0];
     } else {
-        constexpr auto EVERY_LANE = std::make_integer_sequence<int, LANES>();
+        constexpr auto LANE = std::make_integer_sequence<int, LANES>();
         for (int one = 0; one < WIDTH; ++one) {
             const Vector left = vectors[one], right = vectors[one + WIDTH];
-            vectors[one] = half_of<WIDTH, 0>(left, right, EVERY_LANE) + half_of<WIDTH, WIDTH>(left, right, EVERY_LANE);
+            vectors[one] = half_of<WIDTH, 0>(left, right, LANE) + half_of<WIDTH, WIDTH>(left, right, LANE);
         }
         return totals<WIDTH / 2>(vectors);
     }
@@ -126,7 +131,7 @@ Vector exponential(Vector x) {
     const Vector n = __builtin_convertvector(whole, Vector);
     const Vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
     Vector power = Vector{} + 1.9875691500e-4f;
-    for (float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    for (float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f})
         power = power * r + factor;
     power = power * r * r + r + 1.0f;
     const Integers exponent = (whole + 127) << 23;
@@ -135,20 +140,20 @@ Vector exponential(Vector x) {
     return power * two_to_n;
 }
 
-// What `attend` takes. Rows of a layer's keys and values are [kv_heads, dim]; outrider's PagedInput has the rest.
+// What `attend` takes. Rows of a layer's keys and values are [kv_heads, dim]; PagedInput has the rest.
 struct Attention {
     const float *query, *keys, *values, *sinks;  // sinks [heads] or nullptr
     const int64_t *block_table, *tiles[2], *seen, *ancestors, *positions;
-    float* output;  // [rows, heads, value_dim]
+    float* output;                    // [rows, heads, value_dim]
     int64_t head_stride, row_stride;  // of query, in numbers
     int64_t rows, heads, kv_heads, key_dim, value_dim;
     int64_t block_size, blocks, num_tiles[2], tile_fields, words;
-    int64_t window;         // 0: none
-    float scaling, softcap; // 0: none
+    int64_t window;          // 0: none
+    float scaling, softcap;  // 0: none
 };
 
-// Where the keys lie that a row sees, in the order of its path, and how many they are. The last is repeated to
-// the end of its vector, so that its keys' products are what the others' are.
+// Where the keys lie that a row sees, in the order of its path, and how many they are. The last is repeated
+// to the end of its vector.
 int64_t find_slots(const Attention& of, int64_t lane, int64_t row, std::vector<int64_t>& slots) {
     const int64_t *table = of.block_table + lane * of.blocks, seen = of.seen[row];
     const auto slot = [&](int64_t place) {
@@ -176,7 +181,8 @@ Vector products(const Attention& of, const float* query, const float* keys, cons
     return totals(sums);
 }
 
-// Softmax of scores [count], and of a sink's, not yet divided by their sum, which is returned.
+// Softmax of scores [count], and of a sink's, not yet divided by their sum, which is returned. The last score
+// is repeated to the end of its vector.
 float exponentials(float* scores, int64_t count, const float* sink) {
     Vector most = Vector{} + (sink ? *sink : -INFINITY), sums = {};
     for (int64_t at = 0; at < count; at += LANES) {
@@ -200,8 +206,9 @@ void add_values(const Attention& of, const float* values, const int64_t* slots, 
                 const float* weights, float sum, float* output) {
     Vector sums[4][VECTORS] = {};
     const auto add = [&](int part, int64_t at) {
+        const float* value = values + slots[at] * of.kv_heads * of.value_dim;
         for (int vector = 0; vector < VECTORS; ++vector)
-            sums[part][vector] += load(values + slots[at] * of.kv_heads * of.value_dim + vector * LANES) * weights[at];
+            sums[part][vector] += load(value + vector * LANES) * weights[at];
     };
     int64_t at = 0;
     for (; at + 4 <= count; at += 4) {
@@ -217,20 +224,21 @@ void add_values(const Attention& of, const float* values, const int64_t* slots, 
 // One row's query heads of one key and value head. slots and scores have room for whole vectors.
 void attend_row(const Attention& of, int64_t row, int64_t kv_head, const int64_t* slots, int64_t count,
                 float* scores) {
-    const int64_t repeats = of.heads / of.kv_heads;
+    const int64_t repeats = of.heads / of.kv_heads, filled = (count + LANES - 1) / LANES * LANES;
     const float *keys = of.keys + kv_head * of.key_dim, *values = of.values + kv_head * of.value_dim;
     for (int64_t head = kv_head * repeats; head < (kv_head + 1) * repeats; ++head) {
         const float* query = of.query + head * of.head_stride + row * of.row_stride;
-        for (int64_t at = 0; at < count; at += LANES)
+        for (int64_t at = 0; at < filled; at += LANES)
             store(scores + at, products(of, query, keys, slots + at) * of.scaling, LANES);
-        if (of.softcap)
-            for (int64_t at = 0; at < count; ++at) scores[at] = std::tanh(scores[at] / of.softcap) * of.softcap;
+        for (int64_t at = 0; of.softcap && at < filled; ++at)
+            scores[at] = std::tanh(scores[at] / of.softcap) * of.softcap;
         const float sum = exponentials(scores, count, of.sinks ? of.sinks + head : nullptr);
         float* output = of.output + (row * of.heads + head) * of.value_dim;
         int64_t first = 0;
         for (; first + 2 * LANES <= of.value_dim; first += 2 * LANES)
             add_values<2>(of, values + first, slots, count, scores, sum, output + first);
-        if (first < of.value_dim) add_values<1>(of, values + first, slots, count, scores, sum, output + first);
+        if (first < of.value_dim)
+            add_values<1>(of, values + first, slots, count, scores, sum, output + first);
     }
 }
 
@@ -344,7 +352,7 @@ void attend(const Attention* given, int threads) {
     in_parts(of.rows * of.kv_heads, each, threads, [&](int64_t first, int64_t last) {
         std::vector<int64_t> slots;
         std::vector<float> scores;
-        for (int64_t number = first; number < last; ++number) {  // a head's keys stay in the processor's cache
+        for (int64_t number = first; number < last; ++number) {  // a head's keys stay near the processor
             const int64_t kv_head = number / of.rows, row = number % of.rows;
             const int64_t count = find_slots(of, lanes[row], row, slots);
             scores.resize(slots.size());
