@@ -156,15 +156,19 @@ struct Attention {
 // to the end of its vector.
 int64_t find_slots(const Attention& of, int64_t lane, int64_t row, std::vector<int64_t>& slots) {
     const int64_t *table = of.block_table + lane * of.blocks, seen = of.seen[row];
-    const auto slot = [&](int64_t place) {
-        return table[place / of.block_size] * of.block_size + place % of.block_size;
-    };
-    slots.clear();
     const int64_t begin = of.window ? std::max<int64_t>(0, of.positions[row] - of.window + 1) : 0;
-    for (int64_t place = begin; place < seen; ++place) slots.push_back(slot(place));
-    for (int64_t word = 0; word < of.words; ++word)
-        for (uint64_t bits = of.ancestors[row * of.words + word]; bits; bits &= bits - 1)
-            slots.push_back(slot(seen + word * 64 + __builtin_ctzll(bits)));
+    slots.resize(seen - begin);
+    for (int64_t place = begin; place < seen;) {
+        const int64_t block = place / of.block_size, end = std::min(seen, (block + 1) * of.block_size);
+        const int64_t moved = (table[block] - block) * of.block_size;
+        for (; place < end; ++place) slots[place - begin] = place + moved;
+    }
+    for (int64_t word = 0; word < of.words; ++word) {
+        for (uint64_t bits = of.ancestors[row * of.words + word]; bits; bits &= bits - 1) {
+            const int64_t place = seen + word * 64 + __builtin_ctzll(bits);
+            slots.push_back(table[place / of.block_size] * of.block_size + place % of.block_size);
+        }
+    }
     const int64_t count = slots.size();
     slots.resize((count + LANES - 1) / LANES * LANES, slots.back());
     return count;
