@@ -31,7 +31,7 @@ from tests.support.two_machines import gateways
 pytestmark = pytest.mark.slow
 
 # Costly enough that Drafts pay beside the traffic of this test on two cores.
-DEEPER = 6
+DEEPER = 12
 KINDS, EACH, STREAMS, TASK = ("json", "code", "stories"), 4, 3, "t"
 
 
