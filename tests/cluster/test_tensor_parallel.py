@@ -99,9 +99,9 @@ def kill(pid: int) -> None:
 
 
 def starve(pid: int) -> None:
-    """It gets no more memory than it has."""
+    """It gets no more memory than it has; what an allocator has only reserved is not had."""
     process = psutil.Process(pid)
-    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
+    process.rlimit(psutil.RLIMIT_DATA, (process.memory_info().data, psutil.RLIM_INFINITY))
 
 
 @pytest.mark.slow  # to the gateway it is a target that was killed

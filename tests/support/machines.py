@@ -131,7 +131,7 @@ def stream(
     fields = {**request, "stream": True, "stream_options": {"include_usage": True}}
     url = f"{machines.http}/v1/completions"
     with httpx.stream("POST", url, json=fields, timeout=START_S) as response:
-        assert response.status_code == 200
+        assert response.status_code == 200, response.read().decode()
         chunks = 0
         begun = last = time.monotonic()
         for line in response.iter_lines():

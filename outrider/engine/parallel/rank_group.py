@@ -22,6 +22,7 @@ FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follow
 HEADER = (
     4  # of them: numbers of a step, whether it is a drafter's, chosen tokens that go along, passes before
 )
+GLOO = "gloo/transport"  # where it says that a connection is closed, in a plain RuntimeError
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
 
@@ -124,13 +125,20 @@ def together(
 ) -> Iterator[None]:
     """At rank 0: under it runs its own part of a step that all ranks take; without a group it is all of it.
 
-    A step that raises does not count. Arguments and errors as of ``RankGroup.send``.
+    A step that raises does not count. Arguments and errors as of ``RankGroup.send``, which an exchange in the
+    middle of a pass raises as well.
     """
-    if group is not None:
-        group.send(step, chosen)
-    yield
-    if group is not None:
-        group.passes += 1
+    if group is None:
+        yield
+        return
+    group.send(step, chosen)
+    try:
+        yield
+    except RuntimeError as error:
+        if GLOO in str(error):
+            raise RankLostError(f"a rank of the group is gone: {error}") from error
+        raise
+    group.passes += 1
 
 
 def _broadcast(numbers: torch.Tensor) -> None:

@@ -1,5 +1,6 @@
 """A step that goes wrong on a target of two ranks costs the sequence that caused it, and no rank."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from outrider.engine.engine import Engine
+from outrider.engine.errors import RankLostError
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
@@ -83,3 +85,35 @@ def test_only_the_sequence_that_harms_fails_and_both_ranks_stay(
     assert again == expected[0]
     assert is_free
     assert at_rank_1 == "dismissed"
+
+
+def lead_until_left(group: RankGroup, settings: EngineSettings) -> str:
+    engine = Engine.from_settings(settings, group)
+    start(engine, POISONED)
+    try:
+        return f"goes on: {run(engine)}"
+    except RankLostError as error:
+        return str(error)
+
+
+def follow_and_leave(group: RankGroup, settings: EngineSettings) -> None:
+    forward = ForwardPass(settings, group)
+
+    def leaving(_: nn.Module, ids: tuple[torch.Tensor], states: torch.Tensor) -> None:
+        if (ids[0] == POISON).any():
+            os._exit(1)
+
+    forward.model.get_input_embeddings().register_forward_hook(leaving)  # type: ignore[operator]
+    follow(forward, group)
+
+
+def test_a_rank_that_leaves_in_the_middle_of_a_pass_is_not_the_sequences_fault(tmp_path: Path) -> None:
+    """Which then goes on with another target."""
+    folder = write_checkpoint(tmp_path, "llama")
+    given = {"block_size": BLOCK, "cache_memory": 2**20, "dtype": "float32", "threads": 1}
+    settings = EngineSettings.model_validate({"model": str(folder), "tensor_parallel": 2, **given})
+    ranks = Ranks(2)
+    try:
+        assert "a rank of the group is gone" in ranks.lead(lead_until_left, follow_and_leave, settings)
+    finally:
+        ranks.close()
