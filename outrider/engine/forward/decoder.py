@@ -133,14 +133,14 @@ def _norm_of_heads(attention: Any, queries: int, kv: int) -> Norm | None:
 
 def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
     """What it computes of rows [num_rows, in_features], without a module's hooks where that is possible."""
-    return product.product if isinstance(product, PackedLinear) else product
+    return product.multiply if isinstance(product, PackedLinear) else product
 
 
 def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """States and rows to the states plus the rows' product, in the place of the states where possible."""
     if isinstance(product, PackedLinear):
-        packed = product.product
-        return lambda states, rows: packed(rows, states)
+        multiply = product.multiply
+        return lambda states, rows: multiply(rows, states)
     if type(product) is nn.Linear and product.bias is None:
         weight = product.weight.t()
         return lambda states, rows: states.addmm_(rows, weight)

@@ -78,12 +78,12 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         bias = None if bias is None else bias.detach()
-        self.product = PRODUCTS[weight.dtype](weight.detach(), bias)
+        self.multiply = PRODUCTS[weight.dtype](weight.detach(), bias)
 
     def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
         """[..., in_features] to [..., out_features]; ``added`` is of the result's shape."""
         flat = rows.reshape(-1, self.in_features)
-        product = self.product(flat, None if added is None else added.reshape(-1, self.out_features))
+        product = self.multiply(flat, None if added is None else added.reshape(-1, self.out_features))
         return product.view(*rows.shape[:-1], self.out_features)
 
 

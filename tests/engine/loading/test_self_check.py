@@ -125,14 +125,18 @@ def no_mask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("fields", [{"dtype": "float16"}, {"dtype": "bfloat16"}], ids=str)
+GATHERED = [{"dtype": "float16"}, {"dtype": "bfloat16"}]
+
+
 @pytest.mark.parametrize(
-    ("mistake", "named"),
+    ("mistake", "named", "fields"),
     [
-        (siblings_seen, "a drafted tree"),
-        (late_chunk, "a second chunk [^;]*; single tokens"),  # which see the chunk
-        (no_mask_for_one, "single tokens"),
+        *((siblings_seen, "a drafted tree", fields) for fields in [*GATHERED, {"dtype": "float32"}]),
+        # Single tokens see the chunk.
+        *((late_chunk, "a second chunk [^;]*; single tokens", fields) for fields in GATHERED),
+        *((no_mask_for_one, "single tokens", fields) for fields in GATHERED),
     ],
+    ids=str,
 )
 def test_a_wrong_batch_is_refused_by_what_is_wrong_in_it(
     folders: dict[str, Path],

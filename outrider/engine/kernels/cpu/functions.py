@@ -1,8 +1,8 @@
 """The compiled functions of functions.cpp: what a forward pass computes on a CPU in float32.
 
 Every row's result is the same, bit for bit, alone and beside others, and with any number of threads. That is
-also why matrix products are not a library's: oneDNN's and MKL's add up in an order that depends on the number
-of rows. Nor do they read memory as fast as it is where rows are few: `python -m bench linear`.
+also why matrix products are not a library's: in what order oneDNN and MKL add up may depend on the number of
+rows. Nor do they read memory as fast as it is where rows are few: `python -m bench linear`.
 """
 
 import ctypes
