@@ -136,7 +136,7 @@ GATHERED = [{"dtype": "float16"}, {"dtype": "bfloat16"}]
         *((late_chunk, "a second chunk [^;]*; single tokens", fields) for fields in GATHERED),
         *((no_mask_for_one, "single tokens", fields) for fields in GATHERED),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_wrong_batch_is_refused_by_what_is_wrong_in_it(
     folders: dict[str, Path],
