@@ -233,10 +233,12 @@ class SimulatedStream:
     def send(self, request: Any) -> None:
         self._to_worker.send(request)
 
-    async def receive(self, round_number: int, timeout: float | None = None) -> Any:
+    async def receive(
+        self, round_number: int, timeout: float | None = None, before: int | None = None
+    ) -> Any:
         try:
             async with asyncio.timeout(timeout):
-                while (reply := await self._replies.get()).round != round_number:
+                while (reply := await self._replies.get()).round not in (before, round_number):
                     pass
         except TimeoutError:
             return None

@@ -55,6 +55,11 @@ class Sequence:
         return len(self.prompt) + self.sampling.max_tokens
 
     @property
+    def is_coupled(self) -> bool:
+        """Whether its text shows which guesses were right: a ratio rule accepts other tokens too."""
+        return self.sampling.verification == "coupled"
+
+    @property
     def unscored(self) -> int:
         """Tokens of the prompt whose log-probabilities are still to come; nothing comes before the first."""
         return len(self.prompt) - 1 - len(self.scores) if self.is_scored else 0

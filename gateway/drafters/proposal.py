@@ -51,7 +51,10 @@ class Proposal:
     def trimmed(self, sequence: Sequence) -> "Proposal":
         """What is left of it now that the sequence has gone on."""
         tokens = sequence.since(self.base)
-        return replace(self, draft=self.draft.after(tokens), base=len(sequence)) if tokens else self
+        if not tokens:
+            return self
+        wanted = max(self.wanted - len(tokens), 0)
+        return replace(self, draft=self.draft.after(tokens), base=len(sequence), wanted=wanted)
 
 
 NO_PROPOSAL = Proposal(Draft())

@@ -74,6 +74,7 @@ class AnswerTrace(NoTrace):
         self._begun_ns = 0
         self._waits = self._continued = False
         self._stretch: _Stretch | None = None  # None: a round is under way
+        self._decoded = 0  # tokens in that round, before the target came to its Draft
 
     def on(self, event: Event) -> None:
         self._counted.on(event)
@@ -96,8 +97,10 @@ class AnswerTrace(NoTrace):
             case VerdictFell():
                 self._verdict(event)
             case TokenDecoded():
-                assert self._stretch is not None
-                self._stretch.add(event.reply)
+                if self._stretch is None:
+                    self._decoded += len(event.reply.tokens)
+                else:
+                    self._stretch.add(event.reply)
             case Ended():
                 self._end(event.reason)
             case FellBack():
@@ -184,7 +187,8 @@ class AnswerTrace(NoTrace):
     def _finish(
         self, emitted: int, times: "Times", reply: rounds_pb2.TargetReply | None, ended_ns: int
     ) -> None:
-        attributes: dict[str, AttributeValue] = {"outrider.tokens": emitted}
+        attributes: dict[str, AttributeValue] = {"outrider.tokens": self._decoded + emitted}
+        self._decoded = 0
         for part, milliseconds in vars(times).items():
             attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
         for count in COUNTED:

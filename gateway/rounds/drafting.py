@@ -12,7 +12,7 @@ from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.observe.waiting import waits_for_this_task
 from gateway.rounds.candidates import SMALL_LAG, Candidate
-from gateway.rounds.events import Compared, Drafted, Events, FellBack, Resumed
+from gateway.rounds.events import Compared, Drafted, Events, FellBack, Overtaken, Resumed
 from gateway.rounds.growth import Growth
 from gateway.rounds.paces import PaceObserver
 from gateway.rounds.reasons import EMPTY, FIXED, LAST_TOKEN, LATE, LOST, OFF
@@ -212,6 +212,14 @@ class Drafting:
             )
         )
 
+    def overtaken(self, proposal: Proposal) -> Proposal:
+        """What is left of a Draft now that the target has gone on by itself, which tells how good it was."""
+        text = self._sequence.since(proposal.base)
+        guessed = proposal.draft.tokens[: min(proposal.draft.chain_length, len(text))]
+        if guessed and self._sequence.is_coupled:
+            self._events.emit(Overtaken(agreed(guessed, text), len(guessed)))
+        return proposal.trimmed(self._sequence)
+
     async def resume(self, traceparent: str) -> Proposal:
         """Returns once rounds pay, with the Draft to begin them. Meanwhile the sequence is decoded freely.
 
@@ -295,8 +303,7 @@ class Drafting:
     async def _compare(self, proposal: Proposal) -> None:
         """A guess that is never verified, with the text once that has gone on long enough."""
         await self._growth.to(proposal.base + len(proposal.draft) + 1)
-        if self._speculation.verification != "coupled":
-            # A ratio rule accepts other tokens than those that were said: only a round can tell.
+        if not self._sequence.is_coupled:  # only a round can tell
             self._paced.try_round()
             return
         guessed = proposal.draft.tokens

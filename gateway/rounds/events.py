@@ -83,7 +83,7 @@ class VerdictFell:
     @property
     def overhead_s(self) -> float:
         """From Verify to Verdict, outside of the target worker; 0 where the target continued by itself."""
-        return 0.0 if self.continued else self.target_s - self.reply.timings.total_ns / 1e9
+        return 0.0 if self.continued else max(self.target_s - self.reply.timings.total_ns / 1e9, 0.0)
 
     # A drafted token that a grammar forced is no guess: neither drafted, nor verified, nor accepted.
 
@@ -126,10 +126,18 @@ class VerdictFell:
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoded:
-    """A stretch has one token more, committed."""
+    """A stretch has one token more, committed. It may still come once the Draft of a round was sent."""
 
     reply: rounds_pb2.TargetReply
     target_s: float  # that it was waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The target has decoded tokens by itself before it came to a Draft, which show how good that began."""
+
+    right: int  # tokens
+    guessed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +212,7 @@ Event = (
     | Resumed
     | VerdictFell
     | TokenDecoded
+    | Overtaken
     | Compared
     | Routed
     | Judged

@@ -39,13 +39,12 @@ class Judge:
         self._sequence = sequence
         self._events = events
         self._period = period
-        self._can_compare = sequence.sampling.verification == "coupled"
         self._watched: dict[str, _Watched] = {}
 
     def watch(self, candidates: Iterable[Candidate]) -> None:
         """From now on they guess now and then."""
         for candidate in candidates:
-            self._watched.setdefault(candidate.name, _Watched(candidate, self._can_compare))
+            self._watched.setdefault(candidate.name, _Watched(candidate, self._sequence.is_coupled))
 
     @property
     def depth_beside_target(self) -> int:

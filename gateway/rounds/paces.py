@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from gateway.drafters.proposal import Proposal
-from gateway.rounds.events import Compared, Drafted, Event, FellBack, Judged, TokenDecoded, VerdictFell
+from gateway.rounds.events import (
+    Compared,
+    Drafted,
+    Event,
+    FellBack,
+    Judged,
+    Overtaken,
+    TokenDecoded,
+    VerdictFell,
+)
 from gateway.rounds.reasons import LATE
 from gateway.rounds.route import Route
 from gateway.sequence import Sequence
@@ -87,6 +96,10 @@ class PaceObserver:
                     self._route.observe(event.proposal.asked, 0, 1)
             case FellBack() if event.reason == LATE:  # it is worth nothing
                 self._route.observe(self._paced.drafter.name, 0, 1)
+            case Overtaken():
+                verified = min(event.right + 1, event.guessed)
+                self._paced.acceptance.observe(event.right, verified)
+                self._route.observe(self._paced.drafter.name, event.right, verified)
             case Compared():
                 verified = min(event.right + 1, event.guessed)
                 self.pace.observe_probe(self._paced, event.right, verified)

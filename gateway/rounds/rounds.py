@@ -172,11 +172,16 @@ class Rounds:
         with self._drafting.at(self._paces.of_target(target.address)):
             self._is_verifying, self._ahead = False, None
             proposal = NO_PROPOSAL if self._drafting.depth() > 0 else None
+            before: int | None = None
             while self._sequence.finish_reason is None:
-                stretch = self._plain(target) if proposal is None else self._speculative(target, proposal)
-                async with aclosing(stretch) as steps:
+                is_plain = proposal is None
+                part = (
+                    self._plain(target) if proposal is None else self._speculative(target, proposal, before)
+                )
+                async with aclosing(part) as steps:
                     async for step in steps:
                         yield step
+                before = self._sequence.round if is_plain and self._sequence.is_coupled else None
                 self._sequence.round += 1
                 proposal, self._resumed = self._resumed, None
                 if self._sequence.finish_reason is None and self.reason != LAST_TOKEN:
@@ -191,7 +196,7 @@ class Rounds:
             score = rounds_pb2.Score(turn=turn, start=1 + len(sequence.scores))
             target.send(rounds_pb2.TargetRequest(score=score))
         while sequence.unscored:
-            reply = await self._reply(target)
+            reply, _ = await self._reply(target)
             if reply.tokens or not 0 < len(reply.logprobs) <= sequence.unscored:
                 raise target.lost("its answer to a Score tells other than the prompt's tokens")
             sequence.scores += reply.logprobs
@@ -200,11 +205,15 @@ class Rounds:
             sequence.finish_reason = "length"
         return Step((), sequence.finish_reason, scores=tuple(sequence.scores))
 
-    async def _speculative(self, target: TargetStream, first: Proposal) -> AsyncGenerator[Step, None]:
+    async def _speculative(
+        self, target: TargetStream, first: Proposal, before: int | None
+    ) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
 
         Where the target was sent what follows a Verdict before it fell, or goes on by itself with the Draft
         of the drafter beside it, it is at the next one already.
+
+        before: round of the stretch of which tokens may still come; they count.
         """
         proposal: Proposal | None = first
         continues, draft_s = False, first.seconds
@@ -213,7 +222,17 @@ class Rounds:
             if not self._is_verifying:
                 self._is_verifying = True
                 target.send(self._verify(target, proposal))
-            step = await self._verdict(target, proposal, continues, draft_s)
+            reply, target_s = await self._answer(target, proposal, before)
+            while reply.round == before:
+                yield await self._decoded(target, reply, 0.0)  # its wait is a part of the Verdict's
+                if self._sequence.finish_reason is not None:
+                    self._events.emit(Ended(self.reason))
+                    return
+                proposal = self._drafting.overtaken(proposal)
+                reply, more_s = await self._reply(target, before)
+                target_s += more_s
+            fell = VerdictFell(proposal, reply, self.reason, continues, draft_s, target_s)
+            step = await self._verdict(target, fell)
             depth = self._drafting.depth() if step.finish_reason is None else 0
             following = None if self._ahead is None else self._ahead.trimmed(self._sequence)
             was_foreseen = following is not None and len(following.draft) > 0
@@ -292,23 +311,28 @@ class Rounds:
         except GatewayError:  # whoever waits for the Verdict notices too
             self._ahead = None
 
-    async def _verdict(
-        self, target: TargetStream, proposal: Proposal, continued: bool, draft_s: float
-    ) -> Step:
-        begun = asyncio.get_running_loop().time()
+    async def _answer(
+        self, target: TargetStream, proposal: Proposal, before: int | None
+    ) -> tuple[rounds_pb2.TargetReply, float]:
         extending = asyncio.create_task(self._extend(target)) if proposal.draft else None
         try:
-            reply = await self._reply(target)
+            return await self._reply(target, before)
         finally:
             if extending is not None:
                 extending.cancel()
-        target_s = asyncio.get_running_loop().time() - begun
-        fell = VerdictFell(proposal, reply, self.reason, continued, draft_s, target_s)
-        tokens = await self._commit(target, reply, Origin.TARGET if proposal.draft else Origin.PLAIN)
-        if reply.continues:
+
+    async def _verdict(self, target: TargetStream, fell: VerdictFell) -> Step:
+        has_draft = bool(fell.proposal.draft)
+        tokens = await self._commit(target, fell.reply, Origin.TARGET if has_draft else Origin.PLAIN)
+        if fell.reply.continues:
             self._ahead = self._drafting.continued()
         self._events.emit(fell)
-        return Step(tokens, self._sequence.finish_reason, fell if proposal.draft else None)
+        return Step(tokens, self._sequence.finish_reason, fell if has_draft else None)
+
+    async def _decoded(self, target: TargetStream, reply: rounds_pb2.TargetReply, target_s: float) -> Step:
+        tokens = await self._commit(target, reply, Origin.PLAIN)
+        self._events.emit(TokenDecoded(reply, target_s))
+        return Step(tokens, self._sequence.finish_reason)
 
     async def _plain(self, target: TargetStream) -> AsyncGenerator[Step, None]:
         """Plain decoding without a turn per token, until there is a Draft and rounds pay.
@@ -323,14 +347,10 @@ class Rounds:
                 if self._is_used_up(until):
                     is_first, until = not until, self._end_of_stretch
                     target.send(self._plainly(target, until, is_first=is_first))
-                begun = asyncio.get_running_loop().time()
-                reply = await self._reply(target)
-                target_s = asyncio.get_running_loop().time() - begun
-                tokens = await self._commit(target, reply, Origin.PLAIN)
-                self._events.emit(TokenDecoded(reply, target_s))
-                yield Step(tokens, self._sequence.finish_reason)
+                reply, target_s = await self._reply(target)
+                yield await self._decoded(target, reply, target_s)
             if self._sequence.finish_reason is None:
-                self._resumed = resuming.result().trimmed(self._sequence)
+                self._resumed = self._drafting.overtaken(resuming.result())
         finally:
             self._events.emit(Ended("plain"))
             resuming.cancel()
@@ -342,12 +362,16 @@ class Rounds:
             return rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=turn, until=until))
         return rounds_pb2.TargetRequest(top_up=rounds_pb2.TopUp(turn=turn, until=until))
 
-    async def _reply(self, target: TargetStream) -> rounds_pb2.TargetReply:
-        left = self._limits.deadline - asyncio.get_running_loop().time()
-        reply = await target.receive(self._sequence.round, max(left, 0.0))
+    async def _reply(
+        self, target: TargetStream, before: int | None = None
+    ) -> tuple[rounds_pb2.TargetReply, float]:
+        """With the seconds that it was waited for. before: an older round of which replies are wanted too."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        reply = await target.receive(self._sequence.round, max(self._limits.deadline - begun, 0.0), before)
         if reply is None:
             raise DeadlineError("the answer was not finished before the request's deadline")
-        return reply
+        return reply, clock() - begun
 
     async def _commit(
         self, target: TargetStream, reply: rounds_pb2.TargetReply, own: Origin

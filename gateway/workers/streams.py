@@ -181,24 +181,28 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             sampling=sampling_to_message(self._sampling),
         )
 
-    async def receive(self, round_number: int, timeout: float | None = None) -> ReplyT | None:
+    async def receive(
+        self, round_number: int, timeout: float | None = None, before: int | None = None
+    ) -> ReplyT | None:
         """The next reply to that round, None if it is not there within ``timeout`` seconds.
 
         Replies to older rounds are dropped on the way. Raises as ``send`` does.
+
+        before: an older round of which those that are still under way are wanted too.
         """
         try:
             async with asyncio.timeout(timeout):
-                while (reply := self._next(round_number)) is None:
+                while (reply := self._next((before, round_number))) is None:
                     self._has_news.clear()
                     await self._has_news.wait()
         except TimeoutError:
             return None
         return reply
 
-    def _next(self, round_number: int) -> ReplyT | None:
+    def _next(self, rounds: tuple[int | None, int]) -> ReplyT | None:
         """None where it has not come."""
         while self._replies:
-            if (reply := self._replies.popleft()).round == round_number:
+            if (reply := self._replies.popleft()).round in rounds:
                 return reply
         if self._end is not None:
             raise self._end()

@@ -13,7 +13,11 @@ from outrider.pace.cost_model import Step
 
 
 class Verify(Struct, frozen=True, tag=True):
-    """Judge a Draft that follows the committed tokens. An empty one asks for one token."""
+    """Judge a Draft that follows the committed tokens. An empty one asks for one token.
+
+    After a Generate under keyed noise the tokens that are known already stand, also where the sender had not
+    seen them: of the Draft that is judged which follows those.
+    """
 
     sequence: int  # its number
     base: int

@@ -54,11 +54,16 @@ class WorkQueue:
             self._batch_delay.returned(sequence, arrived)
             ahead = self._draft_ahead.observe(sequence, work) if isinstance(work, Propose) else None
             self.void(sequence)
-            self._commit(sequence, work.base, work.tokens)
+            overtaken = self._overtaken_by(sequence, work) if isinstance(work, Verify) else []
+            if not overtaken:
+                self._commit(sequence, work.base, work.tokens)
             match work:
+                case Verify() if overtaken and sequence.has_ended:
+                    pass  # its sender will see that
                 case Verify():
+                    draft = work.draft.after(overtaken)
                     following = Following(work.next_depth, work.next_leaves, work.until)
-                    self._verify(sequence, work.draft, work.round, arrived, following)
+                    self._verify(sequence, draft, work.round, arrived, following)
                 case Generate():
                     length = len(sequence.tokens) + work.count
                     self.tasks[sequence.number] = GenerateTask(sequence, length, arrived)
@@ -157,6 +162,18 @@ class WorkQueue:
             return  # its Verdict, which the sender will see, says that the target waits
         elif len(sequence.tokens) < length and not sequence.has_ended:
             self.tasks[sequence.number] = GenerateTask(sequence, length, self._clock())
+
+    @staticmethod
+    def _overtaken_by(sequence: Sequence, work: Verify) -> list[int]:
+        """Tokens that it decoded freely beyond those that the sender had seen.
+
+        They stand, as they are what the verification of any Draft would say; not under a ratio rule, which
+        accepts others too.
+        """
+        held = sequence.tokens[work.base :]
+        told = len(work.tokens)
+        stand = sequence.is_free and sequence.sampling.verification == "coupled"
+        return held[told:] if stand and held[:told] == list(work.tokens) else []
 
     def _commit(self, sequence: Sequence, base: int, tokens: tuple[int, ...]) -> None:
         """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""

@@ -156,6 +156,49 @@ def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine
     assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
 
 
+@pytest.mark.parametrize("wrong", [None, 1, 3], ids=str)
+def test_tokens_that_the_sender_of_a_draft_had_not_seen_stand(engine: Engine, wrong: int | None) -> None:
+    """The Draft is judged as far as it follows them. wrong: its token that is."""
+    text = tokens_of(plain(engine, SEEDED))
+    sequence = engine.open(len(PROMPT), 1, SEEDED)
+    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    decoded: list[Result] = []
+    while len(decoded) < 3:
+        decoded += engine.step()
+    drafted = [token ^ (place == wrong) for place, token in enumerate(text[1:6])]
+    engine.submit(Verify(sequence.number, len(PROMPT), text[:1], Draft.chain(drafted), round=1))
+    (verified,) = run(engine)
+    assert isinstance(verified, Verified)
+    stands = {None: 3, 1: 0, 3: 1}[wrong]
+    assert verified.verdict.accepted == tuple(range(stands))
+    assert verified.verdict.tokens == text[3 : 4 + stands]
+    assert engine.last_step is not None
+    assert engine.last_step.tokens == 1 + (0 if wrong == 1 else 3)
+
+
+def test_a_draft_for_a_generation_that_has_ended_is_not_judged(engine: Engine) -> None:
+    text = tokens_of(plain(engine, GREEDY))
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    run(engine)
+    engine.submit(Verify(sequence.number, len(PROMPT), text[:4], Draft.chain(text[4:6]), round=1))
+    assert not engine.has_work
+
+
+def test_a_ratio_rule_may_accept_other_tokens_than_those_that_were_decoded(engine: Engine) -> None:
+    sampling = SEEDED.model_copy(update={"verification": "rejection", "logprobs": None})
+    text = tokens_of(plain(engine, sampling))
+    sequence = engine.open(len(PROMPT), 1, sampling)
+    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    decoded: list[Result] = []
+    while len(decoded) < 3:
+        decoded += engine.step()
+    other = text[1] ^ 1
+    guess = Draft.chain((other,), [SparseProbs((other,), (1.0,))])
+    verified = verify(engine, sequence, len(PROMPT), text[:1], guess)
+    assert sequence.tokens == [*PROMPT, text[0], *verified.verdict.tokens]
+
+
 def test_the_generation_ends_at_a_stop_token_inside_an_accepted_draft(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     place = next(i for i in range(2, COUNT) if text[i] not in text[:i])

@@ -19,7 +19,30 @@ class EndedError(Exception):
         self.cause = cause
 
 
-Converse = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
+class Requests:
+    """Those of one sequence, Open and Close among them."""
+
+    def __init__(self) -> None:
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+
+    def add(self, request: Any) -> None:
+        """The next one has arrived."""
+        self._inbox.put_nowait(request)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether one has arrived that was not read."""
+        return not self._inbox.empty()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            request = await self._inbox.get()
+            yield request
+            if request.HasField("close"):
+                return
+
+
+Converse = Callable[[Requests], AsyncIterator[Any]]
 
 
 async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], converse: Converse) -> None:
@@ -27,9 +50,9 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
 
     Args:
         replies: the message of several replies.
-        converse: gets the requests of one sequence, Open and Close among them; gives its replies.
+        converse: gets the requests of one sequence; gives its replies.
     """
-    inboxes: dict[tuple[int, int], asyncio.Queue[Any]] = {}
+    asked: dict[tuple[int, int], Requests] = {}
     conversations: list[asyncio.Task[None]] = []
     writing = asyncio.Lock()
     broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -38,10 +61,10 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
         async with writing:
             await context.write(replies(**told))
 
-    async def one(name: tuple[int, int], inbox: "asyncio.Queue[Any]") -> None:
+    async def one(name: tuple[int, int]) -> None:
         sequence, epoch = name
         try:
-            async for reply in converse(_of(inbox)):
+            async for reply in converse(asked[name]):
                 reply.sequence, reply.epoch = name
                 await write(replies=[reply])
         except EndedError as end:
@@ -56,11 +79,11 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
             for request in several.requests:
                 name = request.sequence, request.epoch
                 if request.HasField("open"):
-                    inboxes[name] = asyncio.Queue()
-                    conversations.append(asyncio.create_task(one(name, inboxes[name])))
+                    asked[name] = Requests()
+                    conversations.append(asyncio.create_task(one(name)))
                     taken = rounds_pb2.Taken(sequence=request.sequence, epoch=request.epoch)
                     await write(taken=[taken])
-                inboxes[name].put_nowait(request)
+                asked[name].add(request)
 
     reading = asyncio.create_task(read())
     try:
@@ -74,11 +97,3 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
         for task in (reading, *conversations):
             task.cancel()
         await asyncio.gather(reading, *conversations, return_exceptions=True)
-
-
-async def _of(inbox: "asyncio.Queue[Any]") -> AsyncIterator[Any]:
-    while True:
-        request = await inbox.get()
-        yield request
-        if request.HasField("close"):
-            return

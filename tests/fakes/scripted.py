@@ -15,7 +15,7 @@ from gateway.workers.streams import Role, Worker
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_from_message
 from protos.trust import Trust
-from tests.fakes.conversations import Cause, EndedError, serve
+from tests.fakes.conversations import Cause, EndedError, Requests, serve
 
 TRUST = Trust(token="a token of this test")
 VOCAB_SIZE = 256
@@ -39,7 +39,7 @@ class Script:
         """No sequence is open; one may never have arrived before its client left."""
         return not self.requests or self.ended.is_set()
 
-    async def turns(self, requests: Any) -> AsyncIterator[tuple[Any, int]]:
+    async def turns(self, requests: Requests) -> AsyncIterator[tuple[Any, int]]:
         """Each request but Open and Close, with the number of generated tokens that it says are committed."""
         told: list[int] = []
         opening: Any = None
@@ -73,13 +73,16 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     no_drafts_because: str = ""  # as each of its replies tells
     repeats_itself: bool = False  # sends each reply of an older round once more
     malformed_at: Collection[int] = ()  # with so many requests: its replies have this Draft
+    runs_on: bool = False  # reads nothing while it decodes plainly
+    said: int = 0  # tokens, over all sequences
     malformed: rounds_pb2.Draft = field(default_factory=lambda: rounds_pb2.Draft(tokens=[1], parents=[1]))
 
     async def Stream(self, requests: Any, context: Any) -> None:  # noqa: N802
         await serve(requests, context, rounds_pb2.TargetReplies, self._converse)
 
-    async def _converse(self, requests: Any) -> AsyncIterator[rounds_pb2.TargetReply]:
+    async def _converse(self, requests: Requests) -> AsyncIterator[rounds_pb2.TargetReply]:
         said = 0  # tokens, as far as this sequence has come
+        is_free = False  # it went on by itself last
         previous = rounds_pb2.TargetReply(round=0, tokens=[7])
         try:
             async for request, generated in self.turns(requests):
@@ -88,9 +91,15 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                 if request.HasField("verify"):
                     if self.verifying is not None and request.verify.draft.tokens:
                         await self.verifying.wait()
-                    previous = self._reply(request.verify.turn, generated, request.verify.draft.tokens)
-                    said = generated + len(previous.tokens)
-                    yield previous
+                    stands = max(said, generated) if is_free and self.is_coupled else generated
+                    drafted = request.verify.draft.tokens
+                    overtaken, is_free = stands - generated, False
+                    is_right = list(drafted[:overtaken]) == list(self.answer[generated:stands])
+                    if stands < self.end:
+                        left = drafted[overtaken:] if is_right else []
+                        previous = self._reply(request.verify.turn, stands, left)
+                        said = stands + len(previous.tokens)
+                        yield previous
                     continue
                 if request.HasField("score"):
                     for reply in self._scores(request.score):
@@ -104,6 +113,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                         said += len(previous.tokens)
                         yield previous
                     continue
+                is_free = True
                 granted = request.plain if request.HasField("plain") else request.top_up
                 turn = granted.turn
                 said = generated if request.HasField("plain") else said
@@ -113,6 +123,8 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                     previous = self._reply(turn, position, [])
                     said = position + 1
                     yield previous
+                    if requests.has_more and not self.runs_on:
+                        break
         finally:
             self.ended.set()
 
@@ -123,6 +135,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
         if accepted is None:
             accepted = min(len(drafted), len(ahead))
         end = generated + accepted + 1
+        self.said += accepted + 1
         is_malformed = len(self.requests) in self.malformed_at
         return rounds_pb2.TargetReply(
             round=turn.round,
@@ -146,6 +159,10 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
         """Tokens that it says: all, or as many as are asked for."""
         sampling = sampling_from_message(self.requests[0].open.sampling)
         return min(len(self.answer), sampling.max_tokens)
+
+    @property
+    def is_coupled(self) -> bool:
+        return sampling_from_message(self.requests[0].open.sampling).verification == "coupled"
 
     @property
     def asks_logprobs(self) -> bool:
@@ -173,7 +190,7 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
     async def Stream(self, requests: Any, context: Any) -> None:  # noqa: N802
         await serve(requests, context, rounds_pb2.DraftReplies, self._converse)
 
-    async def _converse(self, requests: Any) -> AsyncIterator[rounds_pb2.DraftReply]:
+    async def _converse(self, requests: Requests) -> AsyncIterator[rounds_pb2.DraftReply]:
         try:
             async for request, generated in self.turns(requests):
                 if self.silent is not None:

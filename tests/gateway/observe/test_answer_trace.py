@@ -7,7 +7,16 @@ from opentelemetry.trace import get_tracer
 
 from gateway.drafters.proposal import Proposal
 from gateway.observe.answer_trace import AnswerTrace
-from gateway.rounds.events import Forgone, RoundBegan, Routed, SendingAhead, StretchBegan, VerdictFell
+from gateway.rounds.events import (
+    Ended,
+    Forgone,
+    RoundBegan,
+    Routed,
+    SendingAhead,
+    StretchBegan,
+    TokenDecoded,
+    VerdictFell,
+)
 from gateway.rounds.reasons import ROLLED_OUT, WENT_BACK
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
@@ -72,6 +81,16 @@ async def test_a_round_that_never_began_leaves_no_span(spans):
     trace.on(RoundBegan("fixed", waits=True))
     trace.on(fell(DRAFT, reply(5)))
     assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
+
+
+async def test_tokens_that_came_before_a_verdict_belong_to_its_round(spans):
+    trace = answer_trace()
+    for ends in (lambda: trace.on(fell(DRAFT, reply(2, 3))), lambda: trace.on(Ended("fixed"))):
+        trace.on(RoundBegan("fixed"))
+        trace.on(TokenDecoded(reply(1), 0.0))
+        ends()
+    assert spans.one("round").attributes["outrider.tokens"] == 3
+    assert spans.one("abandoned round").attributes["outrider.tokens"] == 1
 
 
 async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):

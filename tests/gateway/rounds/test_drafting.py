@@ -5,13 +5,16 @@ import sys
 
 import pytest
 
+from gateway.drafters.proposal import Proposal
 from gateway.rounds import drafting
 from gateway.rounds.factory import RoundsFactory
 from gateway.rounds.paces import Paces
 from gateway.sequence import Origin, Sequence
 from gateway.settings import GatewaySettings, Speculation
+from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.pace import controller
+from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.controller import PROBE_DEPTH, Pace
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
@@ -30,10 +33,11 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
 
 
-def rounds_of(fleet, paces, **fields):
+def rounds_of(fleet, paces, max_tokens=len(ANSWER), **fields):
     fields = {"mode": "auto", **fields}
     speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
-    sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
+    sampling = Sampling(max_tokens=max_tokens, verification=speculation.verification)
+    sequence = Sequence((5, 6, 7), sampling, noise_key=1)
     settings = GatewaySettings(model="m", tokenizer="t", beside_target="eagle3")
     return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 
@@ -66,6 +70,40 @@ async def test_drafts_come_back_once_guesses_prove_right_again():
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         stats = await answer(fleet, Paces(ON))
     assert stats.accepted > 50
+
+
+async def test_what_the_target_decodes_by_itself_before_it_sees_a_draft_stands():
+    target, draft = ScriptedTarget(ANSWER, step_s=STEP_S), ScriptedDraft(ANSWER, wrong=range(60))
+    async with fleet_of(target, draft) as fleet:
+        stats = await answer(fleet, Paces(ON))
+    assert stats.transitions["on", "thresholds"] > 0
+    assert stats.tokens == target.said == len(ANSWER)
+
+
+async def test_an_answer_may_end_before_the_target_sees_the_draft():
+    target, draft = ScriptedTarget(ANSWER, step_s=STEP_S, runs_on=True), ScriptedDraft(ANSWER, lost_at=(4,))
+    async with fleet_of(target, draft) as fleet:
+        sequence, rounds = rounds_of(fleet, Paces(ON), max_tokens=40, mode="fixed", depth=4)
+        origins = [step.tokens[-1].origin async for step in rounds.steps()]
+        await target.ended.wait()
+    assert sequence.generated == ANSWER[:40]
+    assert rounds.stats.tokens == target.said == 40
+    assert target.kinds()[-2:] == ["verify", "close"]
+    assert origins[-1] is Origin.PLAIN
+
+
+async def test_the_pace_hears_how_good_a_draft_was_that_came_too_late(monkeypatch):
+    told = []
+    monkeypatch.setattr(SequenceAcceptance, "observe", lambda self, *guess: told.append(guess))
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        sequence, rounds = rounds_of(fleet, Paces(ON))
+        drafts = rounds._drafting
+        with drafts.at(Pace(ON)):
+            sequence.generated += ANSWER[:3]
+            left = drafts.overtaken(Proposal(Draft.chain(ANSWER[:5]), len(sequence.prompt), wanted=5))
+            drafts.overtaken(Proposal(Draft.chain([ANSWER[0], 0]), len(sequence.prompt), wanted=2))
+    assert (left.draft.tokens, left.base, left.wanted) == (tuple(ANSWER[3:5]), len(sequence), 2)
+    assert told == [(3, 3), (1, 2)]
 
 
 async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch):
