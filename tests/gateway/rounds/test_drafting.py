@@ -23,6 +23,7 @@ from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.patience import LIMIT_S, later
 
 ANSWER = [*range(250)]
+ANSWER_LENGTH = len(ANSWER)
 ON = PaceSettings(policy="thresholds")
 STEP_S = 0.002  # long enough for a Draft to come within a few tokens
 OFF = PaceSettings(policy="thresholds", off_from=0)
@@ -33,7 +34,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
 
 
-def rounds_of(fleet, paces, max_tokens=len(ANSWER), **fields):
+def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):
     fields = {"mode": "auto", **fields}
     speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
     sampling = Sampling(max_tokens=max_tokens, verification=speculation.verification)
