@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from types import MappingProxyType
 import psutil  # type: ignore[import-untyped]
 
 from tests.support.patience import LIMIT_S, START_S, wait_until
+
+PORTS = range(20_000, 32_768)  # Linux deals out those above, Ray to its workers some below
 
 
 class StartError(Exception):
@@ -112,10 +115,12 @@ def _heed_interrupts() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """One that the system gives to nobody who asks for any, as Ray does while the service starts."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def _end(process: subprocess.Popen[bytes]) -> list[str]:
