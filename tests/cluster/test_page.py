@@ -52,7 +52,9 @@ def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> 
 
 
 def ask(page: Page, prompt: str = '[{"name": "') -> None:
-    """By keyboard alone."""
+    """By keyboard alone. In rounds, whether they pay on this machine or not."""
+    page.locator("#mode").select_option("fixed")
+    page.locator("#depth").fill("4")
     page.locator("#prompt").focus()
     page.keyboard.press("Control+a")
     page.keyboard.type(prompt)
@@ -123,7 +125,6 @@ def test_a_round_shows_its_draft_and_its_time_line(page: Page) -> None:
 
 
 def test_a_corrected_draft_shows_what_stands_in_its_place(page: Page) -> None:
-    page.locator("#mode").select_option("fixed")
     ask(page, "The river was quiet and the")
     corrected = page.locator("#rounds li", has=page.locator(".refused")).first
     assert style(corrected.locator(".refused"), "textDecorationLine") == "line-through"
@@ -137,7 +138,8 @@ def test_a_corrected_draft_shows_what_stands_in_its_place(page: Page) -> None:
 def test_charts_and_workers_are_live(page: Page, client: httpx.Client) -> None:
     """While somebody else's request is under way."""
     long = {"prompt": '{"name": "', "max_tokens": 1500, "ignore_eos": True, "task": "json", "stream": True}
-    with client.stream("POST", "/v1/completions", json=long):
+    drafted = {"speculation": {"mode": "fixed", "depth": 4}}
+    with client.stream("POST", "/v1/completions", json=long | drafted):
         expect(page.locator("figure")).to_have_count(4)
         for name in ("with speculation", "running", "json, model", "mean depth"):
             expect(page.locator("figure .names").get_by_text(name)).to_be_visible()
