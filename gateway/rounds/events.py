@@ -82,7 +82,10 @@ class VerdictFell:
 
     @property
     def overhead_s(self) -> float:
-        """From Verify to Verdict, outside of the target worker; 0 where the target continued by itself."""
+        """From Verify to Verdict, outside of the target worker; 0 where the target continued by itself.
+
+        What was not waited for, since a client took its time to read, is not in it.
+        """
         return 0.0 if self.continued else max(self.target_s - self.reply.timings.total_ns / 1e9, 0.0)
 
     # A drafted token that a grammar forced is no guess: neither drafted, nor verified, nor accepted.
@@ -133,19 +136,24 @@ class TokenDecoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
-    """The target has decoded tokens by itself before it came to a Draft, which show how good that began."""
+class Guess:
+    """That nobody verified, beside what the text says there."""
 
     right: int  # tokens
     guessed: int
 
+    @property
+    def verified(self) -> int:
+        """Tokens of which this is known: those that are right, and one that is not."""
+        return min(self.right + 1, self.guessed)
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """The text has shown how good a guess was that nobody verified."""
 
-    right: int  # tokens
-    guessed: int
+class Overtaken(Guess):
+    """The beginning of a Draft: the target has decoded so many tokens by itself before it came to that."""
+
+
+class Compared(Guess):
+    """One that was made while the sequence was plain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,13 +97,11 @@ class PaceObserver:
             case FellBack() if event.reason == LATE:  # it is worth nothing
                 self._route.observe(self._paced.drafter.name, 0, 1)
             case Overtaken():
-                verified = min(event.right + 1, event.guessed)
-                self._paced.acceptance.observe(event.right, verified)
-                self._route.observe(self._paced.drafter.name, event.right, verified)
+                self._paced.acceptance.observe(event.right, event.verified)
+                self._route.observe(self._paced.drafter.name, event.right, event.verified)
             case Compared():
-                verified = min(event.right + 1, event.guessed)
-                self.pace.observe_probe(self._paced, event.right, verified)
-                self._route.observe(self._paced.drafter.name, event.right, verified)
+                self.pace.observe_probe(self._paced, event.right, event.verified)
+                self._route.observe(self._paced.drafter.name, event.right, event.verified)
             case Judged():
                 self._observe_judged(self.pace, event)
 

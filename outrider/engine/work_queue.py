@@ -54,14 +54,14 @@ class WorkQueue:
             self._batch_delay.returned(sequence, arrived)
             ahead = self._draft_ahead.observe(sequence, work) if isinstance(work, Propose) else None
             self.void(sequence)
-            overtaken = self._overtaken_by(sequence, work) if isinstance(work, Verify) else []
-            if not overtaken:
+            unseen = self._unseen(sequence, work) if isinstance(work, Verify) else []
+            if not unseen:
                 self._commit(sequence, work.base, work.tokens)
             match work:
-                case Verify() if overtaken and sequence.has_ended:
+                case Verify() if unseen and sequence.has_ended:
                     pass  # its sender will see that
                 case Verify():
-                    draft = work.draft.after(overtaken)
+                    draft = work.draft.after(unseen)
                     following = Following(work.next_depth, work.next_leaves, work.until)
                     self._verify(sequence, draft, work.round, arrived, following)
                 case Generate():
@@ -164,7 +164,7 @@ class WorkQueue:
             self.tasks[sequence.number] = GenerateTask(sequence, length, self._clock())
 
     @staticmethod
-    def _overtaken_by(sequence: Sequence, work: Verify) -> list[int]:
+    def _unseen(sequence: Sequence, work: Verify) -> list[int]:
         """Tokens that it decoded freely beyond those that the sender had seen.
 
         They stand, as they are what the verification of any Draft would say; not under a ratio rule, which

@@ -156,15 +156,20 @@ def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine
     assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
 
 
+def decoding(engine: Engine, sampling: Sampling) -> Sequence:
+    """One that has decoded three tokens freely and goes on."""
+    sequence = engine.open(len(PROMPT), 1, sampling)
+    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    while len(sequence.tokens) < len(PROMPT) + 3:
+        engine.step()
+    return sequence
+
+
 @pytest.mark.parametrize("wrong", [None, 1, 3], ids=str)
 def test_tokens_that_the_sender_of_a_draft_had_not_seen_stand(engine: Engine, wrong: int | None) -> None:
     """The Draft is judged as far as it follows them. wrong: its token that is."""
     text = tokens_of(plain(engine, SEEDED))
-    sequence = engine.open(len(PROMPT), 1, SEEDED)
-    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
-    decoded: list[Result] = []
-    while len(decoded) < 3:
-        decoded += engine.step()
+    sequence = decoding(engine, SEEDED)
     drafted = [token ^ (place == wrong) for place, token in enumerate(text[1:6])]
     engine.submit(Verify(sequence.number, len(PROMPT), text[:1], Draft.chain(drafted), round=1))
     (verified,) = run(engine)
@@ -188,11 +193,7 @@ def test_a_draft_for_a_generation_that_has_ended_is_not_judged(engine: Engine) -
 def test_a_ratio_rule_may_accept_other_tokens_than_those_that_were_decoded(engine: Engine) -> None:
     sampling = SEEDED.model_copy(update={"verification": "rejection", "logprobs": None})
     text = tokens_of(plain(engine, sampling))
-    sequence = engine.open(len(PROMPT), 1, sampling)
-    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
-    decoded: list[Result] = []
-    while len(decoded) < 3:
-        decoded += engine.step()
+    sequence = decoding(engine, sampling)
     other = text[1] ^ 1
     guess = Draft.chain((other,), [SparseProbs((other,), (1.0,))])
     verified = verify(engine, sequence, len(PROMPT), text[:1], guess)
