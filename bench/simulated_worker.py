@@ -234,11 +234,11 @@ class SimulatedStream:
         self._to_worker.send(request)
 
     async def receive(
-        self, round_number: int, timeout: float | None = None, before: int | None = None
+        self, round_number: int, timeout: float | None = None, stretch: int | None = None
     ) -> Any:
         try:
             async with asyncio.timeout(timeout):
-                while (reply := await self._replies.get()).round not in (before, round_number):
+                while (reply := await self._replies.get()).round not in (stretch, round_number):
                     pass
         except TimeoutError:
             return None

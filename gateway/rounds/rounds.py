@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
 
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
@@ -172,16 +172,16 @@ class Rounds:
         with self._drafting.at(self._paces.of_target(target.address)):
             self._is_verifying, self._ahead = False, None
             proposal = NO_PROPOSAL if self._drafting.depth() > 0 else None
-            before: int | None = None
+            stretch: int | None = None
             while self._sequence.finish_reason is None:
                 is_plain = proposal is None
                 part = (
-                    self._plain(target) if proposal is None else self._speculative(target, proposal, before)
+                    self._plain(target) if proposal is None else self._speculative(target, proposal, stretch)
                 )
                 async with aclosing(part) as steps:
                     async for step in steps:
                         yield step
-                before = self._sequence.round if is_plain and self._sequence.is_coupled else None
+                stretch = self._sequence.round if is_plain and self._sequence.is_coupled else None
                 self._sequence.round += 1
                 proposal, self._resumed = self._resumed, None
                 if self._sequence.finish_reason is None and self.reason != LAST_TOKEN:
@@ -206,14 +206,14 @@ class Rounds:
         return Step((), sequence.finish_reason, scores=tuple(sequence.scores))
 
     async def _speculative(
-        self, target: TargetStream, first: Proposal, before: int | None
+        self, target: TargetStream, first: Proposal, stretch: int | None
     ) -> AsyncGenerator[Step, None]:
         """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
 
         Where the target was sent what follows a Verdict before it fell, or goes on by itself with the Draft
         of the drafter beside it, it is at the next one already.
 
-        before: round of the stretch of which tokens may still come; they count.
+        stretch: round of the plain stretch before, of which tokens that count may still come.
         """
         proposal: Proposal | None = first
         continues, draft_s = False, first.seconds
@@ -222,15 +222,16 @@ class Rounds:
             if not self._is_verifying:
                 self._is_verifying = True
                 target.send(self._verify(target, proposal))
-            reply, target_s = await self._answer(target, proposal, before)
-            while reply.round == before:
-                yield await self._decoded(target, reply, 0.0)  # its wait is a part of the Verdict's
-                if self._sequence.finish_reason is not None:
-                    self._events.emit(Ended(self.reason))
-                    return
-                proposal = self._drafting.overtaken(proposal)
-                reply, more_s = await self._reply(target, before)
-                target_s += more_s
+            with self._extending(target, proposal):
+                reply, target_s = await self._reply(target, stretch)
+                while reply.round == stretch:
+                    yield await self._decoded(target, reply, 0.0)  # its wait is a part of the Verdict's
+                    if self._sequence.finish_reason is not None:
+                        self._events.emit(Ended(self.reason))
+                        return
+                    proposal = self._drafting.overtaken(proposal)
+                    reply, more_s = await self._reply(target, stretch)
+                    target_s += more_s
             fell = VerdictFell(proposal, reply, self.reason, continues, draft_s, target_s)
             step = await self._verdict(target, fell)
             depth = self._drafting.depth() if step.finish_reason is None else 0
@@ -300,7 +301,8 @@ class Rounds:
     async def _extend(self, target: TargetStream) -> None:
         """Sends the target what follows the likely verdicts, while it verifies."""
         prepared = await self._drafting.prepared()
-        if prepared is None or prepared.base != len(self._sequence):
+        prepared = None if prepared is None else prepared.trimmed(self._sequence)
+        if prepared is None or not prepared.draft:
             return
         self._ahead = prepared
         self._events.emit(SendingAhead(prepared))
@@ -311,12 +313,12 @@ class Rounds:
         except GatewayError:  # whoever waits for the Verdict notices too
             self._ahead = None
 
-    async def _answer(
-        self, target: TargetStream, proposal: Proposal, before: int | None
-    ) -> tuple[rounds_pb2.TargetReply, float]:
+    @contextmanager
+    def _extending(self, target: TargetStream, proposal: Proposal) -> Iterator[None]:
+        """Until the Verdict is there."""
         extending = asyncio.create_task(self._extend(target)) if proposal.draft else None
         try:
-            return await self._reply(target, before)
+            yield
         finally:
             if extending is not None:
                 extending.cancel()
@@ -363,12 +365,12 @@ class Rounds:
         return rounds_pb2.TargetRequest(top_up=rounds_pb2.TopUp(turn=turn, until=until))
 
     async def _reply(
-        self, target: TargetStream, before: int | None = None
+        self, target: TargetStream, stretch: int | None = None
     ) -> tuple[rounds_pb2.TargetReply, float]:
-        """With the seconds that it was waited for. before: an older round of which replies are wanted too."""
+        """With the seconds of the wait for it. stretch: a round before, of which replies are wanted too."""
         clock = asyncio.get_running_loop().time
         begun = clock()
-        reply = await target.receive(self._sequence.round, max(self._limits.deadline - begun, 0.0), before)
+        reply = await target.receive(self._sequence.round, max(self._limits.deadline - begun, 0.0), stretch)
         if reply is None:
             raise DeadlineError("the answer was not finished before the request's deadline")
         return reply, clock() - begun

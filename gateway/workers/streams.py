@@ -182,17 +182,17 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         )
 
     async def receive(
-        self, round_number: int, timeout: float | None = None, before: int | None = None
+        self, round_number: int, timeout: float | None = None, stretch: int | None = None
     ) -> ReplyT | None:
         """The next reply to that round, None if it is not there within ``timeout`` seconds.
 
         Replies to older rounds are dropped on the way. Raises as ``send`` does.
 
-        before: an older round of which those that are still under way are wanted too.
+        stretch: a round before, of which those that are still under way are wanted too.
         """
         try:
             async with asyncio.timeout(timeout):
-                while (reply := self._next((before, round_number))) is None:
+                while (reply := self._next((stretch, round_number))) is None:
                     self._has_news.clear()
                     await self._has_news.wait()
         except TimeoutError:

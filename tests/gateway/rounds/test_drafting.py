@@ -20,7 +20,7 @@ from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
 from tests.fakes.conversations import EndedError
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
-from tests.support.patience import LIMIT_S, later
+from tests.support.patience import LIMIT_S, eventually, later
 
 ANSWER = [*range(250)]
 ANSWER_LENGTH = len(ANSWER)
@@ -91,6 +91,36 @@ async def test_an_answer_may_end_before_the_target_sees_the_draft():
     assert rounds.stats.tokens == target.said == 40
     assert target.kinds()[-2:] == ["verify", "close"]
     assert origins[-1] is Origin.PLAIN
+
+
+class Late(ScriptedDraft):
+    """While the target decodes by itself a Draft takes three of its tokens."""
+
+    target: ScriptedTarget
+
+    async def turns(self, requests):
+        async for request, generated in super().turns(requests):
+            await eventually(lambda end=generated + 3: self.target.said >= end or not self.is_plain)
+            yield request, generated
+
+    @property
+    def is_plain(self):
+        return self.target.kinds()[-1:] in (["plain"], ["top_up"])
+
+
+async def test_what_follows_a_draft_that_ends_plain_decoding_is_sent_ahead_too():
+    """Though the target has gone on since the draft was asked."""
+    target, draft = ScriptedTarget(ANSWER, step_s=0.01), Late(ANSWER, lost_at=(4,), prepares=True)
+    draft.target = target
+    async with fleet_of(target, draft) as fleet:
+        await answer(fleet, Paces(ON), mode="fixed", depth=12)
+    kinds = target.kinds()
+    resumed = next(
+        number
+        for number, request in enumerate(target.requests)
+        if request.verify.draft.tokens and kinds[number - 1] in ("plain", "top_up")
+    )
+    assert kinds[resumed + 1] == "extend"
 
 
 async def test_the_pace_hears_how_good_a_draft_was_that_came_too_late(monkeypatch):
