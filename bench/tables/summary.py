@@ -5,10 +5,12 @@ from bench.tables.reading import Row, found, number, results, table
 
 OVERHEAD_AIM_MS = 1.0  # of a round
 PLAIN_AIMS = {1: 1.25, 8: 1.5, 32: 1.4}  # to transformers' generate, by batch
+SERVICE, ENGINE, OPENVINO, VLLM = "Outrider, service", "Outrider, one process", "OpenVINO GenAI", "vLLM"
+PEER_AIMS = {"plain": 0.8, "drafts": 1.0}  # ratio of the service's speed to OpenVINO's, at one stream
 
 
 def summary() -> str:
-    rows = [*_speed(), *_texts(), *_costs()]
+    rows = [*_speed(), *_beside_peers(), *_texts(), *_costs()]
     header = ["what", "measured", "our aim", "command"]
     return table(header, ([*cells, f"`python -m bench {name}`"] for *cells, name in rows))
 
@@ -34,6 +36,43 @@ def _speed() -> list[list[str]]:
         ],
         ["draft-ahead, one stream, to drafting without it", _times(min(gains), max(gains)), "", "ahead"],
     ]
+
+
+def _beside_peers() -> list[list[str]]:
+    """Rows beside other programs, those that lose as well as those that win."""
+    rows = []
+    for mode, aim in PEER_AIMS.items():
+        for name in (SERVICE, ENGINE):
+            ratios = _to_peer(name, OPENVINO, "190M", mode, (1, 8))
+            told = number(aim) + _missed(ratios[0] < aim) if name == SERVICE else ""
+            what = f"{name}: 190M target, {mode}, 1 and 8 streams, to OpenVINO"
+            rows.append([what, _times(*ratios, between=", "), told, "peers"])
+    for name in (SERVICE, ENGINE):
+        ratios = _to_peer(name, VLLM, "demo", "plain", (1, 8, 32))
+        what = f"{name}: demo pair, plain, 1, 8, 32 streams, to vLLM"
+        rows.append([what, _times(*ratios, between=", "), "", "peers"])
+    for pair in ("demo", "190M"):
+        ratio = _peer_row(SERVICE, pair, "drafts", 1)["to its plain"]
+        what = f"{SERVICE}: {pair} target, two cores, 1 stream, always drafting, to plain decoding"
+        rows.append([what, _times(ratio), "", "peers"])
+    changed = ", ".join(map(_changed, (SERVICE, VLLM, OPENVINO)))
+    rows.append(["seeded texts that change with Drafts: Outrider, vLLM, OpenVINO", changed, "0", "peers"])
+    return rows
+
+
+def _to_peer(name: str, peer: str, pair: str, mode: str, streams: tuple[int, ...]) -> list[float]:
+    """Ratios of tokens per second, ours to those of a peer in the same mode, by the number of streams."""
+    rows = [(_peer_row(name, pair, mode, count), _peer_row(peer, pair, mode, count)) for count in streams]
+    return [ours["tokens/s"] / theirs["tokens/s"] for ours, theirs in rows]
+
+
+def _changed(peer: str) -> str:
+    row = _peer_row(peer, "demo", "drafts", 1)
+    return f"{row['seeded texts that differ']} of {row['seeded texts']}"
+
+
+def _peer_row(peer: str, pair: str, mode: str, streams: int) -> Row:
+    return found(results("peers")["rows"], peer=peer, pair=pair, mode=mode, streams=streams)
 
 
 def _texts() -> list[list[str]]:

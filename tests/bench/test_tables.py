@@ -40,3 +40,19 @@ def test_a_figure_that_changes_changes_the_table(monkeypatch):
     (line,) = (line for line in summary.summary().splitlines() if "generate" in line)
     assert "2.00, 2.00, 2.00 times" in line
     assert "missed" not in line
+
+
+def test_summary_if_openvino_is_faster_says_that_the_aim_is_missed(monkeypatch):
+    stored = reading.results("peers")["rows"]
+
+    def lines_with(openvino_rate: float) -> list[str]:
+        rows = [
+            {**row, "tokens/s": openvino_rate if row["peer"] == "OpenVINO GenAI" else 10.0} for row in stored
+        ]
+        changed = lambda name: {"rows": rows} if name == "peers" else reading.results(name)  # noqa: E731
+        monkeypatch.setattr(summary, "results", changed)
+        return [line for line in summary.summary().splitlines() if "service" in line and "OpenVINO" in line]
+
+    assert all("0.50, 0.50 times" in line and "missed" in line for line in lines_with(20.0))
+    assert not any("missed" in line for line in lines_with(10.0))
+    assert len(lines_with(10.0)) == 2
