@@ -113,6 +113,17 @@ class Worker:
             "settings": self._ready.settings.model_dump(exclude={"model"}),
         }
 
+    def reconfigure(self, user_config: Any) -> None:
+        """Refuses live settings, of which a worker has none.
+
+        Serve would end a worker without this method as soon as somebody gives it a ``user_config``.
+        """
+        logger.error(
+            "user_config=%r has no effect on a %s worker, only on the deployment gateway",
+            user_config,
+            self.role,
+        )
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve asks for it now and then where the deployment scales."""
         load = (await self._client.report()).load

@@ -67,6 +67,7 @@ def app(arguments: dict[str, Any]) -> Application:
         trust,
         partial(start_tracing, tracing, "gateway"),
         workers,
+        settings.pace,
     )
 
 

@@ -1,11 +1,13 @@
 """The gateway as a Serve deployment: both APIs over one Generation."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from gateway.api import http_api
 from gateway.api.access import Authentication
@@ -15,12 +17,15 @@ from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
 from gateway.generation.text import load_tokenizer
 from gateway.observe.metrics import publish_always
-from gateway.settings import GatewaySettings, LiveSettings
+from gateway.settings import GatewaySettings, LiveSettings, live_refusal
 from gateway.workers import registry
 from gateway.workers.fleet import Fleet
+from outrider.pace.settings import PaceSettings
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS
 from protos.trust import Trust
+
+logger = logging.getLogger("ray.serve")
 
 
 def draft_deployment(name: str) -> str:
@@ -42,8 +47,13 @@ class Gateway(GenerationServicer):
         trust: Trust,
         start_tracing: Callable[[], Callable[[], None]],
         worker_handles: list[Any],
+        pace: PaceSettings,
     ) -> None:
-        """start_tracing: for this process; returns what ends it."""
+        """
+        Args:
+            start_tracing: starts tracing in this process and returns what ends it.
+            pace: settings of the start, in force until Serve hands over others.
+        """
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
@@ -53,6 +63,7 @@ class Gateway(GenerationServicer):
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
+        self.generation.paces.use(pace)
         if self.generation.keeping is not None:
             self._leaving.callback(self.generation.keeping.close)
         publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))
@@ -62,14 +73,22 @@ class Gateway(GenerationServicer):
             self._starting = asyncio.get_running_loop().create_task(server.start())
             self._leaving.push_async_callback(server.stop, GRACE_S)
 
-    def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve calls this at start and when ``user_config`` changes; requests under way take the pace up.
+    def reconfigure(self, user_config: Any) -> None:
+        """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.
 
-        Raises:
-            ValueError: naming the field; what was in force stays.
+        Requests under way take the pace up. Serve ends a replica whose ``reconfigure`` raises, and every one
+        that it starts in its place. So what is not accepted is logged and told by /health, and what was in
+        force stays.
         """
-        live = LiveSettings.model_validate(user_config)
-        self.generation.use(live)
+        try:
+            live = LiveSettings.model_validate(user_config)
+            self.generation.use(live)
+        except ValueError as error:
+            refusal = live_refusal(error) if isinstance(error, ValidationError) else f"user_config.{error}"
+            self.generation.refused_live = refusal
+            logger.error("live settings are refused, what was in force stays: %s", refusal)
+            return
+        self.generation.refused_live = None
         for name in live.drafts.keys() - self._joined.keys():
             self._joined[name] = _handle_of(name)
 

@@ -1,8 +1,9 @@
 """Settings of the gateway, and of speculation per request."""
 
+from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.drafters.roster import BY_TASK, Roster
 from outrider.decoding.settings import Verification
@@ -141,7 +142,10 @@ class GatewaySettings(RequestSettings, CallerSettings):
             raise ValueError(f"drafts.{wrong} has the name of something else: give the draft another")
         changed = self.model_copy(update={"drafts": {**self.drafts, **live.drafts}})
         drafters = live.drafters or self.drafters
-        rows = [changed.roster.find(name) for name in drafters]
+        try:
+            rows = [changed.roster.find(name) for name in drafters]
+        except ValueError as error:
+            raise ValueError(f"drafters={list(drafters)}: {error}") from None
         models = {row.mixes[0] if row.mixes else row.name for row in rows}
         new = tuple(name for name in live.drafts if name not in models)
         return changed.model_copy(update={"drafters": drafters, "new_drafts": new})
@@ -168,6 +172,21 @@ class LiveSettings(PaceSettings):
     def pace(self) -> PaceSettings:
         """The part that is the pace's."""
         return PaceSettings.model_validate(self.model_dump(include=set(PaceSettings.model_fields)))
+
+
+def live_refusal(error: ValidationError) -> str:
+    """Says of each live setting that is not accepted its name, its value and what would be accepted."""
+    known = list(LiveSettings.model_fields)
+    told = []
+    for found in error.errors(include_url=False):
+        name = ".".join(["user_config", *map(str, found["loc"])])
+        given = f"{name}={found['input']!r}"
+        if found["type"] == "extra_forbidden":
+            near = get_close_matches(str(found["loc"][-1]), known) or known
+            told.append(f"{given} is no live setting: {' or '.join(near)} is one")
+        else:
+            told.append(f"{given}: {found['msg']}")
+    return "; ".join(told)
 
 
 class Speculation(BaseModel):

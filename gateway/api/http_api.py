@@ -158,6 +158,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             for link in generation.fleet.links()
         ]
         body["pace"] = generation.paces.settings
+        if generation.refused_live is not None:
+            body["refused_live_settings"] = generation.refused_live
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
         body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})

@@ -37,6 +37,9 @@ class Health(TypedDict):
     status: Literal["ok", "no target worker is ready"]
     workers: NotRequired[list[ToldWorker]]
     pace: NotRequired[PaceSettings]
+    refused_live_settings: NotRequired[
+        Annotated[str, Field(description="why the newest user_config is not in force; left out: it is")]
+    ]
     drafters: NotRequired[Annotated[dict[str, str], Field(description="by name, what each does")]]
     gateway: NotRequired[Annotated[dict[str, Any], Field(description="settings in force")]]
 

@@ -43,6 +43,7 @@ class Generation:
     def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, fleet: Fleet) -> None:
         self._started_with = settings
         self.settings = settings  # in force
+        self.refused_live: str | None = None  # why the newest live settings are not; None: they are
         self.fleet = fleet
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)

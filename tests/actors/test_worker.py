@@ -84,6 +84,15 @@ async def test_what_slows_its_engine_down_on_a_gpu_is_published(
     await Worker.__del__(worker)
 
 
+async def test_reconfigure_of_a_worker_refuses_live_settings_and_goes_on(
+    worker: Unserved, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Serve calls it by name, and ends a replica that has no such method or raises."""
+    worker.reconfigure({"max_depth": 2})
+    assert "user_config={'max_depth': 2} has no effect on a target worker" in caplog.text
+    await Worker.__del__(worker)
+
+
 async def test_a_worker_whose_engine_cannot_be_built_leaves_as_any_other(tmp_path: Path) -> None:
     """Serve calls both by name: an error of the destructor would hide that of the constructor."""
     has_ended: list[bool] = []

@@ -1,11 +1,16 @@
 """The gateway as Serve builds it, and takes it down."""
 
+import re
 import sys
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
+from gateway.api import http_api
+from gateway.api.access import Authentication
+from gateway.api.openai.chat_template import ChatTemplate
 from gateway.deployment import Gateway
 from gateway.generation.generation import Generation
 from gateway.generation.text import load_tokenizer
@@ -17,6 +22,7 @@ from outrider.pace.settings import PaceSettings
 from protos.trust import Trust
 
 TRUST = Trust(token="the token of a test")
+PACE = PaceSettings()
 
 
 class Unserved(Gateway):
@@ -30,7 +36,7 @@ async def test_a_gateway_that_cannot_be_built_leaves_as_any_other():
     gateway = Unserved.__new__(Unserved)
     settings = GatewaySettings(model="m", tokenizer="no such tokenizer")
     with pytest.raises(Exception, match="no such tokenizer"):
-        Unserved.__init__(gateway, settings, TRUST, lambda: lambda: ended.append(True), [])
+        Unserved.__init__(gateway, settings, TRUST, lambda: lambda: ended.append(True), [], PACE)
     await Gateway.__del__(gateway)
     assert ended == [True]
 
@@ -41,7 +47,7 @@ async def test_a_gateway_that_cannot_be_traced_hides_no_error():
 
     gateway = Unserved.__new__(Unserved)
     with pytest.raises(ValueError, match="no such exporter"):
-        Unserved.__init__(gateway, GatewaySettings(model="m", tokenizer="t"), TRUST, start_tracing, [])
+        Unserved.__init__(gateway, GatewaySettings(model="m", tokenizer="t"), TRUST, start_tracing, [], PACE)
     await Gateway.__del__(gateway)
 
 
@@ -69,8 +75,9 @@ def test_a_draft_that_joins_is_looked_for_once_in_its_own_application(monkeypatc
         gateway.reconfigure({"drafts": drafts, "max_depth": 5})
     assert looked_for == [("draft-next", "next"), ("draft-third", "third")]
     assert gateway.generation.settings.new_drafts == ("next",)
-    with pytest.raises(ValueError, match=r"drafts\.model has the name of something else"):
-        gateway.reconfigure({"drafts": {"model": "model"}, "max_depth": 6})
+    gateway.reconfigure({"drafts": {"model": "model"}, "max_depth": 6})
+    told = gateway.generation.refused_live
+    assert told == "user_config.drafts.model has the name of something else: give the draft another"
     assert gateway.generation.settings.new_drafts == ("next",)
     assert gateway.generation.paces.settings == PaceSettings(max_depth=5)
 
@@ -87,6 +94,43 @@ def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
     gateway.reconfigure({"policy": "thresholds", "max_depth": 0})
     pace.refresh()
     assert (with_drafts > 0, pace.depth(sequence)) == (True, 0)
-    with pytest.raises(ValueError, match="off_from"):
-        gateway.reconfigure({"off_from": -1})
+    gateway.reconfigure({"off_from": -1})
     assert paces.settings == PaceSettings(policy="thresholds", max_depth=0)
+
+
+@pytest.mark.parametrize(
+    ("user_config", "told"),
+    [
+        ({"max_dept": 2}, "user_config.max_dept=2 is no live setting: max_depth is one"),
+        ({"exploration": 7}, "user_config.exploration=7: Input should be less than or equal to 1"),
+        ({"drafts": {"next": "eagle3"}}, "user_config.drafts.next='eagle3': Input should be 'model'"),
+        (
+            {"drafters": ["nobody"]},
+            r"user_config.drafters=\['nobody'\]: there is no drafter 'nobody'; there are: ",
+        ),
+        ({"off_below": 0.9}, "user_config={'off_below': 0.9}: .*on_above must be at least off_below"),
+        ("max_depth: 2", "user_config='max_depth: 2': Input should be a valid dictionary"),
+    ],
+)
+def test_reconfigure_with_a_wrong_live_setting_names_it_and_keeps_what_was_in_force(
+    user_config, told, caplog
+):
+    """An exception would have Serve end the replica, and each that it starts in its place."""
+    gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
+    gateway.reconfigure({"max_depth": 3})
+    gateway.reconfigure(user_config)
+    assert gateway.generation.paces.settings == PaceSettings(max_depth=3)
+    assert re.match(told, gateway.generation.refused_live)
+    assert gateway.generation.refused_live in caplog.text
+    gateway.reconfigure({"max_depth": 4})
+    assert (gateway.generation.paces.settings.max_depth, gateway.generation.refused_live) == (4, None)
+
+
+async def test_health_with_refused_live_settings_says_why():
+    gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
+    app = http_api.build(gateway.generation, ChatTemplate(None, {}), Authentication((), anonymous=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert "refused_live_settings" not in (await client.get("/health")).json()
+        gateway.reconfigure({"max_dept": 2})
+        told = (await client.get("/health")).json()["refused_live_settings"]
+    assert told == gateway.generation.refused_live
