@@ -66,3 +66,25 @@ def test_a_triton_kernel_wants_its_tensors_on_the_current_device(cuda: Simulated
 @interpreted
 def test_without_the_device_the_interpreter_takes_tensors_of_the_cpu() -> None:
     assert add(torch.ones(3), torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+@triton.jit
+def product_kernel(left, right, output, SIZE: tl.constexpr):  # noqa: N803
+    rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    places = rows * SIZE + columns
+    product = tl.dot(tl.load(left + places), tl.load(right + places), input_precision="ieee")
+    tl.store(output + places, product)
+
+
+@interpreted
+def test_a_row_of_a_product_in_another_place_is_the_same_bit_for_bit(cuda: SimulatedCuda) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(16, 16, generator=generator).cuda() for _ in range(2))
+    order = torch.randperm(16, generator=generator)
+    results = []
+    for rows in (left, left[order.cuda()]):
+        results.append(torch.empty(16, 16, device="cuda"))
+        product_kernel[(1,)](rows, right, results[-1], SIZE=16)
+    first, moved = (result.cpu() for result in results)
+    assert torch.equal(moved, first[order])
+    torch.testing.assert_close(first, left.cpu() @ right.cpu(), atol=1e-5, rtol=0)
