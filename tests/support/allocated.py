@@ -18,7 +18,7 @@ def allocated_weights(model: nn.Module) -> int:
     tensors = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         if isinstance(module, PackedLinear | Int8Linear | Int4Linear):
-            kept = vars(module.multiply) if isinstance(module, PackedLinear) else vars(module)
+            kept = vars(module) if isinstance(module, Int4Linear) else vars(module.multiply)
             tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
     return sum(_bytes(tensor) for tensor in tensors)
 

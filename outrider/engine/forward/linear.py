@@ -9,10 +9,11 @@ In float32 it is within rounding of `nn.Linear`'s, in bfloat16 exactly what `nn.
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from outrider.engine.kernels.cpu.product import PanelProduct
@@ -53,10 +54,12 @@ class OneDnnProduct:
         return self._pointwise.binary(rows, added, self.packed, self._bias, "add")  # type: ignore[no-any-return]
 
 
-MISSING = {
-    torch.float32: "Outrider was installed without a C++ compiler, or this processor has no AVX2",
-    torch.bfloat16: "this build of torch has no oneDNN, or another one",
-}
+# Largest error of a product that is tried, by its length: far above rounding, far below a wrong sum.
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+TRIED_ROWS = (1, 5)  # a row that is filled up, and rows that are not
+# Kernels compute outputs by blocks of so many at most: more blocks than this show nothing new.
+BLOCK_OUTPUTS, TRIED_BLOCKS = 64, 16
+
 PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # of float16 nn.Linear is faster
     torch.float32: PanelProduct,
     torch.bfloat16: OneDnnProduct,
@@ -73,7 +76,7 @@ class PackedLinear(nn.Module):
             bias: [out_features], same dtype
 
         Raises:
-            RuntimeError: this machine cannot: see packing_works.
+            RuntimeError: this machine cannot: see why_unpacked.
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -130,22 +133,26 @@ class Projection(nn.Module):
 def optimize_for_cpu(model: PreTrainedModel) -> None:
     """Replaces the linear layers that are faster packed, in place; the model is for inference from then on.
 
-    An output projection tied to the input embedding leaves the embedding where it is. Where this build of
-    torch cannot pack, the layers stay as they are and the log says so once.
+    An output projection tied to the input embedding leaves the embedding where it is. Layers that this
+    machine cannot pack stay as they are, and the log says why, once for each reason.
     """
-    dtypes = {module.weight.dtype for module in model.modules() if type(module) is nn.Linear}
-    packable = {dtype for dtype in dtypes & PRODUCTS.keys() if packing_works(dtype)}
-    for dtype in dtypes & PRODUCTS.keys() - packable:
-        logger.warning("linear layers stay as they are, which is slower: %s", MISSING[dtype])
+    reasons: set[str] = set()
     # Without the layers themselves: each one's weight is to go as soon as it is packed.
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for names in linear_groups(module):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
-            dtype = projections[0].weight.dtype
-            if dtype in packable:
+            weight = projections[0].weight
+            outputs = sum(projection.out_features for projection in projections)
+            reason = why_unpacked(weight.dtype, outputs, weight.shape[1])
+            if reason is None:
                 replace(module, names, projections)
-            elif len(names) > 1:
+                continue
+            if weight.dtype in PRODUCTS:
+                reasons.add(f"{weight.dtype}: {reason}")
+            if len(names) > 1:
                 replace(module, names, projections, joined)
+    for reason in sorted(reasons):
+        logger.warning("linear layers stay as they are, which is slower: %s", reason)
 
 
 def join_projections(model: PreTrainedModel) -> None:
@@ -197,10 +204,30 @@ def replace(
         setattr(module, name, Projection(shared, index))
 
 
-def packing_works(dtype: torch.dtype) -> bool:
-    """Whether the functions are there, and they compute what they should."""
-    weight, rows = torch.eye(16, dtype=dtype), torch.ones(2, 16, dtype=dtype)
+@cache
+def why_unpacked(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
+    """Reason for which a weight of this type and size stays as it is; None if it is packed.
+
+    Tries a product of that size once. What a processor can do follows neither from its name nor from what a
+    library was built with.
+    """
+    if dtype not in PRODUCTS:
+        return "nn.Linear is faster"
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(tried_outputs(outputs), inputs, generator=generator).to(dtype)
+    rows = torch.randn(max(TRIED_ROWS), inputs, generator=generator).to(dtype)
+    expected = rows.float() @ weight.float().t()
     try:
-        return torch.equal(PackedLinear(weight, None)(rows), linear(rows, weight))
-    except (AttributeError, RuntimeError):  # oneDNN's operators are not public
-        return False
+        product = PRODUCTS[dtype](weight, None)
+        errors = [(product(rows[:count]) - expected[:count]).norm() for count in TRIED_ROWS]
+    except (AttributeError, RuntimeError) as error:  # oneDNN's operators are not public
+        return str(error)
+    if all(error <= NEAR[dtype] * expected.norm() for error in errors):
+        return None
+    return f"a packed product of {outputs} outputs by {inputs} inputs is wrong on this processor"
+
+
+def tried_outputs(outputs: int) -> int:
+    """Outputs of a smaller product that the same kernels compute, with as many left over by their blocks."""
+    most = TRIED_BLOCKS * BLOCK_OUTPUTS
+    return outputs if outputs <= most else most + outputs % BLOCK_OUTPUTS

@@ -1,14 +1,15 @@
 """Linear layers with 8 and 4 bit weights on a CPU, made from the checkpoint's weights at load.
 
-8 bit: one scale per output; a row of inputs is rounded to 8 bit by a scale of its own, products are added up
-as integers. So a row's result is the same in any company, bit for bit.
+8 bit: one scale per output; a row of inputs is rounded to 8 bit by a scale of its own, and products are added
+up exactly (outrider/engine/loading/int8_product.py). So a row's result is the same in any company, bit for
+bit.
 4 bit: a smallest value and a step per 32 weights; inputs stay as they are. Fast for a row or two, and slower
 with each further one. The output projection, and layers whose shape the kernel does not take, get 8 bit.
 
 On CUDA transformers quantizes while loading (``bitsandbytes_config``).
 """
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,16 +17,16 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.linear import linear_groups, replace
+from outrider.engine.forward.linear import NEAR, linear_groups, replace, tried_outputs
+from outrider.engine.loading.int8_product import LARGEST_INT8, ZERO_UINT8, int8_product
 from outrider.engine.settings import Quantization
 
-LARGEST_INT8 = 127
-ZERO_UINT8 = 128  # inputs are unsigned: for signed ones oneDNN has a kernel only where there is AMX
 GROUP = 32  # weights of one output that share a scale in 4 bit
 LARGEST_INT4 = 15
 MIDDLE_INT4 = 8  # torch's kernel computes (code - 8) * step + zero
 OUTPUTS_INT4 = 16  # its outputs come in multiples of this
 SMALLEST_SCALE = 1e-12  # in the place of 0, where all weights or inputs are alike
+TRIED_ROWS = 5  # more than the one or two for which kernels have a way of their own
 
 
 class Int8Linear(nn.Module):
@@ -43,9 +44,7 @@ class Int8Linear(nn.Module):
         weight = weight.detach().float()
         scales = weight.abs().amax(1).clamp_min(SMALLEST_SCALE) / LARGEST_INT8
         codes = (weight / scales[:, None]).round_().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
-        self.scales = scales / LARGEST_INT8  # the inputs' share of it included
-        self.zeros = torch.zeros(self.out_features, dtype=torch.int64)
+        self.multiply = int8_product(codes, scales / LARGEST_INT8)  # the inputs' share of the scale included
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -53,11 +52,8 @@ class Int8Linear(nn.Module):
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True, dtype=torch.float32)
         largest.clamp_min_(SMALLEST_SCALE)
         codes = torch.mul(flat, LARGEST_INT8 / largest).round_().add_(ZERO_UINT8).to(torch.uint8)
-        weights = self.packed, self.scales, self.zeros, None
-        result: Tensor = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, ZERO_UINT8, *weights, 1.0, 0, torch.float32, "none", [], ""
-        )
-        result = result.mul_(largest).to(rows.dtype).view(*rows.shape[:-1], self.out_features)
+        result = self.multiply(codes).mul_(largest)
+        result = result.to(rows.dtype).view(*rows.shape[:-1], self.out_features)
         return result if self.bias is None else result + self.bias
 
 
@@ -94,12 +90,8 @@ def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None
     """Replaces every linear layer, in place; embeddings and norms stay as they are.
 
     Raises:
-        UnsupportedModelError: this build of torch has no such kernel, or the model no linear layer.
+        UnsupportedModelError: this machine has no right product in 4 bit, or the model no linear layer.
     """
-    if not kernel_works(quantization):
-        raise UnsupportedModelError(
-            f"quantization={quantization!r}: this build of torch has no kernel for it here; leave it unset"
-        )
     head = model.get_output_embeddings()
     of_head = set() if head is None else {*head.modules()}
     is_quantized = False
@@ -118,27 +110,36 @@ def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None
 
 
 def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    fits = weight.shape[0] % OUTPUTS_INT4 == 0 and weight.shape[1] % GROUP == 0
-    return Int4Linear(weight, bias) if fits else Int8Linear(weight, bias)
-
-
-def kernel_works(quantization: Quantization) -> bool:
-    """Whether torch has the operators, which are not public, and they compute what they should.
-
-    The largest of all weights and inputs are among what is tried: where a processor has no instructions for
-    8 bit, sums of two products may not fit into their 16.
-    """
-    kind: Callable[[Tensor, Tensor | None], nn.Module] = {"int8": Int8Linear, "int4": Int4Linear}[
-        quantization
-    ]
-    rows = torch.ones(2, GROUP)
-    try:
-        return all(
-            torch.allclose(kind(weight, None)(rows), rows @ weight.T, rtol=1e-2, atol=1e-2)
-            for weight in (torch.eye(GROUP), rows.repeat(GROUP // 2, 1))
+    outputs, inputs = weight.shape
+    if outputs % OUTPUTS_INT4 or inputs % GROUP:
+        return Int8Linear(weight, bias)
+    reason = why_no_int4(weight.dtype, outputs, inputs)
+    if reason is not None:
+        raise UnsupportedModelError(
+            f"quantization='int4': {reason}; quantization='int8' works on any processor"
         )
-    except (AttributeError, RuntimeError):
-        return False
+    return Int4Linear(weight, bias)
+
+
+@cache
+def why_no_int4(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
+    """Reason for which this machine has no product in 4 bit of this type and size; None if it has one.
+
+    Tries a product of that size once: torch's operators are not public.
+    """
+    generator = torch.Generator().manual_seed(0)
+    # Codes of 4 bit stand for these exactly, so what differs is the kernel's.
+    weight = torch.randint(0, LARGEST_INT4 + 1, (tried_outputs(outputs), inputs), generator=generator).float()
+    weight.view(len(weight), -1, GROUP)[..., :2] = torch.tensor([0.0, LARGEST_INT4])
+    rows = torch.randn(TRIED_ROWS, inputs, generator=generator)
+    expected = rows @ weight.t()
+    try:
+        product = Int4Linear(weight.to(dtype), None)(rows.to(dtype))
+    except (AttributeError, RuntimeError) as error:
+        return str(error)
+    if (product.float() - expected).norm() <= NEAR[dtype] * expected.norm():
+        return None
+    return f"a product of {outputs} outputs by {inputs} inputs in 4 bit is wrong on this processor"
 
 
 def bitsandbytes_config(quantization: Quantization, dtype: Any) -> BitsAndBytesConfig:

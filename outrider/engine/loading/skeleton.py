@@ -19,7 +19,7 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
-from outrider.engine.forward.linear import PRODUCTS
+from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
@@ -93,8 +93,8 @@ class ModelSkeleton:
     ) -> int:
         """On each of ``devices``, as transformers' tensor parallelism shares them out.
 
-        On a CPU linear layers are packed (outrider/engine/forward/linear.py), so a tied embedding is there
-        twice.
+        A tied embedding is there twice on a CPU that packs the output projection: see
+        outrider/engine/forward/linear.py.
         """
         if self._stored is not None:
             return self._stored + self._beside_bytes
@@ -110,8 +110,8 @@ class ModelSkeleton:
         is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
         if is_tied and not on_cuda:
             stored = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
-            is_packed = quantization or self.dtype in PRODUCTS
-            size += -(-stored // devices) if is_packed else 0
+            is_copied = quantization is not None or why_unpacked(self.dtype, *head.weight.shape) is None
+            size += -(-stored // devices) if is_copied else 0
         return size
 
     def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:

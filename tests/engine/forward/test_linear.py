@@ -3,22 +3,46 @@
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider.engine.forward import linear
-from outrider.engine.forward.linear import PackedLinear, Projection, SharedProduct, optimize_for_cpu
+from outrider.engine.forward.linear import (
+    OneDnnProduct,
+    PackedLinear,
+    Projection,
+    SharedProduct,
+    optimize_for_cpu,
+    why_unpacked,
+)
 from outrider.engine.kernels.cpu import functions
 
 ROWS = [1, 2, 3, 4, 5, 8, 9, 16, 33]
 
-needs_packing = pytest.mark.skipif(
-    not linear.packing_works(torch.float32), reason="this build of torch cannot pack weights"
-)
+
+def needs_packing(dtype: torch.dtype) -> pytest.MarkDecorator:
+    reason = why_unpacked(dtype, 256, 192)
+    return pytest.mark.skipif(reason is not None, reason=f"{dtype} is not packed here: {reason}")
+
+
+needs_packed_float32, needs_packed_bfloat16 = needs_packing(torch.float32), needs_packing(torch.bfloat16)
+TYPES = [
+    pytest.param(torch.float32, marks=needs_packed_float32),
+    pytest.param(torch.bfloat16, marks=needs_packed_bfloat16),
+]
+
+
+@pytest.fixture
+def tried_anew() -> Iterator[None]:
+    """What the processor can do is tried again, during the test and after it."""
+    for cached in (why_unpacked, functions.found):
+        cached.cache_clear()
+    yield
+    for cached in (why_unpacked, functions.found):
+        cached.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +77,7 @@ def logits(model: LlamaForCausalLM, tokens: int) -> Tensor:
     return model(torch.arange(tokens)[None] % 128, use_cache=False).logits
 
 
-@needs_packing
+@needs_packed_float32
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("out_features", [256, 144, 100], ids=lambda n: f"{n} wide")
@@ -63,7 +87,7 @@ def test_float32_is_within_rounding(rows: int, bias: bool, out_features: int) ->
     torch.testing.assert_close(packed(layer)(inputs), layer(inputs), atol=2e-6, rtol=0)
 
 
-@needs_packing
+@needs_packed_bfloat16
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_bfloat16_is_the_same_bit_for_bit(rows: int, bias: bool) -> None:
@@ -72,7 +96,7 @@ def test_bfloat16_is_the_same_bit_for_bit(rows: int, bias: bool) -> None:
     assert torch.equal(packed(layer)(inputs), layer(inputs))
 
 
-@needs_packing
+@needs_packed_float32
 def test_a_row_hardly_depends_on_the_rows_beside_it() -> None:
     layer = packed(nn_linear(1024, 256, False, torch.float32))
     inputs = torch.randn(32, 1024)
@@ -81,7 +105,7 @@ def test_a_row_hardly_depends_on_the_rows_beside_it() -> None:
         torch.testing.assert_close(layer(inputs[:rows]), together[:rows], atol=2e-6, rtol=0)
 
 
-@needs_packing
+@needs_packed_float32
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_what_is_added_to_a_product_is_added(rows: int, bias: bool) -> None:
@@ -90,7 +114,7 @@ def test_what_is_added_to_a_product_is_added(rows: int, bias: bool) -> None:
     torch.testing.assert_close(packed(layer)(inputs, added), layer(inputs) + added, atol=1e-5, rtol=0)
 
 
-@needs_packing
+@needs_packed_float32
 @pytest.mark.parametrize("shape", [(192,), (1, 192), (1, 1, 192), (2, 3, 192), (0, 192)])
 def test_every_shape_of_rows(shape: tuple[int, ...]) -> None:
     layer = nn_linear(192, 256, True, torch.float32)
@@ -98,8 +122,7 @@ def test_every_shape_of_rows(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(packed(layer)(inputs), layer(inputs), atol=2e-6, rtol=0)
 
 
-@needs_packing
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("adds", [False, True])
 def test_a_row_is_the_same_alone_and_beside_others(dtype: torch.dtype, adds: bool) -> None:
     layer = packed(nn_linear(2816, 256, False, dtype))
@@ -109,7 +132,7 @@ def test_a_row_is_the_same_alone_and_beside_others(dtype: torch.dtype, adds: boo
         assert torch.equal(layer(rows[:count], added[:count] if adds else None), together[:count])
 
 
-@needs_packing
+@needs_packed_float32
 def test_a_row_is_the_same_with_any_number_of_threads() -> None:
     layer, rows = packed(nn_linear(512, 1000, False, torch.float32)), torch.randn(5, 512)
     before, results = torch.get_num_threads(), []
@@ -123,7 +146,7 @@ def test_a_row_is_the_same_with_any_number_of_threads() -> None:
     assert torch.equal(results[0], results[2])
 
 
-@needs_packing
+@needs_packed_float32
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_projections_of_one_input_share_one_product(
     order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -147,7 +170,7 @@ def test_projections_of_one_input_share_one_product(
         assert products == number
 
 
-@needs_packing
+@needs_packed_float32
 def test_projections_of_different_inputs_do_not_mix() -> None:
     layers = [nn_linear(192, 64, False, torch.float32) for _ in range(2)]
     shared = SharedProduct(layers)
@@ -163,7 +186,7 @@ def test_projections_of_different_inputs_do_not_mix() -> None:
         torch.testing.assert_close(projection(inputs), layer(inputs), atol=2e-6, rtol=0)
 
 
-@needs_packing
+@needs_packed_float32
 def test_nothing_is_kept_once_every_projection_was_taken() -> None:
     shared = SharedProduct([nn_linear(192, 64, False, torch.float32) for _ in range(2)])
     inputs = torch.randn(1, 5, 192)
@@ -173,7 +196,7 @@ def test_nothing_is_kept_once_every_projection_was_taken() -> None:
     assert not shared.parts
 
 
-@needs_packing
+@needs_packed_float32
 @pytest.mark.parametrize("tokens", [1, 2, 5, 33])
 def test_a_model_computes_the_same_in_float32(tokens: int) -> None:
     model = tiny_llama(torch.float32)
@@ -185,14 +208,14 @@ def test_a_model_computes_the_same_in_float32(tokens: int) -> None:
     assert isinstance(model.model.layers[0].mlp.up_proj, Projection)
 
 
-@needs_packing
 @pytest.mark.parametrize("tokens", [1, 2, 5, 33])
 def test_a_model_computes_the_same_bits_in_bfloat16(tokens: int) -> None:
     model = tiny_llama(torch.bfloat16)
     before = logits(model, tokens)
     optimize_for_cpu(model)
     assert torch.equal(logits(model, tokens), before)
-    assert not any(type(module) is nn.Linear for module in model.modules())
+    is_packed = why_unpacked(torch.bfloat16, 128, 64) is None
+    assert isinstance(model.lm_head, PackedLinear) == is_packed
 
 
 def test_layers_that_would_be_slower_packed_are_only_joined() -> None:
@@ -207,7 +230,7 @@ def test_layers_that_would_be_slower_packed_are_only_joined() -> None:
     assert type(layer.mlp.down_proj) is nn.Linear
 
 
-@needs_packing
+@needs_packed_float32
 def test_the_unpacked_weights_are_freed() -> None:
     model = tiny_llama(torch.float32)
     weights = [weakref.ref(module.weight) for module in model.modules() if type(module) is nn.Linear]
@@ -217,7 +240,7 @@ def test_the_unpacked_weights_are_freed() -> None:
     assert not any(weight() is not None for weight in weights)
 
 
-@needs_packing
+@needs_packed_float32
 def test_a_tied_embedding_stays_for_the_input() -> None:
     model = tiny_llama(torch.float32, tied=True)
     before = logits(model, 5)
@@ -226,32 +249,96 @@ def test_a_tied_embedding_stays_for_the_input() -> None:
     torch.testing.assert_close(logits(model, 5), before, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
-def test_without_onednn_layers_stay_and_the_log_says_so_once(
-    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def refused(message: str) -> Callable[..., None]:
+    def refuse(*_: object) -> None:
+        raise RuntimeError(message)
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("no attribute '_linear_pointwise'"),
+        RuntimeError("bf16 path needs the cpu support avx512bw"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.usefixtures("tried_anew")
+def test_layers_that_onednn_does_not_pack_stay_and_the_log_says_its_reason_once(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def missing(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(PackedLinear, "__init__", missing)
+    monkeypatch.setattr(OneDnnProduct, "__init__", refuse)
     model = tiny_llama(torch.bfloat16)
     before = logits(model, 5)
     with caplog.at_level(logging.WARNING):
         optimize_for_cpu(model)
     assert torch.equal(logits(model, 5), before)
     assert [record.message for record in caplog.records] == [
-        "linear layers stay as they are, which is slower: this build of torch has no oneDNN, or another one"
+        f"linear layers stay as they are, which is slower: torch.bfloat16: {error}"
     ]
 
 
-def test_without_a_compiler_layers_stay_and_the_log_says_so_once(
+@needs_packed_bfloat16
+@pytest.mark.usefixtures("tried_anew")
+def test_a_layer_of_a_size_that_is_multiplied_wrongly_stays_and_other_sizes_are_packed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(functions, "compiled", lambda: None)
+    right = OneDnnProduct.__call__
+
+    def wrong_at_96_inputs(self: OneDnnProduct, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        return right(self, rows, added) * (2 if rows.shape[1] == 96 else 1)
+
+    monkeypatch.setattr(OneDnnProduct, "__call__", wrong_at_96_inputs)
+    model = tiny_llama(torch.bfloat16)
+    before = logits(model, 5)
+    with caplog.at_level(logging.WARNING):
+        optimize_for_cpu(model)
+    assert torch.equal(logits(model, 5), before)
+    mlp = model.model.layers[0].mlp
+    assert type(mlp.down_proj) is nn.Linear
+    assert isinstance(mlp.gate_proj.shared.product, PackedLinear)
+    assert [record.message for record in caplog.records] == [
+        "linear layers stay as they are, which is slower: torch.bfloat16: "
+        "a packed product of 64 outputs by 96 inputs is wrong on this processor"
+    ]
+
+
+@pytest.mark.usefixtures("tried_anew")
+def test_a_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(OneDnnProduct, "__init__", lambda _, weight, bias: tried.append(weight.shape))
+    monkeypatch.setattr(OneDnnProduct, "__call__", refused("cannot"))
+    for outputs in (48, 48, 64, 48):
+        assert why_unpacked(torch.bfloat16, outputs, 32) == "cannot"
+    assert tried == [(48, 32), (64, 32)]
+
+
+@pytest.mark.usefixtures("tried_anew")
+@pytest.mark.parametrize(
+    ("capability", "compiled_for", "reason"),
+    [
+        ("AVX2", {"AVX2": "none"}, "is missing, which an installation compiles if there is a C++ compiler"),
+        ("DEFAULT", {"AVX2": "avx2"}, "need a processor with AVX2, and torch says DEFAULT of this one"),
+    ],
+    ids=["no compiler", "no AVX2"],
+)
+def test_without_compiled_functions_layers_stay_and_the_log_says_what_is_missing_once(
+    capability: str,
+    compiled_for: dict[str, str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(functions, "INSTRUCTION_SETS", compiled_for)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     model = tiny_llama(torch.float32)
     before = logits(model, 5)
     with caplog.at_level(logging.WARNING):
         optimize_for_cpu(model)
     torch.testing.assert_close(logits(model, 5), before, atol=1e-5, rtol=0)
     (record,) = caplog.records
-    assert "without a C++ compiler" in record.message
+    assert reason in record.message

@@ -1,13 +1,15 @@
 """Weights in 8 and 4 bit: near the original; and a draft made of them never changes a text."""
 
 import ctypes
+import logging
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
@@ -15,8 +17,9 @@ from outrider.demo.prompts import DEMO, prompts
 from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading import quantized
-from outrider.engine.loading.quantized import Int4Linear, Int8Linear, kernel_works, quantize_for_cpu
+from outrider.engine.loading import int8_product, quantized
+from outrider.engine.loading.int8_product import KINDS, Int8Product, right_kind
+from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu, why_no_int4
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.speculate import Request, generate
 from tests.support.checkpoints import write_checkpoint
@@ -24,6 +27,17 @@ from tests.support.checkpoints import write_checkpoint
 BITS: list[Quantization] = ["int8", "int4"]
 LAYERS = {"int8": Int8Linear, "int4": Int4Linear}
 LARGEST_ERROR = {"int8": 0.02, "int4": 0.12}  # of a product's length, for weights and inputs of a bell curve
+
+
+@pytest.fixture
+def tried_anew() -> Iterator[None]:
+    """What the processor can do is tried and said again, during the test and after it."""
+    caches = right_kind, int8_product._say_slow, why_no_int4
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
 
 
 @cache
@@ -41,8 +55,14 @@ def engine(role: str, quantization: Quantization | None = None) -> Engine:
 def test_a_layer_is_near_the_one_it_was_made_from(
     kind: Quantization, shape: tuple[int, ...], bias: bool, dtype: torch.dtype
 ) -> None:
+    check_a_layer_is_near(kind, shape, bias, dtype)
+
+
+def check_a_layer_is_near(
+    kind: Quantization, shape: tuple[int, ...], bias: bool, dtype: torch.dtype, outputs: int = 64
+) -> None:
     torch.manual_seed(0)
-    original = nn.Linear(192, 64, bias=bias).to(dtype)
+    original = nn.Linear(192, outputs, bias=bias).to(dtype)
     nn.init.normal_(original.weight)
     rows = torch.randn(shape, dtype=dtype)
     with torch.inference_mode():
@@ -83,14 +103,91 @@ def test_in_8_bit_onednn_has_a_kernel_of_this_processor(capfd: pytest.CaptureFix
     assert not [kernel for kernel in kernels if kernel.startswith("ref")]
 
 
-@pytest.mark.parametrize("kind", BITS)
-def test_a_kernel_whose_sums_do_not_fit_is_not_taken(
-    kind: Quantization, monkeypatch: pytest.MonkeyPatch
+def codes_of(weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    return weight.to(torch.int8), (rows + int8_product.ZERO_UINT8).to(torch.uint8)
+
+
+@pytest.mark.parametrize("inputs", [32, 33, 3000])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+@pytest.mark.parametrize("name", ["halves", "floats"])
+def test_sums_for_older_processors_are_exact_at_the_largest_codes(name: str, count: int, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = 127 - torch.randint(0, 2, (48, inputs), generator=generator) * 254
+    rows = 127 - torch.randint(0, 2, (count, inputs), generator=generator) * 254
+    weight[0] = 127
+    rows[:1] = 127
+    codes, given = codes_of(weight, rows)
+    sums = KINDS[name](codes, torch.full((48,), 0.5))(given)
+    torch.testing.assert_close(sums, (rows.double() @ weight.double().t() / 2).float(), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["halves", "floats"])
+def test_for_older_processors_too_a_row_in_8_bit_is_the_same_in_any_company(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (256, 2500), generator=generator)
+    codes, given = codes_of(weight, torch.randint(-127, 128, (40, 2500), generator=generator))
+    product = KINDS[name](codes, torch.rand(256, generator=generator))
+    together = product(given)
+    for first, count in [(0, 1), (7, 2), (3, 5), (11, 17), (39, 1)]:
+        assert torch.equal(product(given[first : first + count]), together[first : first + count])
+
+
+def saturating(codes: Tensor, scales: Tensor) -> Int8Product:
+    """As without instructions for 8 bit: two products are added up in 16 bit."""
+
+    def product(given: Tensor) -> Tensor:
+        products = given[:, None, :].long() * codes.long()
+        pairs = products.unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1)
+        return (pairs.sum(-1) - int8_product.ZERO_UINT8 * codes.long().sum(1)).float() * scales
+
+    return product
+
+
+def missing(*_: object) -> Int8Product:
+    raise AttributeError("no attribute 'qlinear_prepack'")
+
+
+@pytest.mark.usefixtures("tried_anew")
+def test_a_product_whose_sums_do_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "whole", saturating)
+    assert right_kind(64, 192) == "halves"
+
+
+@pytest.mark.usefixtures("tried_anew")
+def test_without_onednn_8_bit_is_as_near_and_the_log_says_once_why_it_is_slower(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As without instructions for 8 bit, where two products are added up in 16 bit."""
-    right = LAYERS[kind].forward
-    monkeypatch.setattr(LAYERS[kind], "forward", lambda layer, rows: right(layer, rows).clamp(max=16.0))
-    assert not kernel_works(kind)
+    monkeypatch.setitem(KINDS, "whole", missing)
+    monkeypatch.setitem(KINDS, "halves", saturating)
+    with caplog.at_level(logging.WARNING):
+        for outputs in (64, 32):
+            check_a_layer_is_near("int8", (1, 5, 192), False, torch.float32, outputs)
+    assert [record.message for record in caplog.records] == [
+        "products in 8 bit are computed in floating point, which is slower: oneDNN: "
+        "no attribute 'qlinear_prepack'; a product of halves codes is wrong"
+    ]
+
+
+@pytest.mark.usefixtures("tried_anew")
+def test_a_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def noted(codes: Tensor, _: Tensor) -> Int8Product:
+        tried.append(codes.shape)
+        return missing()
+
+    monkeypatch.setitem(KINDS, "whole", noted)
+    for outputs in (64, 64, 48, 64):
+        right_kind(outputs, 192)
+    assert tried == [(64, 192), (48, 192)]
+
+
+@pytest.mark.usefixtures("tried_anew")
+def test_a_wrong_product_in_4_bit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Int4Linear.forward
+    monkeypatch.setattr(Int4Linear, "forward", lambda layer, rows: right(layer, rows).clamp(max=16.0))
+    reason = why_no_int4(torch.float32, 64, 192)
+    assert reason == "a product of 64 outputs by 192 inputs in 4 bit is wrong on this processor"
 
 
 def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> None:
@@ -131,17 +228,16 @@ def test_a_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path
         Engine.from_settings(EngineSettings(model=str(folder), quantization="int8", cache_memory=2**22))
 
 
-@pytest.mark.parametrize("kind", BITS)
-def test_without_the_kernel_quantization_is_refused(
-    kind: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("tried_anew")
+def test_without_the_kernel_4_bit_is_refused_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(*_: object) -> None:
-        raise AttributeError
-
-    monkeypatch.setattr(LAYERS[kind], "__init__", missing)
+    monkeypatch.setattr(Int4Linear, "__init__", missing)
     folder = write_checkpoint(tmp_path, "llama")
-    with pytest.raises(UnsupportedModelError, match=f"quantization='{kind}'"):
-        Engine.from_settings(EngineSettings(model=str(folder), quantization=kind, cache_memory=2**22))
+    with pytest.raises(
+        UnsupportedModelError, match=r"quantization='int4': no attribute.*'int8' works on any"
+    ):
+        Engine.from_settings(EngineSettings(model=str(folder), quantization="int4", cache_memory=2**22))
 
 
 def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.kernel import part_slots
+from outrider.engine.forward.linear import OneDnnProduct, why_unpacked
 from outrider.engine.loading.skeleton import AliveBytes, ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
@@ -75,6 +76,24 @@ def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPla
     assert plan.num_blocks == engine._cache.pool.num_blocks
     assert plan.weights == pytest.approx(allocated_weights(model_of(engine)), rel=0.01)
     assert (plan.vocab_size, plan.context_length) == (engine.vocab_size, engine.max_length)
+
+
+def test_without_packed_layers_a_tied_embedding_is_planned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("this processor cannot")
+
+    folder = write_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
+    settings = EngineSettings(model=str(folder), dtype="bfloat16", device="cpu", cache_memory=2**22)
+    monkeypatch.setattr(OneDnnProduct, "__init__", refuse)
+    why_unpacked.cache_clear()
+    try:
+        plan = plan_memory(skeleton(settings), settings, MEMORY)
+        engine = Engine.from_settings(settings)
+    finally:
+        why_unpacked.cache_clear()
+    assert plan.weights == pytest.approx(allocated_weights(model_of(engine)), rel=0.01)
 
 
 def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:

@@ -166,7 +166,7 @@ def test_rows_are_scored_alike_however_many_there_are() -> None:
 
 def test_log_probabilities_that_are_no_numbers_are_not_told(folder: Path) -> None:
     engine = engine_of(folder)
-    model_of(engine).lm_head.multiply.panels.fill_(torch.nan)
+    model_of(engine).model.norm.weight.data.fill_(torch.nan)
     number = submitted(engine)
     (failed,) = run(engine)
     assert isinstance(failed, Failed)

@@ -16,17 +16,40 @@ import torch
 INSTRUCTION_SETS = {"AVX512": "avx512", "AVX2": "avx2"}
 
 
-@cache
 def compiled() -> ctypes.CDLL | None:
-    """The functions of functions.cpp; None where they were not compiled, or not for this processor."""
-    name = INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability())
-    path = Path(__file__).with_name(f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}")
-    if name is None or not path.exists():
-        return None
+    """The functions of functions.cpp; None if this machine cannot have them."""
+    library = found()
+    return None if isinstance(library, str) else library
+
+
+def functions() -> ctypes.CDLL:
+    """The functions of functions.cpp.
+
+    Raises:
+        RuntimeError: this machine cannot have them; the message says what is missing.
+    """
+    library = found()
+    if isinstance(library, str):
+        raise RuntimeError(library)
+    return library
+
+
+@cache
+def found() -> ctypes.CDLL | str:
+    """The library, or what is missing for it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in INSTRUCTION_SETS:
+        needed = " or ".join(INSTRUCTION_SETS)
+        return (
+            f"the compiled functions need a processor with {needed}, and torch says {capability} of this one"
+        )
+    path = Path(__file__).with_name(f"{INSTRUCTION_SETS[capability]}{sysconfig.get_config_var('EXT_SUFFIX')}")
+    if not path.exists():
+        return f"{path.name} is missing, which an installation compiles if there is a C++ compiler"
     try:
         library = ctypes.CDLL(str(path))
-    except OSError:  # this build of torch brings no OpenMP that fits
-        return None
+    except OSError as error:  # this build of torch brings no OpenMP that fits
+        return f"{path.name} cannot be loaded: {error}"
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     takes = {
         "panel_width": [],
@@ -40,11 +63,4 @@ def compiled() -> ctypes.CDLL | None:
         getattr(library, function).argtypes = types
         getattr(library, function).restype = None
     library.panel_width.restype = number
-    return library
-
-
-def functions() -> ctypes.CDLL:
-    library = compiled()
-    if library is None:
-        raise RuntimeError("functions.cpp is not compiled for this processor")
     return library

@@ -12,7 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import eager_mask
 
 from outrider.engine.forward.attention import ATTENTION
-from outrider.engine.loading.quantized import LARGEST_INT8, Int8Linear
+from outrider.engine.loading.int8_product import LARGEST_INT8
+from outrider.engine.loading.quantized import Int8Linear
 from outrider.engine.loading.self_check.outputs import Outputs, is_rounding
 from outrider.engine.loading.self_check.script import SINGLES, Script
 from outrider.engine.parallel.rank_group import RankGroup

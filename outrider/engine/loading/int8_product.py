@@ -1,0 +1,131 @@
+"""Products of 8 bit codes whose sums are exact on every processor.
+
+Codes of weights lie from -127 to 127, codes of inputs from 1 to 255 around a zero of 128: for signed inputs
+oneDNN has a kernel only for processors with AMX. Processors with instructions for 8 bit (VNNI, AMX) add
+products up in 32 bit. Older ones first add two products in 16 bit, and cut off what does not fit. Inputs in
+two halves fit. If oneDNN has no right kernel, floating point is exact too, and slower.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from outrider.engine.forward.linear import tried_outputs
+
+logger = logging.getLogger(__name__)
+
+LARGEST_INT8 = 127
+ZERO_UINT8 = 128
+EXACT_INPUTS = 1024  # times 127 times 127: a sum below 2**24, which a float32 holds exactly
+TRIED_ROWS = (1, 5)  # one row has kernels of its own
+
+# From codes of inputs, uint8 [rows, inputs], to float32 [rows, outputs]
+Int8Product = Callable[[Tensor], Tensor]
+
+
+class OneDnnInt8:
+    """Products by oneDNN, with whole codes of inputs or with their halves."""
+
+    def __init__(self, codes: Tensor, scales: Tensor, *, in_halves: bool) -> None:
+        """
+        Args:
+            codes: int8 [outputs, inputs], of the weight
+            scales: float32 [outputs], by which sums are multiplied
+        """
+        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
+        self.scales, self.zeros = scales, torch.zeros(len(codes), dtype=torch.int64)
+        self._in_halves = in_halves
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        if not self._in_halves:
+            return self._product(codes, ZERO_UINT8)
+        half, rows = codes >> 1, len(codes)
+        # A half is at most 128: two products with 127 are below 2**15.
+        product = self._product(torch.cat([half, codes - half]), ZERO_UINT8 // 2)
+        return product[:rows] + product[rows:]
+
+    def _product(self, codes: Tensor, zero: int) -> Tensor:
+        weights = self.packed, self.scales, self.zeros, None
+        return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+            codes, 1.0, zero, *weights, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+
+class FloatInt8:
+    """Products in floating point, of so few inputs at a time that each sum is exact in any order."""
+
+    def __init__(self, codes: Tensor, scales: Tensor) -> None:
+        """
+        Args:
+            codes: int8 [outputs, inputs], of the weight
+            scales: float32 [outputs], by which sums are multiplied
+        """
+        self.codes, self.scales = codes, scales
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        rows = codes.float().sub_(ZERO_UINT8)
+        sums = torch.zeros(len(rows), len(self.codes))
+        for first in range(0, rows.shape[1], EXACT_INPUTS):
+            part = slice(first, first + EXACT_INPUTS)
+            sums += rows[:, part] @ self.codes[:, part].float().t()
+        return sums.mul_(self.scales)
+
+
+KINDS: dict[str, Callable[[Tensor, Tensor], Int8Product]] = {  # the fastest first
+    "whole": partial(OneDnnInt8, in_halves=False),
+    "halves": partial(OneDnnInt8, in_halves=True),
+    "floats": FloatInt8,
+}
+
+
+def int8_product(codes: Tensor, scales: Tensor) -> Int8Product:
+    """The fastest product whose sums are right on this machine.
+
+    Args:
+        codes: int8 [outputs, inputs], of the weight
+        scales: float32 [outputs], by which sums are multiplied
+    """
+    return KINDS[right_kind(*codes.shape)](codes, scales)
+
+
+@cache
+def right_kind(outputs: int, inputs: int) -> str:
+    """The first of KINDS that adds products of this size up rightly, found by trying each once.
+
+    What is tried holds the largest codes side by side, whose sums are the first not to fit.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = _largest_codes(tried_outputs(outputs), inputs, generator)
+    rows = _largest_codes(max(TRIED_ROWS), inputs, generator)
+    expected = (rows.double() @ weight.double().t()).float()
+    codes, scales = (rows + ZERO_UINT8).to(torch.uint8), torch.ones(len(weight))
+    reasons = []
+    for name, kind in KINDS.items():
+        try:
+            product = kind(weight.to(torch.int8), scales)
+            tried = [product(codes[:count]) for count in TRIED_ROWS]
+        except (AttributeError, RuntimeError) as error:  # oneDNN's operators are not public
+            reasons.append(str(error))
+            continue
+        if all(torch.allclose(found, expected[: len(found)], rtol=1e-5) for found in tried):
+            break
+        reasons.append(f"a product of {name} codes is wrong")
+    if name == "floats":
+        _say_slow("; ".join(reasons))
+    return name
+
+
+def _largest_codes(count: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """int64 [count, inputs] of either sign, all positive in the first row."""
+    codes = LARGEST_INT8 * (2 * torch.randint(0, 2, (count, inputs), generator=generator) - 1)
+    codes[0] = LARGEST_INT8
+    return codes
+
+
+@cache
+def _say_slow(reasons: str) -> None:
+    """Once for all sizes with these reasons."""
+    logger.warning("products in 8 bit are computed in floating point, which is slower: oneDNN: %s", reasons)
