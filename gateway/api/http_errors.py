@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.schemas import error_body, invalid
-from gateway.api.request_ids import id_header
 from gateway.errors import (
     DEFECT,
     DeadlineError,
@@ -62,9 +61,9 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def defect(request: HttpRequest, error: Exception) -> JSONResponse:
-        """The server logs it. Its answer passes by the middleware that names the request."""
+        """The server logs it."""
         body = error_body(DEFECT, type_="server_error")
-        return JSONResponse(body, status_code=500, headers=id_header(request.scope))
+        return JSONResponse(body, status_code=500)
 
     @app.exception_handler(ValidationError)
     async def contradictory(request: HttpRequest, error: Exception) -> JSONResponse:

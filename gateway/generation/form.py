@@ -46,6 +46,7 @@ class Form:
     source: str
     field: str  # the request's own name for it
     thoughts: Thoughts | None = None  # that may come before
+    ends_itself: bool = True  # its end is the answer's; False: free text, which may end anywhere
 
     def grammar(self) -> str:
         """As llguidance takes it. Raises GrammarError."""

@@ -96,7 +96,7 @@ class Generation:
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
         prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
-        grammar = None if request.form is None else await self._grammar(request.form, sampling)
+        grammar = None if request.form is None else await self._grammar(request.form, request)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
         sampling = sampling.model_copy(update={"seed": seed, "verification": rule, "grammar": grammar})
@@ -116,11 +116,17 @@ class Generation:
             get_current_span(),
         )
 
-    async def _grammar(self, form: Form, sampling: Sampling) -> str:
-        """Raises InvalidRequestError."""
-        if sampling.ignore_eos:
+    async def _grammar(self, form: Form, request: Request) -> str:
+        """Raises InvalidRequestError, also for settings that would end the answer before its form does."""
+        sampling = request.sampling
+        contradicted = {"ignore_eos": sampling.ignore_eos}
+        if form.ends_itself:
+            contradicted["stop"] = bool(request.stop)
+            contradicted["stop_token_ids"] = bool(sampling.stop_token_ids)
+            contradicted["min_tokens"] = sampling.min_tokens > 0
+        if wrong := next((name for name, is_set in contradicted.items() if is_set), None):
             raise InvalidRequestError(
-                "ignore_eos", f"cannot be combined with {form.field}: its end is an end"
+                wrong, f"cannot be combined with {form.field}: the answer ends where its form does"
             )
         return await self._grammars.grammar(form)
 
@@ -178,7 +184,8 @@ class Generation:
         """One answer; what speculation did for it is added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
-        text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before)
+        least = sequence.sampling.min_tokens
+        text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before, least)
         rounds = self._rounds.of(
             sequence,
             prepared.speculation,

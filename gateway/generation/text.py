@@ -127,10 +127,15 @@ class StopStrings:
         self._held = ""  # the end of the text so far that may be the beginning of a stop string
         self.found = False
 
-    def add(self, piece: str) -> str:
-        """Text that belongs to the answer whatever follows. Sets ``found`` when the answer ends here."""
+    def add(self, piece: str, *, may_end: bool = True) -> str:
+        """Text that belongs to the answer whatever follows. Sets ``found`` when the answer ends here.
+
+        may_end: whether a stop string counts that this piece completes. Later ones do not complete it again.
+        """
         text = self._held + piece
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        first = len(self._held) + 1  # a stop string ends in the new text
+        found = [text.find(stop, max(first - len(stop), 0)) for stop in self._stops] if may_end else []
+        starts = [start for start in found if start >= 0]
         if starts:
             self.found, self._held = True, ""
             return text[: min(starts)]
@@ -161,10 +166,17 @@ class Piece(NamedTuple):
 class AnswerText:
     """Committed tokens in, the text of the answer out; the same whatever number of tokens comes at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str], before: Sequence[int] = ()) -> None:
-        """before: tokens that the answer's text goes on from."""
+    def __init__(
+        self, vocabulary: Vocabulary, stops: Sequence[str], before: Sequence[int] = (), min_tokens: int = 0
+    ) -> None:
+        """
+        Args:
+            before: tokens that the answer's text goes on from.
+            min_tokens: tokens whose text no stop string may end.
+        """
         self._detokenizer = Detokenizer(vocabulary, before)
         self._stops = StopStrings(stops)
+        self._unstoppable = min_tokens  # tokens left of them
 
     @property
     def stopped(self) -> bool:
@@ -178,11 +190,12 @@ class AnswerText:
         """
         pieces: list[Piece] = []
         for token_id in token_ids:
-            text = self._stops.add(self._detokenizer.add(token_id))
+            text = self._stops.add(self._detokenizer.add(token_id), may_end=self._unstoppable <= 0)
+            self._unstoppable -= 1
             pieces.append(Piece(text, self._detokenizer.start))
             if self.stopped:
                 return pieces
         if ends and pieces:
-            rest = self._stops.add(self._detokenizer.end()) + self._stops.end()
+            rest = self._stops.add(self._detokenizer.end(), may_end=self._unstoppable < 0) + self._stops.end()
             pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + rest)
         return pieces

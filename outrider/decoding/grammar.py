@@ -147,6 +147,15 @@ class Matcher:
         self._mask_s = (time.thread_time() - begun) / max(len(masks), 1)
         return masks
 
+    def may_end(self, generated: list[int], token: int) -> bool:
+        """Whether the token that ends the generation may follow these tokens.
+
+        Raises:
+            GrammarError: as ``masks``.
+        """
+        self._commit(generated)
+        return allows(self._mask(), token)
+
     def forced(self, generated: list[int], drafted: list[int]) -> list[int]:
         """The tokens that must follow these, as far as they are the only ones.
 

@@ -47,7 +47,11 @@ class RequestedSampling(BaseModel):
     logit_bias: dict[TokenId, Bias] = Field(
         default_factory=dict, description="what is added to the logits of tokens, by id"
     )
-    min_tokens: int = Field(default=0, ge=0, description="tokens that come before any end of sequence")
+    min_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="tokens that come before any end: of sequence, by a stop token or a stop string",
+    )
     max_tokens: int = Field(
         default=16, ge=1, validate_default=True, description="tokens after which the generation ends"
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.decoding.draft import Draft
-from outrider.decoding.grammar import Mask, Matcher
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.grammar import GrammarError, Mask, Matcher
 from outrider.decoding.row import Row, TokenLists
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
@@ -87,6 +87,36 @@ class Sequence:
             mask=mask,
             needs_no_text=self.needs_no_text,
         )
+
+    @property
+    def names_tokens_beside_a_form(self) -> bool:
+        """Whether the caller's lists of tokens may contradict the grammar."""
+        lists = self.sampling.allowed_token_ids is not None or bool(self.sampling.bad_token_ids)
+        return self.matcher is not None and lists
+
+    def check_goes_on(self) -> None:
+        """Raises GrammarError if the caller's lists leave no token that the grammar allows next.
+
+        An end that the grammar allows is never in the way: the answer has its form there.
+        """
+        if self.matcher is None or not self.names_tokens_beside_a_form:
+            return
+        (mask,) = self.matcher.masks(self.tokens[self.prompt_length :], NO_DRAFT, [ROOT])
+        assert mask is not None
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        left = allowed
+        if self.sampling.allowed_token_ids is not None:
+            left = np.intersect1d(left, self.lists.allowed)
+        if not np.setdiff1d(left, self.lists.bad).size and not np.isin(self.lists.ends, allowed).any():
+            raise GrammarError(
+                "allowed_token_ids and bad_token_ids leave no token that the form of the answer allows next"
+            )
+
+    def ends_in_form(self, told: Items[int], token: int) -> bool:
+        """Whether the grammar lets the answer end with ``token``, after the tokens ``told``."""
+        if self.matcher is None or not self.names_tokens_beside_a_form:
+            return True
+        return self.matcher.may_end([*self.tokens[self.prompt_length :], *told], token)
 
     def forget_pending(self) -> None:
         """Nothing follows the committed tokens."""

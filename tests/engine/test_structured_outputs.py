@@ -181,6 +181,54 @@ def test_a_grammar_that_is_done_ends_the_answer_even_before_min_tokens() -> None
     assert text(answers[0]) in ("yes", "no")
 
 
+DIGITS = tuple(ids(digit)[0] for digit in "0123456789")
+CONTRADICTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "banned": ("[0-9]{3}", {"bad_token_ids": DIGITS}, ""),
+    "not allowed": ("[0-9]{3}", {"allowed_token_ids": (300,)}, ""),
+    "after the beginning": ("[0-9][a-z]", {"allowed_token_ids": DIGITS}, "4"),
+}
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_an_answer_whose_lists_of_tokens_contradict_its_form_fails(case: str, drafted: bool) -> None:
+    target = engine("target")
+    regex, lists, begin = CONTRADICTIONS[case]
+    sequence = open_sequence(target, regex_grammar(regex), 0, temperature=0.0, **lists)
+    if drafted:
+        target.submit(Verify(sequence, 0, PROMPT, Draft(tuple(ids(begin)), (ROOT,) * len(begin)), 1))
+    else:
+        target.submit(Generate(sequence, 0, PROMPT, 10))
+    results = run(target)
+    while not isinstance(results[-1], Failed):
+        assert results[-1].finish is None, results
+        target.submit(Generate(sequence, len(target.sequence(sequence).tokens), (), 10))
+        results += run(target)
+    assert "leave no token that the form of the answer allows" in results[-1].reason
+
+
+def test_a_draft_that_leads_to_where_nothing_may_follow_is_cut_before_it() -> None:
+    target = engine("target")
+    grammar = regex_grammar("[0-9][a-z]")
+    sequence = open_sequence(target, grammar, 0, temperature=0.0, allowed_token_ids=DIGITS)
+    target.submit(Generate(sequence, 0, PROMPT, 1))
+    (first,) = run(target)
+    target.close(target.sequence(sequence))
+    sequence = open_sequence(target, grammar, 0, temperature=0.0, allowed_token_ids=DIGITS)
+    target.submit(Verify(sequence, 0, PROMPT, Draft((first.token,), (ROOT,)), 1))
+    (result,) = run(target)
+    assert (result.verdict.tokens, result.finish) == ((first.token,), None)
+    target.close(target.sequence(sequence))
+
+
+def test_an_answer_that_has_its_form_may_end_though_no_listed_token_is_an_end() -> None:
+    answers = generate(
+        engine("target"), None, [request(regex_grammar("[0-9]{3}"), allowed_token_ids=DIGITS)], 0
+    )
+    assert answers[0].finish == "stop"
+    assert len(text(answers[0])) == 3
+
+
 def test_a_sequence_that_is_opened_again_goes_on_as_if_nothing_had_happened() -> None:
     target, grammar = engine("target"), GRAMMARS["person"]
     expected = generate(target, None, [request(grammar, 1, temperature=0.8)], 0)[0].tokens

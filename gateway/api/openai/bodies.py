@@ -44,7 +44,7 @@ async def parsed(kind: type[RequestT], request: HttpRequest, unknown: UnknownFie
 
 def _parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed[RequestT]:
     try:
-        fields = served(from_json(text))
+        fields = served(from_json(text), kind.model_fields)
     except ValueError as error:
         raise InvalidRequestError("body", f"is no JSON: {error}") from error
     try:

@@ -70,7 +70,7 @@ class CallFormat:
             start = f"start: NO_CALL ({self._mark} body)? | {self._mark}? body\n{NO_CALL}"
         else:
             start = f"start: call* rest\nrest: TEXT\ncall: {opened} body"
-        return Form("lark", "\n".join([start, *lines]), "tools")
+        return Form("lark", "\n".join([start, *lines]), "tools", ends_itself=False)
 
     def _bodies(self, tools: Sequence[dict[str, Any]]) -> str:
         functions = [tool["function"] for tool in tools]

@@ -37,6 +37,7 @@ class GenerateTask(Task):
     def constrain(self) -> None:
         sequence = self.sequence
         if sequence.matcher is not None and self._forced is None:
+            sequence.check_goes_on()
             room = min(sequence.limit, self.length) - len(sequence.tokens) - 1
             generated = sequence.tokens[sequence.prompt_length :]
             self._forced = sequence.matcher.constrained(generated, NO_DRAFT, room).draft

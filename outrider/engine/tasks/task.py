@@ -82,9 +82,15 @@ class Task(ABC):
         return self.tree().leading((*choices.are_sound, False).index(False) - 1)
 
     def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
-        """The Verdict up to the token that ends the generation, and why, if one does."""
+        """Returns the Verdict up to the token that ends the generation, and why, if one does.
+
+        Where the caller's lists of tokens left nothing, the chosen token is an end. If the form is not
+        complete there, the Verdict ends before it, and the next step says what is wrong.
+        """
         for index, token in enumerate(verdict.tokens):
             finish = self.sequence.finish_of(token, len(self.sequence.tokens) + index + 1)
+            if finish == "stop" and index and not self.sequence.ends_in_form(verdict.tokens[:index], token):
+                return Verdict(verdict.accepted[: index - 1], verdict.tokens[:index]), None
             if finish is not None:
                 return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
         return verdict, None

@@ -60,6 +60,7 @@ class VerifyTask(Task):
         sequence = self.sequence
         if sequence.matcher is None or self._constrained is not None:
             return
+        sequence.check_goes_on()
         generated = sequence.tokens[sequence.prompt_length :]
         has_probs = sequence.sampling.verification != "coupled"
         self._constrained = sequence.matcher.constrained(generated, self._draft, self._room - 1, has_probs)

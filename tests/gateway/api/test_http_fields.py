@@ -2,6 +2,8 @@
 
 import pytest
 
+from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS, RESPONSES
+from gateway.api.openai.fields import NOT_READ, UNSERVED
 from tests.fakes.scripted import ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of
 
@@ -66,3 +68,45 @@ async def test_a_field_s_name_cannot_add_a_header(tokenizer):
     assert "set-cookie" not in response.headers
     assert response.headers[IGNORED].startswith("a\\r\\nset-cookie: x, ")
     assert len(response.headers[IGNORED]) <= 2048
+
+
+CONTRADICTED = {
+    "of another endpoint": ("chat/completions", {"max_output_tokens": 2}),
+    "of a chat": ("completions", {"tools": [{"type": "function"}]}),
+    "of a conversation that is kept": ("responses", {"previous_response_id": "resp_1"}),
+    "of OpenAI's prompts": ("responses", {"prompt": {"id": "pmpt_1"}}),
+    "of vLLM": ("completions", {"bad_words": ["cat"]}),
+    "of SGLang": ("completions", {"regex": "[0-9]+"}),
+    "of llama.cpp": ("completions", {"grammar": "root ::= [0-9]"}),
+    "of TGI": ("completions", {"max_new_tokens": 5}),
+}
+BODIES = {"completions": ASK, "chat/completions": CHAT, "responses": {"input": "x"}}
+
+
+@pytest.mark.parametrize("case", CONTRADICTED)
+async def test_a_field_that_would_change_the_answer_is_refused_though_unknown_fields_are_ignored(
+    tokenizer, case
+):
+    path, fields = CONTRADICTED[case]
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
+        response = await client.post(f"/v1/{path}", json={**BODIES[path], **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, next(iter(fields)))
+    assert "would change the answer" in error["message"]
+
+
+def test_each_field_that_one_endpoint_serves_is_served_or_refused_by_the_others():
+    models = {path: ENDPOINTS[path].request.model_fields for path in (COMPLETIONS, CHATS, RESPONSES)}
+    read = {
+        name for model in models.values() for name, field in model.items() if field.description != NOT_READ
+    }
+    for path, model in models.items():
+        assert sorted(read - model.keys() - UNSERVED.keys()) == [], path
+
+
+async def test_a_field_that_tokenize_serves_reaches_it(tokenizer):
+    """Another endpoint refuses it."""
+    async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
+        ask = {"messages": CHAT["messages"], "add_generation_prompt": False, "add_special_tokens": False}
+        response = await client.post("/tokenize", json=ask)
+    assert response.json()["count"] == len("user:x;")

@@ -193,6 +193,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "structured_outputs.structural_tag",
     ),
     "an end that is ignored": ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+    "a stop string within it": ({"structured_outputs": {"json": {"const": {}}}, "stop": ["}"]}, "stop"),
+    "a stop token within it": (
+        {"structured_outputs": {"regex": "ab"}, "stop_token_ids": [7]},
+        "stop_token_ids",
+    ),
+    "an end that comes too soon": ({"structured_outputs": {"regex": "a"}, "min_tokens": 5}, "min_tokens"),
+    "tokens that it needs": (
+        {"structured_outputs": {"regex": "a{3}"}, "allowed_token_ids": [300]},
+        "structured_outputs",
+    ),
 }
 
 

@@ -185,3 +185,22 @@ def test_tokens_without_text_are_not_kept():
     text = "".join(detokenizer.add(token_id) for token_id in [*words[:1], *[end] * 1000, *words[1:]])
     assert text + detokenizer.end() == WORDS.decode(words)
     assert len(detokenizer._new) + len(detokenizer._context) <= len(words)
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "expected"),
+    [(0, "x"), (1, "x"), (2, "x"), (3, "xab"), (4, "xab"), (5, "xabab."), (6, "xabab.")],
+)
+def test_a_stop_string_that_is_complete_within_min_tokens_does_not_end_the_answer(min_tokens, expected):
+    text = AnswerText(Vocabulary(BYTES), ["ab"], min_tokens=min_tokens)
+    pieces = text.add(BYTES.encode("xabab.").ids, ends=True)
+    assert "".join(piece.text for piece in pieces) == expected
+    assert text.stopped == (expected != "xabab.")
+    assert len(pieces) > min_tokens or not text.stopped
+
+
+def test_a_stop_string_that_min_tokens_passed_over_is_not_found_again_in_what_is_held_back():
+    """The end of "xab" is held back for "abc"."""
+    text = AnswerText(Vocabulary(BYTES), ["ab", "abc"], min_tokens=3)
+    pieces = text.add(BYTES.encode("xabd").ids, ends=True)
+    assert "".join(piece.text for piece in pieces) == "xabd"
