@@ -1,6 +1,9 @@
 """Numbers and rules that manifests, settings and code share: each check says what does not agree."""
 
+from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from actors.worker import STOP_GRACE_S
 from protos.trust import NAME
@@ -13,6 +16,9 @@ from tests.k8s.reading import (
     serve_config_of,
     settings_of,
 )
+
+# Environment variables that name what is written at run time.
+CACHES = ("HF_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
 
 
 def resources(manifests: list[Manifest]) -> list[str]:
@@ -119,6 +125,18 @@ def security(manifests: list[Manifest]) -> list[str]:
     return wrong
 
 
+def _caches(where: str, pod: Manifest, variables: Mapping[str, Any]) -> list[str]:
+    """What is kept at run time lies in volumes that can be written to, as the root and the home cannot."""
+    empty = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+    mounts = pod["containers"][0]["volumeMounts"]
+    folders = [Path(mount["mountPath"]) for mount in mounts if mount["name"] in empty]
+    return [
+        f"{where} keeps {name} in {variables.get(name)}, which is read-only"
+        for name in CACHES
+        if not any(Path(variables.get(name) or "/").is_relative_to(folder) for folder in folders)
+    ]
+
+
 def code(manifests: list[Manifest]) -> list[str]:
     """Names and numbers that the code fixes."""
     wrong = []
@@ -127,6 +145,7 @@ def code(manifests: list[Manifest]) -> list[str]:
         variables = {v["name"]: v.get("value") for v in template["spec"]["containers"][0]["env"]}
         if variables.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE") != str(most_bytes):
             wrong.append(f"{where} takes other message sizes than {most_bytes}")
+        wrong += _caches(where, template["spec"], variables)
         if "OUTRIDER_TOKEN" not in variables:
             wrong.append(f"{where} has no OUTRIDER_TOKEN")
     for certificate in (m for m in manifests if m["kind"] == "Certificate"):

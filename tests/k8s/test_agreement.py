@@ -101,7 +101,14 @@ SLIPS: list[tuple[Check, str, Any, str]] = [
     (security, "gateway/spec/containers/0/securityContext/capabilities", {}, "gateway keeps privileges"),
     (security, "head/spec/initContainers/0/securityContext/readOnlyRootFilesystem", False, "head can write"),
     (security, "draft/spec/containers/0/resources/limits", {}, "draft does not say"),
-    (code, "target/spec/containers/0/env/4/value", "1", "target takes other message sizes"),
+    (code, "target/spec/containers/0/env/7/value", "1", "target takes other message sizes"),
+    (
+        code,
+        "target/spec/containers/0/env/3/value",
+        "/home/ray/.triton",
+        "target keeps TRITON_CACHE_DIR in /h",
+    ),
+    (code, "draft/spec/containers/0/env/3", GONE, "draft keeps TRITON_CACHE_DIR in None"),
     (code, "draft/spec/containers/0/env/0", GONE, "draft has no OUTRIDER_TOKEN"),
     (code, "Certificate/outrider-rounds/spec/dnsNames", ["outrider.svc"], "not for the name outrider"),
 ]

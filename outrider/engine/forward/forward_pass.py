@@ -35,11 +35,12 @@ from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
+from outrider.engine.kernels.cache_folder import use_writable_cache_folder
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import attach, context_length, load_model
+from outrider.engine.loading.weights import attach, context_length, load_model, resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory import blocks_in, device_memory
 from outrider.engine.planning.memory_plan import resolve_cache
@@ -71,6 +72,8 @@ class ForwardPass:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.load_timings = LoadTimings()
+        if resolve_device(settings.device).type == "cuda":
+            use_writable_cache_folder()
         with self.load_timings.timed("weights"):
             self.model = load_model(settings)
             layers = attach(self.model, settings.model)

@@ -1,0 +1,64 @@
+"""Where Triton keeps the kernels that it compiles.
+
+Triton takes ``~/.triton`` and fails at the first launch if it cannot write there. A container often has a
+root that is read-only, and a user without a home.
+"""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+GIVEN = "TRITON_CACHE_DIR"
+HOME = "TRITON_HOME"  # parent of the folder `.triton`, if the cache itself is not given
+
+
+def use_writable_cache_folder() -> None:
+    """Leads Triton to a folder that this process can write to, for itself and its children.
+
+    It is the folder that TRITON_CACHE_DIR or TRITON_HOME names, or else the user's home, or else a folder of
+    the user's own in the folder for temporary files. Triton loads code from there, so nobody else may write.
+
+    Raises:
+        ValueError: the folder that the environment names cannot be written to.
+    """
+    if folder := os.environ.get(GIVEN):
+        _check(GIVEN, folder, Path(folder))
+    elif home := os.environ.get(HOME):
+        _check(HOME, home, Path(home) / ".triton" / "cache")
+    elif (reason := _why_not_writable(_in_home())) is not None:
+        os.environ[GIVEN] = str(_in_temporary_files(reason))
+
+
+def _check(variable: str, value: str, folder: Path) -> None:
+    if (reason := _why_not_writable(folder)) is not None:
+        raise ValueError(
+            f"{variable}={value!r}: kernels cannot be kept in {folder} ({reason}); give a folder that this "
+            "process can write to"
+        )
+
+
+def _in_home() -> Path:
+    return Path(os.path.expanduser("~")) / ".triton" / "cache"
+
+
+def _in_temporary_files(reason: str) -> Path:
+    """A folder that outlives this process, so that the next one finds what this one compiled."""
+    folder = Path(tempfile.gettempdir()) / f"triton-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    if is_private and _why_not_writable(folder) is None:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="triton-"))
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    if not folder.is_absolute():
+        return "there is no home"  # and "~" would be a folder of wherever the process runs
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return str(error)
