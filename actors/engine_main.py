@@ -48,6 +48,7 @@ def main(arguments: list[str]) -> None:
         logger.exception("the engine cannot be built")
         connection.send(Unbuilt(type(error).__name__, str(error)))
         return
+    engine.warm_up()
     settle()
     loop = EngineLoop(engine, connection)
     watch(loop, start.settings.step_timeout_s)

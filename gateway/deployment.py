@@ -64,6 +64,8 @@ class Gateway(GenerationServicer):
         self._template = load_chat_template(settings.tokenizer)
         self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
         self.generation.paces.use(pace)
+        self.generation.warm_up()
+        self._leaving.callback(self.generation.close)
         if self.generation.keeping is not None:
             self._leaving.callback(self.generation.keeping.close)
         publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))

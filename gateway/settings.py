@@ -66,6 +66,13 @@ class RequestSettings(BaseModel):
     request_deadline_s: float = Field(
         default=600.0, gt=0.0, description="from arrival to the last token, seconds; lost targets included"
     )
+    grammar_compile_s: int = Field(
+        default=2,
+        ge=1,
+        le=10,
+        description="processor time for compiling the grammar of one request, seconds; one that takes more is"
+        " refused",
+    )
     max_losses: int = Field(
         default=3,
         ge=1,

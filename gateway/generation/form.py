@@ -4,17 +4,20 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal
 
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequestError
-from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError, compiled, token_table
+from gateway.errors import DeadlineError, InvalidRequestError
+from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
+from outrider.decoding.grammar_trials import GrammarTrials, Vocabulary
 
 MAX_CHOICES = 4096
+AT_ONCE = 8  # grammars that are tried at a time, so that one that takes long holds up no other
 MAX_KEPT = 1024  # grammars that are known to be good or bad
 
 
@@ -96,36 +99,78 @@ def choice(texts: Sequence[str], field: str) -> Form:
     return Form("lark", "start: " + " | ".join(literals), field)
 
 
+@dataclass
+class _Trial:
+    outcome: Future[GrammarError | None]
+    waiting: int = 0  # requests
+
+
 class Grammars:
-    """Tries the grammars of requests, in a thread of its own, so that a bad one is refused at once."""
+    """Tries the grammars of requests, so that a bad one is refused before anything reaches a worker."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        # At once: it keeps the interpreter for a second where the vocabulary is large.
-        self._tokens = token_table(tokenizer.to_str(), tokenizer.get_vocab_size(with_added_tokens=True))
-        self._thread = ThreadPoolExecutor(1, "grammars")
-        self._tried: OrderedDict[str, GrammarError | None] = OrderedDict()
+    def __init__(self, tokenizer: Tokenizer, compile_s: int) -> None:
+        """compile_s: seconds of processor time that one grammar may take."""
+        size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._trials = GrammarTrials(Vocabulary(tokenizer.to_str(), size))
+        self._compile_s = compile_s
+        self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
+        self._tried: OrderedDict[bytes, _Trial] = OrderedDict()  # by SHA-256
 
-    async def grammar(self, form: Form) -> str:
-        """That the form stands for. Raises InvalidRequestError for one that cannot be compiled."""
+    def warm_up(self) -> None:
+        """Starts what tries grammars. Returns at once."""
+        self._trials.start()
+
+    def close(self) -> None:
+        """Ends what tries grammars."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._trials.close()
+
+    async def grammar(self, form: Form, deadline: float) -> str:
+        """Returns the grammar that the form stands for.
+
+        Args:
+            deadline: time of the running event loop.
+
+        Raises:
+            InvalidRequestError: it cannot be compiled, or takes too much.
+            DeadlineError: that was not known before the deadline.
+        """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._compiled, form)
-        except GrammarError as error:
+            grammar = form.grammar()
+            error = await self._error(grammar, deadline)
+        except GrammarError as refused:
+            error = refused
+        if error is not None:
             raise InvalidRequestError(form.field, str(error)) from error
-
-    def _compiled(self, form: Form) -> str:
-        grammar = form.grammar()
-        if grammar not in self._tried:
-            self._tried[grammar] = self._error(grammar)
-        self._tried.move_to_end(grammar)
-        while len(self._tried) > MAX_KEPT:
-            self._tried.popitem(last=False)
-        if (error := self._tried[grammar]) is not None:
-            raise error
         return grammar
 
-    def _error(self, grammar: str) -> GrammarError | None:
+    async def _error(self, grammar: str, deadline: float) -> GrammarError | None:
+        """Waits for a trial, which requests of the same grammar share; a trial that nobody waits for ends."""
+        key = sha256(grammar.encode()).digest()
+        if key not in self._tried:
+            self._tried[key] = _Trial(self._threads.submit(self._outcome, grammar))
+        trial = self._tried[key]
+        self._tried.move_to_end(key)
+        while len(self._tried) > MAX_KEPT:
+            self._tried.popitem(last=False)
+        trial.waiting += 1
         try:
-            compiled(grammar, self._tokens)
+            told = asyncio.wrap_future(trial.outcome)
+            left_s = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait({told}, timeout=left_s)
+        finally:
+            trial.waiting -= 1
+            if not trial.waiting and trial.outcome.cancel():  # it had not begun
+                self._tried.pop(key, None)
+        if not told.done():
+            raise DeadlineError("the form was not compiled within the request's deadline")
+        if told.exception() is not None:
+            self._tried.pop(key, None)
+        return told.result()
+
+    def _outcome(self, grammar: str) -> GrammarError | None:
+        try:
+            self._trials.run(grammar, self._compile_s)
         except GrammarError as error:
             return error
         return None

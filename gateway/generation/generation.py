@@ -56,9 +56,17 @@ class Generation:
         self.totals = Totals()
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._grammars = Grammars(tokenizer)
+        self._grammars = Grammars(tokenizer, settings.grammar_compile_s)
         keep = settings.keep
         self.keeping = Keeping(keep, self.totals.gateway) if keep is not None and keep.fraction else None
+
+    def warm_up(self) -> None:
+        """Starts what only some requests need, so that the first of them does not wait. Returns at once."""
+        self._grammars.warm_up()
+
+    def close(self) -> None:
+        """Ends the process and the threads that were started here."""
+        self._grammars.close()
 
     def use(self, live: LiveSettings) -> None:
         """In force from now on: the pace for requests under way too, drafters for those to come.
@@ -83,8 +91,10 @@ class Generation:
         Raises:
             InvalidRequestError: naming the field.
             WorkerLostError: there is no target.
+            DeadlineError: the request's form was not compiled in time.
         """
         settings = self.settings
+        deadline = asyncio.get_running_loop().time() + settings.request_deadline_s
         if request.model not in (None, settings.model):
             raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
         self._check_counts(len(request.prompts), request.n)
@@ -96,7 +106,7 @@ class Generation:
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
         prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
-        grammar = None if request.form is None else await self._grammar(request.form, request)
+        grammar = None if request.form is None else await self._grammar(request.form, request, deadline)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
         sampling = sampling.model_copy(update={"seed": seed, "verification": rule, "grammar": grammar})
@@ -112,12 +122,12 @@ class Generation:
             request.priority,
             request.continues_text,
             request.shown,
-            asyncio.get_running_loop().time() + settings.request_deadline_s,
+            deadline,
             get_current_span(),
         )
 
-    async def _grammar(self, form: Form, request: Request) -> str:
-        """Raises InvalidRequestError, also for settings that would end the answer before its form does."""
+    async def _grammar(self, form: Form, request: Request, deadline: float) -> str:
+        """Raises DeadlineError, and InvalidRequestError: settings may end the answer before its form does."""
         sampling = request.sampling
         contradicted = {"ignore_eos": sampling.ignore_eos}
         if form.ends_itself:
@@ -128,7 +138,7 @@ class Generation:
             raise InvalidRequestError(
                 wrong, f"cannot be combined with {form.field}: the answer ends where its form does"
             )
-        return await self._grammars.grammar(form)
+        return await self._grammars.grammar(form, deadline)
 
     async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
         """The answers, one chunk per Verdict; those of several choices come as they are ready.

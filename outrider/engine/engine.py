@@ -133,6 +133,10 @@ class Engine:
         self.close(sequence)
         return Failed(sequence.number, reason_of(error), isinstance(error, GrammarError))
 
+    def warm_up(self) -> None:
+        """Starts what only some requests need, so that the first of them does not wait. Returns at once."""
+        self._grammars.warm_up()
+
     def shut_down(self) -> None:
         """After the last step: lets the other ranks of its group go."""
         self._grammars.shut_down()

@@ -1,40 +1,66 @@
-"""Grammars of sequences, compiled in a thread of their own: no step waits for one."""
+"""Grammars of sequences, compiled in threads of their own: no step waits for one.
+
+Whoever has the deployment's token can send any grammar, past the gateways. So each is tried in a process that
+may be lost before this one compiles it.
+"""
 
 import logging
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from outrider.decoding.grammar import GrammarError, Matcher, compiled, token_table
+from outrider.decoding.grammar_trials import STACK, GrammarTrials, Vocabulary
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
 MAX_KEPT = 64  # compiled grammars, the one not asked for for longest is dropped
+MAX_KEPT_BYTES = 2**30  # of the memory that the kept grammars took to compile
+AT_ONCE = 4  # grammars that are compiled at a time
+# Seconds of processor time, twice what a gateway can be set to allow: this machine may be the slower one.
+LONGEST_COMPILE_S = 20
+COMPILE_STACK = 4 * STACK  # bytes: what passed a trial cannot overflow it
 LONGEST_WAIT_S = 0.001  # of a step that has nothing but grammars to wait for
+
+
+@dataclass(frozen=True)
+class Compiled:
+    matcher: LLMatcher  # at the beginning of an answer
+    bytes: int  # of memory that it took to compile
 
 
 class Grammars:
     """One for an engine, whose thread calls it."""
 
-    def __init__(self, tokens: LLTokenizer | None, vocab_size: int, end_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokens: LLTokenizer | None,
+        vocab_size: int,
+        end_token_ids: frozenset[int],
+        trials: GrammarTrials | None = None,
+    ) -> None:
         """
         Args:
             tokens: of the model's vocabulary; None: there is no tokenizer, and no grammar.
             end_token_ids: of the model.
+            trials: of grammars over these tokens; None exactly if ``tokens`` is.
         """
         self._tokens = tokens
         self._vocab_size = vocab_size
         self._ends = end_token_ids
-        self._thread = ThreadPoolExecutor(1, "grammars")
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._waiting: dict[int, tuple[Sequence, Future[LLMatcher]]] = {}  # by number of the sequence
+        self._trials = trials
+        self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
+        self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._waiting: dict[int, tuple[Sequence, Future[Compiled]]] = {}  # by number of the sequence
 
     @classmethod
     def of_checkpoint(cls, model: str, vocab_size: int, end_token_ids: frozenset[int]) -> "Grammars":
@@ -43,7 +69,14 @@ class Grammars:
         if tokenizer is None or not end_token_ids:
             return cls(None, vocab_size, end_token_ids)
         size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
-        return cls(token_table(tokenizer.to_str(), size, end_token_ids), vocab_size, end_token_ids)
+        text = tokenizer.to_str()
+        trials = GrammarTrials(Vocabulary(text, size, end_token_ids))
+        return cls(token_table(text, size, end_token_ids), vocab_size, end_token_ids, trials)
+
+    def warm_up(self) -> None:
+        """Starts what tries grammars. Returns at once."""
+        if self._trials is not None:
+            self._trials.start()
 
     def begin(self, sequence: Sequence) -> None:
         """Has the sequence's grammar compiled, if it has one.
@@ -57,15 +90,34 @@ class Grammars:
         if self._tokens is None or sequence.sampling.ignore_eos:
             raise GrammarError("grammar: needs a tokenizer.json, and an end of sequence that is not ignored")
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._thread.submit(partial(compiled, grammar, self._tokens))
+            with _stack(COMPILE_STACK):  # submitting starts a thread
+                self._compiled[grammar] = self._threads.submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
-        while len(self._compiled) > MAX_KEPT:
-            self._compiled.popitem(last=False)
         self._waiting[sequence.number] = sequence, self._compiled[grammar]
+        self._drop()
+
+    def _compile(self, grammar: str) -> "Compiled":
+        assert self._trials is not None
+        assert self._tokens is not None
+        taken = self._trials.run(grammar, LONGEST_COMPILE_S)
+        return Compiled(compiled(grammar, self._tokens), taken)
+
+    def _drop(self) -> None:
+        """Drops what was not asked for for longest, if there are more or larger grammars than are kept."""
+        taken = {grammar: _bytes(compiling) for grammar, compiling in self._compiled.items()}
+        total = sum(taken.values())
+        while len(self._compiled) > MAX_KEPT or (total > MAX_KEPT_BYTES and len(self._compiled) > 1):
+            grammar, _ = self._compiled.popitem(last=False)
+            total -= taken[grammar]
 
     def forget(self, sequence: Sequence) -> None:
-        """It is closed."""
-        self._waiting.pop(sequence.number, None)
+        """Stops waiting for the grammar of a sequence that is closed."""
+        _, compiling = self._waiting.pop(sequence.number, (None, None))
+        if compiling is None or any(compiling is other for _, other in self._waiting.values()):
+            return
+        if compiling.cancel():  # it had not begun
+            assert sequence.sampling.grammar is not None
+            self._compiled.pop(sequence.sampling.grammar, None)
 
     def ready(self, tasks: Mapping[int, Task]) -> Mapping[int, Task]:
         """Those of the tasks, by number of their sequence, that can take part in a step."""
@@ -84,7 +136,7 @@ class Grammars:
                 failed.append((sequence, error))
             else:
                 ends = self._ends | sequence.end_token_ids
-                sequence.matcher = Matcher(compiling.result(), self._vocab_size, ends)
+                sequence.matcher = Matcher(compiling.result().matcher, self._vocab_size, ends)
         return failed
 
     def wait(self) -> None:
@@ -92,8 +144,26 @@ class Grammars:
         wait([compiling for _, compiling in self._waiting.values()], LONGEST_WAIT_S, FIRST_COMPLETED)
 
     def shut_down(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads, and the process that tries grammars."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._trials is not None:
+            self._trials.close()
+
+
+def _bytes(compiling: Future[Compiled]) -> int:
+    """What a grammar took, 0 while that is not known."""
+    is_there = compiling.done() and not compiling.cancelled() and compiling.exception() is None
+    return compiling.result().bytes if is_there else 0
+
+
+@contextmanager
+def _stack(size: int) -> Iterator[None]:
+    """Gives threads that are started meanwhile so many bytes of stack."""
+    before = threading.stack_size(size)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def _tokenizer(model: str) -> Tokenizer | None:

@@ -32,6 +32,6 @@ def test_every_test_that_it_names_is_there_and_kills() -> None:
 
 
 def test_every_file_of_the_service_s_tests_that_kills_is_named() -> None:
-    folders = (ROOT / "tests" / name for name in ("actors", "cluster", "gateway"))
+    folders = (ROOT / "tests" / name for name in ("actors", "cluster", "decoding", "gateway"))
     files = [file for folder in folders for file in folder.rglob("test_*.py")]
     assert {str(file.relative_to(ROOT)) for file in files if killing(file)} == {file for file, _ in table()}

@@ -6,7 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from tests.support.patience import LIMIT_S, later
 from tests.support.process_worker import process_worker
 from tests.support.schemas import SCHEMAS
 from tests.support.service import engine_settings
@@ -118,9 +119,9 @@ async def answers(
 
 
 async def test_every_schema_is_accepted() -> None:
-    grammars = Grammars(load_tokenizer(str(DEMO / "target")))
-    for schema in SCHEMAS.values():
-        assert await grammars.grammar(Form("json_schema", json.dumps(schema), "schema"))
+    with closing(Grammars(load_tokenizer(str(DEMO / "target")), compile_s=2)) as grammars:
+        for schema in SCHEMAS.values():
+            assert await grammars.grammar(Form("json_schema", json.dumps(schema), "schema"), later(LIMIT_S))
     assert len(SCHEMAS) >= 30
 
 

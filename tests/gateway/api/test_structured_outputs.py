@@ -1,5 +1,6 @@
 """The form of an answer as clients ask for it, over both APIs."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -93,6 +94,31 @@ async def test_an_answer_has_its_form_and_is_the_same_however_it_is_drafted(
         assert is_right(answer["text"]), answer["text"]
         texts.append(answer["text"])
     assert len({*texts}) == 1, texts
+
+
+CHAIN = "\n".join(["start: r0", *(f"r{rule}: r{rule + 1}" for rule in range(7000)), 'r7000: "a"'])
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"grammar": CHAIN}, "refers to its own parts too deeply"),
+        ({"json": {"type": "integer", "multipleOf": 99_999_989}}, "takes more than 2 s of processor time"),
+    ],
+    ids=["deep", "long"],
+)
+async def test_completions_grammar_takes_too_much_names_its_field_and_others_are_answered(
+    service: Service, form: dict[str, Any], reason: str
+) -> None:
+    body = {"prompt": "x", "max_tokens": 8, "structured_outputs": form}
+    refused = asyncio.create_task(service.http.post("/v1/completions", json=body))
+    fields, is_right = FORMS["regex"]
+    assert is_right((await complete(service, **fields))["text"])
+    error = (await refused).json()["error"]
+    (field,) = form
+    assert (error["type"], error["param"]) == ("invalid_request_error", f"structured_outputs.{field}")
+    assert reason in error["message"]
+    assert is_right((await complete(service, **fields))["text"])
 
 
 async def test_any_object_is_json_as_far_as_it_got(service: Service) -> None:

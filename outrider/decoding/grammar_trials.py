@@ -1,0 +1,162 @@
+"""Tries grammars out in processes that may be lost: what compiles them is native code, fed by callers.
+
+A grammar can overflow the stack of the thread that compiles it, take minutes, or take all memory. Here it
+does so in a process of its own, with a bound on each. What passes is compiled again by the process that
+needs it, in a thread with more stack. Following an answer takes no more stack, however deep a grammar is.
+
+``grammar_trials_main`` is the program: it reads the vocabulary once, and forks itself for each trial.
+"""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
+
+STACK = 16 * 2**20  # bytes for a trial; chains of 2,000 rules take about 8 MB
+# Bytes of address space that a trial may add. The largest accepted grammars take about 200 MB.
+MEMORY = 512 * 2**20
+# Seconds for an answer. The processor time is bounded as well, so only a machine that stands still is later.
+LONGEST_WAIT_S = 120.0
+JOIN_S = 5.0  # seconds for the program to end by itself
+FOLDER = Path(__file__).parents[2]
+
+
+class TrialsError(RuntimeError):
+    """The program that tries grammars was lost, and so was the one started in its place."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a trial has to know, as ``token_table`` takes it."""
+
+    tokenizer: str  # text of tokenizer.json
+    vocab_size: int
+    end_token_ids: frozenset[int] = frozenset()
+
+
+class GrammarTrials:
+    """Starts the program when it is first needed. It ends with this object, and with this process."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._program: _Program | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Starts the program, if it does not run, and does not wait until it can answer."""
+        self._running()
+
+    def _running(self) -> "_Program":
+        with self._lock:
+            if self._is_closed:
+                raise TrialsError("no more grammars are tried: this process ends")
+            if self._program is None or not self._program.runs:
+                self._program = _Program(self._vocabulary)
+            return self._program
+
+    def run(self, grammar: str, processor_s: int) -> int:
+        """Returns bytes of memory that the grammar took at most. Any thread may call it; it waits.
+
+        Args:
+            processor_s: seconds of processor time that the trial may take.
+
+        Raises:
+            GrammarError: the grammar cannot be compiled, or takes too much; the message says what.
+            TrialsError: nobody can tell.
+        """
+        if len(grammar) > MAX_GRAMMAR:
+            raise GrammarError(f"{len(grammar)} characters, at most {MAX_GRAMMAR} are accepted")
+        for _ in range(2):  # a program that was lost is started once more
+            program = self._running()
+            with suppress(OSError):
+                if answer := program.ask(grammar, processor_s):
+                    return _bytes(json.loads(answer), processor_s)
+            program.end()
+        raise TrialsError("the process that tries grammars was lost twice")
+
+    def close(self) -> None:
+        """Ends the program, and the trials under way. Closing twice does nothing more."""
+        with self._lock:
+            self._is_closed = True
+            if self._program is not None:
+                self._program.end()
+
+
+class _Program:
+    """The process, and the socket over which alone it is reached: when that closes, the process ends."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, _file(pickle.dumps(vocabulary)) as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.grammar_trials_main", str(theirs.fileno()), str(file)],
+                pass_fds=[theirs.fileno(), file],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])},
+            )
+        self.end = weakref.finalize(self, _end, self._control, self._process)
+
+    @property
+    def runs(self) -> bool:
+        return self.end.alive and self._process.poll() is None
+
+    def ask(self, grammar: str, processor_s: int) -> bytes:
+        """Returns the answer, empty if the process is lost. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, _file(grammar.encode()) as file:
+                socket.send_fds(self._control, [str(processor_s).encode()], [theirs.fileno(), file])
+            ours.settimeout(LONGEST_WAIT_S)
+            answer = bytearray()
+            while part := ours.recv(2**12):
+                answer += part
+            return bytes(answer)
+
+
+def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+    control.close()
+    try:
+        process.wait(JOIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[int]:
+    """Descriptor of a file in memory with that content, to be handed to a process."""
+    descriptor = os.memfd_create("grammar")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(answer: dict[str, Any], processor_s: int) -> int:
+    """As the answer tells. Raises GrammarError."""
+    match answer:
+        case {"bytes": int(taken)}:
+            return taken
+        case {"error": str(reason)}:
+            raise GrammarError(reason)
+        case {"signal": signal.SIGXCPU}:
+            raise GrammarError(f"takes more than {processor_s} s of processor time to compile")
+        case {"signal": signal.SIGSEGV | signal.SIGBUS}:
+            raise GrammarError("refers to its own parts too deeply: fewer of them in a chain are accepted")
+        case _:  # the library ends the process when it is given no more memory, and so does the kernel
+            raise GrammarError(f"takes more than {MEMORY // 2**20} MiB to compile")
