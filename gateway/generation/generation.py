@@ -252,9 +252,9 @@ class Generation:
         except ValueError as error:
             raise InvalidRequestError("speculation.drafter", str(error)) from error
 
-    def plain_rate(self) -> float:
-        """Tokens per second that plain decoding would give, by the pace's costs; 0 until they are known."""
-        streams = {link.worker.address: link.streams for link in self.fleet.links()}
+    def plain_rate(self) -> float | None:
+        """Tokens per second that plain decoding would give, by the costs; None until they are known."""
+        streams = {link.worker.address: link.streams for link in self.fleet.links() if not link.worker.draft}
         return self.paces.plain_rate(streams)
 
     def max_length(self) -> int:

@@ -32,8 +32,8 @@ def loads(generation: Generation) -> generation_pb2.Loads:
                 share=rollout.share,
                 seen=rollout.seen,
                 needed=rollout.needed,
-                tokens_per_second=rollout.rate,
-                others_tokens_per_second=rollout.rate_of_others,
+                tokens_per_second=rollout.rate or None,
+                others_tokens_per_second=rollout.rate_of_others or None,
                 changes={f"{share:g}": times for share, times in rollout.changes.items()},
             )
             for kind, draft, rollout in generation.rollouts
@@ -53,7 +53,9 @@ def _worker(link: Link) -> generation_pb2.WorkerLoad:
     if link.load is not None:
         message.running, message.waiting = link.load.running, link.load.waiting
         message.free_blocks, message.total_blocks = link.load.free_blocks, link.load.total_blocks
-        message.heard_s, message.step_ms = now - link.heard_at, link.step_ns / 1e6
+        message.heard_s = now - link.heard_at
+        if link.step_ns:
+            message.step_ms = link.step_ns / 1e6
     return message
 
 

@@ -65,7 +65,8 @@ def publish(generation: Generation, instruments: Instruments) -> None:
             instruments.total("outrider_rollout_changes", times, **labels, share=f"{share:g}")
     instruments.set("outrider_requests_running", admission.running)
     instruments.set("outrider_requests_waiting", admission.waiting)
-    instruments.set("outrider_plain_tokens_per_second", generation.plain_rate())
+    if (plain_rate := generation.plain_rate()) is not None:
+        instruments.set("outrider_plain_tokens_per_second", plain_rate)
 
 
 def _count(instruments: Instruments, kind: Kind, stats: Stats) -> None:

@@ -49,9 +49,14 @@ class Paces:
             self._of_target[address] = Pace(self._settings)
         return self._of_target[address]
 
-    def plain_rate(self, sequences: Mapping[str, int]) -> float:
-        """Tokens per second that plain decoding would give so many sequences, by address of their target."""
-        return sum(pace.plain_rate(sequences.get(address, 0)) for address, pace in self._of_target.items())
+    def plain_rate(self, sequences: Mapping[str, int]) -> float | None:
+        """Tokens per second that plain decoding would give so many sequences, by address of their target.
+
+        None as long as it is not known of a target that has some.
+        """
+        rates = [self.of_target(address).plain_rate(count) for address, count in sequences.items() if count]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if len(known) == len(rates) else None
 
     def sequence(
         self, drafter: DrafterInfo, speculation: Speculation, task: str | None, priority: Priority

@@ -25,6 +25,7 @@ DOUBLINGS = 2  # of the tokens between two guesses, one after each that changed 
 PLAIN_STEPS = 8  # after which it is decided anew where nobody drafts
 PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each guesses less often, and to which
 THRESHOLDS, MEASURED, TRIAL = "thresholds", "measured", "trial"  # why a depth is what it is
+PUBLISHED_S = 10.0  # seconds of steps over which the published time of plain decoding is averaged
 SLACK = 4.0  # times that a Draft may take as long as expected before it is late
 
 
@@ -88,6 +89,8 @@ class Pace:
         # As last decided, by the costs: seconds of rounds, of a token of plain decoding or of its trial.
         self._expected_s: dict[bool, float] = {}
         self._counts = Counter[str]()  # sequences in rounds by drafter, as last decided
+        self._plain_s: float | None = None  # of a step of plain decoding, averaged; None: not known
+        self._averaged_s = self._busy_s = 0.0  # seconds of steps that are in it, and since then
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences
 
@@ -124,6 +127,7 @@ class Pace:
         self._running, self._newest_step_s = running, step.seconds
         if self._target.observe(step):
             self._observations += 1
+            self._busy_s += step.seconds
             had_drafts = step.size.tokens > step.size.sequences
             self._uniform_steps = self._uniform_steps + 1.0 if had_drafts is self._had_drafts else 0.0
             self._had_drafts = had_drafts
@@ -268,13 +272,27 @@ class Pace:
         """Tokens of a sequence."""
         return sum(sequence.length for sequence in self._sequences) / max(len(self._sequences), 1)
 
-    def plain_rate(self, sequences: int) -> float:
-        """Tokens per second that plain decoding would give so many of ours; 0 until that is known."""
-        if not sequences or not self._target.is_known:
+    def plain_rate(self, sequences: int) -> float | None:
+        """Tokens per second that plain decoding would give so many of ours; None as long as it is not known.
+
+        The time of a step is averaged over the last ``PUBLISHED_S`` of steps: one fit swings with the few
+        steps that it is drawn from.
+        """
+        if not sequences:
             return 0.0
-        running = max(self._running, sequences)
-        context = self._mean_length()
-        return sequences / float(self._target.seconds(running, running, context * running))
+        return None if self._plain_s is None else sequences / self._plain_s
+
+    def _average_plain(self) -> None:
+        """Takes what a step of plain decoding would cost now into the average."""
+        running = max(self._running, len(self._sequences), 1.0)
+        seconds = self._target.measured(running, self._mean_length() * running)
+        if seconds is None:
+            return
+        self._averaged_s += self._busy_s
+        newest = max(self._busy_s / self._averaged_s, -math.expm1(-self._busy_s / PUBLISHED_S))
+        self._busy_s = 0.0
+        before = seconds if self._plain_s is None else self._plain_s
+        self._plain_s = before * (seconds / before) ** newest
 
     def probe_tokens(self, sequence: PacedSequence) -> int:
         """Plain tokens until its drafter is to guess again.
@@ -300,6 +318,8 @@ class Pace:
 
     def _decide(self) -> None:
         self._observations, self._decided_for = 0, len(self._sequences)
+        if self._busy_s:
+            self._average_plain()
         measured: list[PacedSequence] = []
         for sequence in self._sequences:
             if self._is_measured(sequence):

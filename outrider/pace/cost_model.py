@@ -25,14 +25,13 @@ HINGES_DOWN = (16, 64, 192)  # and less: products of few rows are slow on some p
 _UP, _DOWN = np.array(HINGES_UP, np.float64), np.array(HINGES_DOWN, np.float64)
 MOST_TOKENS = 1 << 20  # of a step
 _BENDS = np.unique([0.0, *HINGES_UP, *HINGES_DOWN, MOST_TOKENS])  # in between the cost is a straight line
-SEQUENCES, CONTEXT = 2, 4  # columns of the features
+TOKENS, SEQUENCES, CONTEXT = 1, 2, 4  # columns of the features
 REGIONS = 16  # of sizes, the last one without an end
 ENOUGH_SAMPLES = 16
 FITTED_FOR = 8  # observations that are compared with one fit: it takes longer than all else about a step
 CHANGED, OFTEN = 1.5, 4  # a machine that is off by this factor so many times in a row has changed
 FADED = 0.1  # weight of what was observed before it changed
 DAMPING = 0.02  # weight of where the weights are, as a share of the observations'
-SHORTEST_S = 1e-9  # of a pass, also before anything was observed
 HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of draft time that is hidden
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and with what weight
 LEAST_ROUND_S = 2e-4
@@ -83,6 +82,8 @@ class LinearCost:
         self._memory = memory
         self._unfitted = 0  # observations since the weights were solved for
         self.samples = 0
+        self.has_seen = np.zeros(num_features, bool)  # features that some observation had
+        self.shortest_s = 0.0  # time that was observed; 0 before the first
 
     def observe(self, features: Vector, seconds: float, size: float) -> None:
         """
@@ -93,12 +94,16 @@ class LinearCost:
         """
         if seconds <= 0.0:
             return
+        self.has_seen |= features > 0.0
+        self.shortest_s = min(self.shortest_s or seconds, seconds)
         expected = seconds
         if self.samples >= ENOUGH_SAMPLES:
             if self._unfitted >= FITTED_FOR or self.samples == ENOUGH_SAMPLES:
                 self._fit()
-            expected = max(float(features @ self._weights), SHORTEST_S)
-            seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
+            # A fit that says nothing of it, as of decoding after prompts alone, is not what it is judged by.
+            if (fitted := float(features @ self._weights)) > 0.0:
+                expected = max(fitted, self.shortest_s / OUTLIER)
+                seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
         region = min(int(np.log2(max(size, 1.0))), REGIONS - 1)
         self._notice_change(region, seconds / expected)
         kept = 1.0 - 1.0 / self._memory
@@ -171,7 +176,22 @@ class StepCost:
         return True
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
-        """Of passes without prompts; arguments broadcast."""
+        """Seconds of passes without prompts; arguments broadcast. None is far below the shortest one seen."""
+        return np.asarray(
+            np.maximum(self._fitted(sequences, tokens, context_tokens), self._cost.shortest_s / OUTLIER)
+        )
+
+    def measured(self, sequences: float, context_tokens: float) -> float | None:
+        """Seconds of a pass of plain decoding for so many sequences; None as long as that is not known.
+
+        It is not known before a pass has decoded, nor if the fit says far less than the shortest pass took.
+        """
+        if not self.is_known or not self._cost.has_seen[TOKENS]:
+            return None
+        seconds = float(self._fitted(sequences, sequences, context_tokens))
+        return seconds if seconds >= self._cost.shortest_s / CHANGED else None
+
+    def _fitted(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike) -> Vector:
         weights = self._cost.weights
         if weights is not self._weights:
             self._weights = weights
@@ -180,7 +200,7 @@ class StepCost:
         # A decision asks some thirty times: a look at the bends takes a tenth of a product of features.
         seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, self._at_bends)
         seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
-        return np.asarray(np.maximum(seconds + weights[CONTEXT] * np.asarray(context_tokens), SHORTEST_S))
+        return np.asarray(seconds + weights[CONTEXT] * np.asarray(context_tokens))
 
 
 class RoundCost:

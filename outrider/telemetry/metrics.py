@@ -221,7 +221,7 @@ OF_GATEWAYS = (
     _gauge(
         "outrider_plain_tokens_per_second",
         "tokens per second",
-        "speed that plain decoding would have now, by the costs that the pace has measured",
+        "speed that plain decoding would have, by measured costs over ten seconds of steps; none until known",
     ),
 )
 

@@ -65,7 +65,8 @@ def screen(history: LoadHistory) -> str:
 
 def _summary(gateways: list[generation_pb2.Loads], rates: dict[tuple[str, str], TaskRates]) -> str:
     tokens = sum(of_task.per_second["tokens"] for of_task in rates.values())
-    plain = sum(loads.plain_tokens_per_second for loads in gateways)
+    is_known = all(loads.HasField("plain_tokens_per_second") for loads in gateways)
+    plain = sum(loads.plain_tokens_per_second for loads in gateways) if is_known else None
     return (
         f"{len(gateways)} gateway{'s' if len(gateways) > 1 else ''}: "
         f"{sum(loads.running for loads in gateways)} running, "
@@ -95,7 +96,7 @@ def _worker(worker: generation_pb2.WorkerLoad) -> str:
         str(worker.running) if heard else NOTHING,
         str(worker.waiting) if heard else NOTHING,
         f"{used} of {worker.total_blocks}" if heard else NOTHING,
-        f"{worker.step_ms:.1f}" if heard else NOTHING,
+        f"{worker.step_ms:.1f}" if worker.HasField("step_ms") else NOTHING,
         f"{worker.heard_s:.0f}" if heard else NOTHING,
     )
 

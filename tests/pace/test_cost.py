@@ -62,6 +62,27 @@ def test_it_costs_no_less_to_do_more():
     assert (np.diff(costs) >= 0).all()
 
 
+def test_a_pass_of_a_kind_that_no_fit_tells_of_is_believed_at_once():
+    """Else its time would be cut down to a few times nothing, again and again."""
+    cost = StepCost()
+    for number in range(1, 40):
+        prompt = 2 ** (number % 10)
+        cost.observe(Step(number, StepSize(1, 0, prompt), 1e-5 * prompt**1.5))
+    assert cost.measured(1, 0) is None
+    cost.observe(Step(40, StepSize(1, 1), 7e-3))
+    assert cost.measured(1, 0) == pytest.approx(7e-3, rel=0.05)
+
+
+def test_measured_below_the_shortest_pass_is_unknown():
+    cost, drawn = StepCost(), random.Random(0)
+    for number in range(1, 200):
+        sequences = drawn.choice([30, 60])
+        cost.observe(Step(number, StepSize(sequences, sequences), 1e-5 * sequences**2))
+    assert float(cost.seconds(1, 1)) > 0
+    assert cost.measured(1, 0) is None
+    assert cost.measured(60, 0) == pytest.approx(36e-3, rel=0.1)
+
+
 def test_a_step_that_many_report_counts_once():
     once, often = StepCost(), StepCost()
     for number in range(1, 40):

@@ -115,10 +115,39 @@ def test_one_bad_round_after_the_start_does_not_end_drafting():
 
 def test_the_rate_of_plain_decoding_is_known_from_the_costs():
     service = Service(streams=4)
-    assert service.pace.plain_rate(4) == 0
+    assert service.pace.plain_rate(4) is None
     service.run(60)
     assert service.pace.plain_rate(0) == 0
     assert service.pace.plain_rate(4) == pytest.approx(4 / 15e-3, rel=0.1)
+
+
+def test_plain_rate_before_any_step_has_decoded_is_unknown():
+    """Prompts alone fit to a cost that says nothing of decoding."""
+    service = Service()
+    for number in range(1, 40):
+        prompt = 2 ** (number % 10)
+        service.pace.observe_target(Step(number, StepSize(1, 0, prompt), 1e-5 * prompt**1.5), running=1)
+        service.pace.refresh()
+        assert service.pace.plain_rate(1) is None
+    service.steps = 40
+    for _ in range(1000):
+        service.run(1)
+        assert service.pace.plain_rate(1) is None or service.pace.plain_rate(1) < 3 / 15e-3
+    assert service.pace.plain_rate(1) == pytest.approx(1 / 15e-3, rel=0.25)
+
+
+def test_plain_rate_of_a_restless_machine_swings_less_than_its_steps():
+    """One fit follows the latest fifty steps; ten seconds of them are published."""
+    service, drawn = Service(), random.Random(0)
+    told, fits = [], []
+    for number in range(1, 3000):
+        seconds = 7e-3 * drawn.lognormvariate(0.0, 0.7)
+        service.pace.observe_target(Step(number, StepSize(1, 1, 0, 50), seconds), running=1)
+        service.pace.refresh()
+        if number > 1500:
+            told.append(service.pace.plain_rate(1))
+            fits.append(1 / service.pace._target.measured(1, 50))
+    assert max(told) / min(told) < 1.3 < 1.8 < max(fits) / min(fits)
 
 
 def test_bad_drafts_are_given_up():

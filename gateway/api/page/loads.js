@@ -7,6 +7,7 @@ const BY_TASK = "auto"; // in place of a drafter: the gateway chooses one for ea
 const FORGOTTEN_MS = 10_000; // after which a gateway that was not heard is gone
 
 const total = (items, of) => items.reduce((sum, item) => sum + of(item), 0);
+const totalIfKnown = (items, of) => (items.some((item) => of(item) === undefined) ? null : total(items, of));
 
 export class Loads {
   constructor() {
@@ -36,7 +37,7 @@ export class Loads {
     return {
       rate: {
         "with speculation": isKnown ? total(Object.values(tasks), (rates) => rates.tokens) : null,
-        "plain would give": total(newest, (loads) => loads.plain_tokens_per_second) || null,
+        "plain would give": totalIfKnown(newest, (loads) => loads.plain_tokens_per_second) || null,
       },
       load: { running: total(newest, (loads) => loads.running), waiting: total(newest, (loads) => loads.waiting) },
       acceptance: Object.fromEntries(acceptance),

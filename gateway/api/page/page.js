@@ -192,7 +192,7 @@ function showWorkers(workers) {
       cell(heard ? worker.running : "–"),
       cell(heard ? worker.waiting : "–"),
       cell(heard ? `${(100 * used).toFixed(0)} % of ${worker.total_blocks}` : "–"),
-      cell(heard ? `${worker.step_ms.toFixed(1)} ms` : "–"),
+      cell(worker.step_ms === undefined ? "–" : `${worker.step_ms.toFixed(1)} ms`),
     );
     return row;
   });

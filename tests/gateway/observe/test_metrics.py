@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.api.message_json import as_json
 from gateway.errors import OverloadedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
+from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
 from gateway.observe.totals import MAX_TASKS, OTHER, Totals
 from gateway.rounds.reasons import LOST
@@ -179,3 +181,17 @@ def test_labels_of_clients_are_bounded():
     assert labels[:MAX_TASKS] == [f"task {number}" for number in range(MAX_TASKS)]
     assert labels[MAX_TASKS:] == [OTHER, OTHER]
     assert totals.label("task 0") == "task 0"
+
+
+async def test_publish_before_the_cost_of_plain_decoding_is_known_tells_no_speed(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
+        generation.plain_rate = lambda: None
+        publish(generation, published)
+        assert ("outrider_plain_tokens_per_second",) not in published.gauges
+        assert not loads(generation).HasField("plain_tokens_per_second")
+        assert "plain_tokens_per_second" not in as_json(loads(generation))
+        generation.plain_rate = lambda: 147.0
+        publish(generation, published)
+        assert published.gauges["outrider_plain_tokens_per_second",] == 147.0
+        assert loads(generation).plain_tokens_per_second == 147.0
