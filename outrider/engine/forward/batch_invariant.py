@@ -11,7 +11,8 @@ sequences, drafted tokens, how a prompt was cut. So a step runs as passes of one
 - a drafted token that branches off sees its path as if it were a chain.
 
 A result is the same among processes with the same libraries, kind of processor and number of threads. The
-ranks of a tensor-parallel model run the same passes; a sum over two of them has but one order.
+ranks of a tensor-parallel model run the same passes, and add up in the order of their numbers
+(outrider/engine/parallel/sums.py).
 """
 
 from collections.abc import Iterator

@@ -53,7 +53,7 @@ def load_model(settings: EngineSettings) -> Any:
     if not is_quantized(model.config):
         model = model.to(device)
     if settings.tensor_parallel > 1:
-        use_parallel_layers(model)
+        use_parallel_layers(model, in_order=settings.batch_invariant)
     if device.type == "cpu" and settings.quantization is not None:
         quantize_for_cpu(model, settings.quantization)
     return model

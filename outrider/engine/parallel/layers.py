@@ -12,24 +12,38 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import embedding, pad
 from transformers import PreTrainedModel
 
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
+
 # Linear layers whose share is one of the same kind. Those of FP8 keep scales beside their weights.
 LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
 # Layers of one input, of which each rank keeps some outputs, and the one that reads these.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
+# Styles of transformers' plans after which the ranks' outputs are added up.
+SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", "moe_tp_experts")
 
 
 class RowParallelLinear(nn.Module):
     """A product of which each rank has some input features: the results are added up, then the bias."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, add: Sum = add_up, width: int | None = None) -> None:
+        """
+        Args:
+            linear: with this rank's share of the weight.
+            add: sums over the ranks.
+            width: input features of every rank but the last, where rows come whole; None: as shares.
+        """
         super().__init__()
         self.bias = linear.bias
         linear.bias = None  # type: ignore[assignment]
         self.linear = linear
+        self.add = add
+        self.first = None if width is None else dist.get_rank() * width
 
     def forward(self, rows: Tensor) -> Tensor:
-        product: Tensor = self.linear(rows)
-        dist.all_reduce(product)
+        if self.first is not None:
+            rows = rows.narrow(-1, self.first, self.linear.in_features)
+        product = self.add(self.linear(rows))
         return product if self.bias is None else product + self.bias
 
 
@@ -41,9 +55,7 @@ class ParallelExperts(nn.Module):
         self.experts = experts
 
     def forward(self, *given: Tensor) -> Tensor:
-        added: Tensor = self.experts(*given)
-        dist.all_reduce(added)
-        return added
+        return add_up(self.experts(*given))
 
 
 class ParallelLMHead(nn.Module):
@@ -83,15 +95,21 @@ class VocabParallelEmbedding(nn.Module):
         own = token_ids - self.first
         foreign = (own < 0) | (own >= len(self.weight))
         rows = embedding(own.masked_fill(foreign, 0), self.weight).masked_fill(foreign[..., None], 0.0)
-        dist.all_reduce(rows)
-        return rows
+        return add_up(rows)  # of which all but one rank's are zero, so any order does
 
 
-def use_parallel_layers(model: PreTrainedModel) -> None:
-    """Replaces transformers' sharded layers of the common kinds, in place, for inference."""
+def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> None:
+    """Replaces transformers' sharded layers of the common kinds, in place, for inference.
+
+    in_order: sums over the ranks do not depend on where in its pass a row lies.
+
+    Raises:
+        UnsupportedModelError: ``in_order``, and a sum is left to transformers.
+    """
     # Here, as older versions of transformers, which serve one device as well, have no such module.
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
+    add = add_up_in_order if in_order else add_up
     for name, module in list(model.named_modules()):
         style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
         if style == "replicated_with_grad_allreduce":
@@ -103,10 +121,19 @@ def use_parallel_layers(model: PreTrainedModel) -> None:
             if style == "colwise":
                 _take_share(module)
             elif style == "rowwise":
-                model.set_submodule(name, RowParallelLinear(_take_share(module)))
+                model.set_submodule(name, RowParallelLinear(_take_share(module), add))
+            elif style == "rowwise_split_input":
+                width = -(-module.in_features // dist.get_world_size())
+                model.set_submodule(name, RowParallelLinear(_take_share(module), add, width))
             elif style == "colwise_gather_output" and module is model.get_output_embeddings():
                 num_tokens = module.out_features
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
+        if in_order and style in SUMMED and not isinstance(model.get_submodule(name), RowParallelLinear):
+            raise UnsupportedModelError(
+                f"batch_invariant=True with tensor_parallel={dist.get_world_size()}: the ranks' parts of"
+                f" {name} ({type(module).__name__}, {style}) are added in an order that depends on the other"
+                " tokens; give tensor_parallel=1"
+            )
 
 
 def share_out(module: nn.Module, rank: int, ranks: int) -> bool:

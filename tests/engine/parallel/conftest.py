@@ -1,4 +1,4 @@
-"""Two ranks for all tests of sharing on CPUs: to start processes takes longer than most of these."""
+"""Ranks for all tests of sharing on CPUs: to start processes takes longer than most of these."""
 
 from collections.abc import Iterator
 
@@ -10,5 +10,12 @@ from tests.support.ranks import Ranks
 @pytest.fixture(scope="package")
 def ranks() -> Iterator[Ranks]:
     ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="package")
+def four_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(4)
     yield ranks
     ranks.close()

@@ -105,10 +105,14 @@ def simulated() -> SimulatedCuda:
     return SimulatedTensor.of
 
 
-def test_ranks_replay_graphs_and_say_what_one_process_says(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_ranks_replay_graphs_and_say_what_one_process_says(
+    ranks: Ranks, tmp_path: Path, batch_invariant: bool
+) -> None:
     folder = write_checkpoint(tmp_path, "llama", num_hidden_layers=2)
     fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
     alone = texts(Engine.from_settings(EngineSettings.model_validate(fields)))
+    fields["batch_invariant"] = batch_invariant
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
     [(said, slow_because, path, totals), waits_of_the_other] = ranks.run(answer, follow_on, shared)
     assert said == alone

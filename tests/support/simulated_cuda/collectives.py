@@ -46,7 +46,7 @@ def collective(cuda: "SimulatedCuda", func: Any, args: Any, kwargs: Any) -> Any:
 
 def _inputs(func: Any, args: Any) -> list[torch.Tensor]:
     """What each rank gives, alike at all of them."""
-    return tensors_in(args[1] if func is c10d.gather_.default else args[0])
+    return tensors_in(args[0] if func in IN_PLACE else args[1])
 
 
 def _check_order(called: object) -> None:
@@ -57,6 +57,5 @@ def _check_order(called: object) -> None:
         raise RuntimeError(f"the ranks of a group call NCCL in different orders: {others}")
 
 
-COLLECTIVES = dict.fromkeys(
-    (c10d.allreduce_.default, c10d.broadcast_.default, c10d.gather_.default), collective
-)
+IN_PLACE = (c10d.allreduce_.default, c10d.broadcast_.default)
+COLLECTIVES = dict.fromkeys((*IN_PLACE, c10d.gather_.default, c10d._allgather_base_.default), collective)

@@ -1,0 +1,50 @@
+"""Every kind of tensor-parallel plan in transformers gives logits of one process, over processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed, StepInput
+from tests.support.checkpoints import write_checkpoint
+from tests.support.ranks import Ranks
+
+PROMPT = [5, 9, 33, 7, 120, 64, 8, 3, 91, 17]
+
+
+def settings_of(folder: Path, **fields: Any) -> EngineSettings:
+    given = {"block_size": 4, "cache_memory": 2**20, "dtype": "float32", "threads": 1}
+    return EngineSettings.model_validate({"model": str(folder), **given, **fields})
+
+
+@torch.inference_mode()
+def logits(group: RankGroup, settings: EngineSettings) -> torch.Tensor:
+    """[tokens of the prompt, vocab_size] at rank 0, by the paged cache."""
+    forward = ForwardPass(settings, group)
+    blocks = torch.arange(-(-len(PROMPT) // settings.block_size)).numpy()
+    step = StepInput.of([Feed(PROMPT, len(PROMPT), 0, blocks, None)])
+    return forward.run(forward.prepare(step)).logits.clone()
+
+
+def expected_logits(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        whole: torch.Tensor = model(input_ids=torch.tensor([PROMPT])).logits[0]
+    return whole
+
+
+# Fused projections, norms over all heads, biases, a projection of queries, keys and values by heads.
+@pytest.mark.parametrize("kind", ["phi3", "olmo2", "glm4", "gpt_neox"])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_ranks_of_a_plan_that_gathers_give_logits_of_one_process(
+    ranks: Ranks, tmp_path: Path, kind: str, batch_invariant: bool
+) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    shared = settings_of(folder, tensor_parallel=2, batch_invariant=batch_invariant)
+    [found, _] = ranks.run(logits, logits, shared)
+    torch.testing.assert_close(found, expected_logits(folder), rtol=1e-4, atol=1e-4)
