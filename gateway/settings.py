@@ -92,6 +92,11 @@ class RequestSettings(BaseModel):
         default="refuse",
         description="what becomes of a field that nobody knows; one that is ignored is named in a header",
     )
+    special_tokens_in_messages: bool = Field(
+        default=False,
+        description="whether text of messages, tools and chat_template_kwargs that is written like a special"
+        " token becomes that token. False: it stays text",
+    )
     keep: KeepSettings | None = Field(
         default=None, description="of traffic, to fit a draft to it; None: nothing is kept"
     )

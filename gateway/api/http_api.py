@@ -25,6 +25,7 @@ from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
 from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
+from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, response_events
 from gateway.api.openai.responses import ResponseRequest, renamed, told_back
 from gateway.api.openai.schemas import GenerationRequest
@@ -68,6 +69,12 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         host = request.client.host if request.client else None
         return authentication.check(request.headers.get("authorization"), host)
 
+    prompts = ChatPrompts(
+        template,
+        generation.special_tokens,
+        generation.added_tokens,
+        allow_special_tokens=settings.special_tokens_in_messages,
+    )
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
     async def respond(asked: Parsed[Any], prepared: Prepared, answer: Answer) -> Response:
@@ -102,7 +109,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     async def chat(request: HttpRequest, caller: Caller) -> Response:
         """Answers a conversation; as server-sent events with `stream`."""
         asked = await parsed(ChatRequest, request, settings.unknown_fields)
-        conversation = await asked.body.chat(template, generation.added_tokens)
+        conversation = await asked.body.chat(prompts)
+        asked = asked.also_ignoring(conversation.prompt.left_out)
         prepared = await asked.body.prepared(generation, conversation, caller)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
@@ -115,7 +123,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         asked = await parsed(ResponseRequest, request, settings.unknown_fields)
         try:
             body = asked.body.of_chat()
-            conversation = await body.chat(template, generation.added_tokens)
+            conversation = await body.chat(prompts)
+            asked = asked.also_ignoring(conversation.prompt.left_out)
             prepared = await body.prepared(generation, conversation, caller)
         except InvalidRequestError as error:
             raise renamed(error) from error
@@ -170,7 +179,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         """GetLoads of the gRPC API as JSON."""
         return as_json(loads(generation))
 
-    add_texts(app, generation, template, is_known)
+    add_texts(app, generation, prompts, is_known)
     add_page(app)
     add_docs(app)
     answer_errors(app)

@@ -8,9 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.openai.bodies import parsed
-from gateway.api.openai.chat import rendered
-from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.messages import MAX_MESSAGES, Message
+from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.schemas import NullIsLeftOut, Text, TokenIds
 from gateway.api.service_types import Detokenized, Tokenized, Version
 from gateway.errors import UnknownModelError
@@ -47,7 +46,7 @@ class DetokenizeRequest(NullIsLeftOut):
     tokens: TokenIds
 
 
-def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_known: Any) -> None:
+def add_texts(app: FastAPI, generation: Generation, prompts: ChatPrompts, is_known: Any) -> None:
     """is_known: dependency that lets in those who may ask."""
     settings = generation.settings
 
@@ -60,20 +59,18 @@ def add_texts(app: FastAPI, generation: Generation, template: ChatTemplate, is_k
         """The token ids of a text, or of a chat."""
         body = (await parsed(TokenizeRequest, request, settings.unknown_fields)).body
         is_served(body.model)
-        text, adds_special = body.prompt, body.prompt is not None
-        if text is None:
-            assert body.messages is not None
-            text = await rendered(template, body.messages, begin_answer=body.add_generation_prompt)
-        if body.add_special_tokens is not None:
-            adds_special = body.add_special_tokens
-        encoding = await generation.tokenization.encode(text, add_special_tokens=adds_special)
-        told: Tokenized = {
-            "count": len(encoding.ids),
-            "max_model_len": generation.max_length(),
-            "tokens": encoding.ids,
-        }
+        tokenization = generation.tokenization
+        if body.messages is None:
+            assert body.prompt is not None
+            adds_special = body.add_special_tokens is not False
+            ids = (await tokenization.encode(body.prompt, add_special_tokens=adds_special)).ids
+        else:
+            chat = await prompts.rendered(body.messages, begin_answer=body.add_generation_prompt)
+            adds_special = body.add_special_tokens is True
+            ids = await tokenization.encode_apart(chat.pieces, add_special_tokens=adds_special)
+        told: Tokenized = {"count": len(ids), "max_model_len": generation.max_length(), "tokens": ids}
         if body.return_token_strs:
-            told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in encoding.ids]
+            told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in ids]
         return told
 
     @app.post(DETOKENIZE, dependencies=[Depends(is_known)])

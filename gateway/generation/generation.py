@@ -291,10 +291,22 @@ class Generation:
 
     async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Raises InvalidRequestError for text that is too long, however it is tokenized."""
+        self._check_text(prompt)
+        return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
+
+    async def chat_ids(self, pieces: tuple[str, ...]) -> tuple[int, ...]:
+        """Returns the token ids of a chat, in which no mark crosses from piece to piece.
+
+        Raises:
+            InvalidRequestError: as ``token_ids``.
+        """
+        self._check_text("".join(pieces))
+        return tuple(await self.tokenization.encode_apart(pieces))
+
+    def _check_text(self, prompt: str) -> None:
         least, longest = self.tokenization.least_tokens(prompt), self._longest_prompt()
         if least > longest:
             raise InvalidRequestError("prompt", f"{least} tokens or more, at most {longest} are accepted")
-        return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Where each token's own text begins in the text of all, in characters."""

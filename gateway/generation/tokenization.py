@@ -44,6 +44,19 @@ class Tokenization:
 
         return await asyncio.to_thread(encode) if len(text) > LONG_TEXT else encode()
 
+    async def encode_apart(self, pieces: Sequence[str], *, add_special_tokens: bool = False) -> list[int]:
+        """Returns the token ids of the pieces one after another.
+
+        add_special_tokens: those that the tokenizer puts at the ends of a text, at the ends of all.
+        """
+
+        def encode() -> list[int]:
+            whole = Encoding.merge(self._tokenizer.encode_batch_fast([*pieces], add_special_tokens=False))
+            ids: list[int] = self._tokenizer.post_process(whole, add_special_tokens=add_special_tokens).ids
+            return ids
+
+        return await asyncio.to_thread(encode) if sum(map(len, pieces)) > LONG_TEXT else encode()
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Their text."""
 

@@ -32,7 +32,7 @@ class AnswerParser:
         """
         Args:
             template: the model's response template.
-            prefix: the prompt: it may have begun the answer, with the mark of thinking for example.
+            prefix: how the prompt begins the answer, with the mark of thinking for example.
             tools: that may be called; without any a call is mere text.
             most_calls: all further ones are left out.
         """

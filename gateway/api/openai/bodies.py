@@ -1,7 +1,8 @@
 """Bodies of requests: from JSON to what an endpoint takes."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -23,6 +24,10 @@ LONG_BODY = 2**16  # bytes, about a millisecond's work: from here on a thread ta
 class Parsed(Generic[RequestT]):
     body: RequestT
     ignored: list[str]  # names of fields that change nothing
+
+    def also_ignoring(self, names: Iterable[str]) -> "Parsed[RequestT]":
+        """Returns the same with more such names."""
+        return replace(self, ignored=sorted({*self.ignored, *names}))
 
 
 async def parsed(kind: type[RequestT], request: HttpRequest, unknown: UnknownFields) -> Parsed[RequestT]:

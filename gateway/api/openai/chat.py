@@ -1,19 +1,16 @@
 """Bodies of /v1/chat/completions."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field
 
 from gateway.api.openai.answer_parser import AnswerParser
-from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.field_types import Label
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.messages import MAX_MESSAGES, Message
+from gateway.api.openai.rendering import ChatPrompts, Rendered
 from gateway.api.openai.response_template import CALLS, THINKING, marks
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.thinking import thoughts_before
@@ -23,7 +20,6 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.form import Form
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
-from gateway.generation.tokenization import LONG_TEXT
 
 MAX_KWARGS = 32  # of a chat template
 
@@ -32,7 +28,7 @@ MAX_KWARGS = 32  # of a chat template
 class Chat:
     """A chat as the model reads it, and how its answer is to be read."""
 
-    prompt: str
+    prompt: Rendered
     tools: list[dict[str, Any]]
     response_template: dict[str, Any] | None
     most_calls: int | None  # of an answer
@@ -54,7 +50,7 @@ class Chat:
         """For one answer; None where that is text and nothing else."""
         if not self.is_parsed or self.response_template is None:
             return None
-        return AnswerParser(self.response_template, self.prompt, self.tools, self.most_calls)
+        return AnswerParser(self.response_template, self.prompt.begun, self.tools, self.most_calls)
 
 
 class ChatRequest(GenerationRequest):
@@ -84,13 +80,13 @@ class ChatRequest(GenerationRequest):
             own_names = {"prompt": "messages", "max_tokens": limit}
             raise type(error)(own_names.get(error.field, error.field), error.message) from error
 
-    async def chat(self, template: ChatTemplate, added: Mapping[str, int]) -> Chat:
-        """added: ids of the tokenizer's added tokens.
-
-        Raises:
-            InvalidRequestError: the template refuses the messages, or does not know tools.
+    async def chat(self, prompts: ChatPrompts) -> Chat:
         """
-        tools, more, known = self.offered, dict(self.chat_template_kwargs), template.response_template
+        Raises:
+            InvalidRequestError: the template refuses the messages, leaves some out, or does not know tools.
+        """
+        tools, more, template = self.offered, dict(self.chat_template_kwargs), prompts.template
+        known = template.response_template
         form = None
         if tools:
             if not template.knows_tools:
@@ -99,13 +95,13 @@ class ChatRequest(GenerationRequest):
                 raise InvalidRequestError(
                     "tools", "how the model writes calls is not known: its tokenizer has no response_template"
                 )
-            form = self._form(tools, known, added)
+            form = self._form(tools, known, prompts.added)
         elif self.tool_choice not in ("none", "auto"):
             raise InvalidRequestError("tool_choice", "needs tools")
         if self.reasoning_effort is not None:
             more.setdefault("reasoning_effort", self.reasoning_effort)
-        text = await rendered(template, self.messages, tools=tools, more=more)
-        return Chat(text, tools, known, None if self.parallel_tool_calls else 1, form)
+        prompt = await prompts.rendered(self.messages, tools=tools, more=more)
+        return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form)
 
     def _form(
         self, tools: list[dict[str, Any]], template: dict[str, Any], added: Mapping[str, int]
@@ -128,7 +124,7 @@ class ChatRequest(GenerationRequest):
     async def _request(self, generation: Generation, chat: Chat) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        prompt = await generation.token_ids(chat.prompt, add_special_tokens=False)
+        prompt = await generation.chat_ids(chat.prompt.pieces)
         request = self.request(
             (prompt,),
             logprobs=self.top_logprobs if self.logprobs else None,
@@ -139,25 +135,10 @@ class ChatRequest(GenerationRequest):
         form = chat.form or request.form
         if form is not None:
             known = chat.response_template
-            form = replace(form, thoughts=thoughts_before(known, chat.prompt, generation.added_tokens))
+            form = replace(form, thoughts=thoughts_before(known, chat.prompt.begun, generation.added_tokens))
         return replace(
             request,
             continues_text=False,
             shown=chat.shown(generation.special_tokens),
             form=form,
         )
-
-
-async def rendered(
-    template: ChatTemplate,
-    messages: list[Message],
-    *,
-    tools: Sequence[dict[str, Any]] = (),
-    begin_answer: bool = True,
-    more: Mapping[str, Any] = MappingProxyType({}),
-) -> str:
-    """The chat as the template writes it. Raises InvalidRequestError where that refuses it."""
-    plain = [message.plain() for message in messages]
-    render = partial(template.render, plain, tools=tools, begin_answer=begin_answer, more=more)
-    is_long = len(plain) + sum(len(message["content"]) for message in plain) > LONG_TEXT
-    return await asyncio.to_thread(render) if is_long or tools else render()

@@ -1,14 +1,13 @@
 """The chat template of a tokenizer, rendered as transformers does but without it: it would bring torch."""
 
 import json
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from jinja2 import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
@@ -19,7 +18,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gateway.api.openai.response_template import of_chat_template
 from gateway.errors import InvalidRequestError
 
-TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+logger = logging.getLogger("ray.serve")
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+DEVELOPER = re.compile(r"""["']developer["']""")
+WRITTEN_OUT = re.compile(r"""["']type["']:\s*["']text["']""")  # a list of parts, as text
+# Texts that show whether a template takes a content as text, and as a list of parts.
+TRIED = ("first word", "second word")
+CALL = {"id": "call00001", "type": "function", "function": {"name": "try", "arguments": {}}}
+TOOL = {"type": "function", "function": {"name": "try", "description": "", "parameters": {"type": "object"}}}
 
 
 class AssistantText(Extension):
@@ -59,8 +66,14 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._template = None if source is None else environment.from_string(source)
         self._with_tools = None if of_tools is None else environment.from_string(of_tools)
-        named = set() if of_tools is None else find_undeclared_variables(environment.parse(of_tools))
-        self.knows_tools = "tools" in named
+        self.sources = f"{source or ''}{with_tools or ''}"
+        self.knows_tools = "tools" in find_undeclared_variables(environment.parse(of_tools or ""))
+        # A template that does not name the role was written before there was one: it has system instead.
+        self.knows_developer = bool(DEVELOPER.search(self.sources))
+        named = find_undeclared_variables(environment.parse(source or "")) - special_tokens.keys()
+        for name in sorted(name for name in named if name.endswith("_token")):
+            logger.warning("the chat template writes %s, which no file of the tokenizer gives: empty", name)
+        self._takes: dict[tuple[Role, bool], tuple[bool, bool]] = {}
 
     def render(
         self,
@@ -100,35 +113,45 @@ class ChatTemplate:
             kind = type(error).__name__  # its message may repeat a prompt
             raise InvalidRequestError("messages", f"the model's chat template fails with {kind}") from error
 
+    def content(self, role: Role, texts: Sequence[str], *, with_tools: bool) -> str | list[dict[str, str]]:
+        """Returns a message's text parts as the template takes them.
 
-def load_chat_template(source: str) -> ChatTemplate:
-    """Of the tokenizer in a local folder, or of a hub id."""
-    config = json.loads(_read(source, CONFIG) or "{}")
-    template, with_tools = _read(source, TEMPLATE) or config.get("chat_template"), None
-    if isinstance(template, list):  # several, by name
-        named = {entry["name"]: entry["template"] for entry in template}
-        template, with_tools = named.get("default"), named.get("tool_use")
-    tokens = {name: _content(value) for name, value in config.items() if name.endswith("_token") and value}
-    return ChatTemplate(
-        template,
-        {name: text for name, text in tokens.items() if isinstance(text, str)},
-        with_tools=with_tools,
-        response_template=config.get("response_template"),
-    )
+        A list if the template reads lists, and else one text with a line for each part, as vLLM has it.
+        """
+        key = role, with_tools
+        if key not in self._takes:
+            self._takes[key] = self._tried(role, with_tools)
+        takes_text, takes_parts = self._takes[key]
+        if takes_parts and (len(texts) > 1 or not takes_text):
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+    def _tried(self, role: Role, with_tools: bool) -> tuple[bool, bool]:
+        """Returns whether the template shows a text, and whether it shows the parts of a list alone."""
+        tools = (TOOL,) if with_tools else ()
+        parts = [{"type": "text", "text": text} for text in TRIED]
+        told = []
+        for content in (TRIED[0], parts):
+            try:
+                told.append(self.render(_chat_with(role, content), tools=tools, begin_answer=False))
+            except InvalidRequestError:
+                told.append("")
+        is_read = all(text in told[1] for text in TRIED) and not WRITTEN_OUT.search(told[1])
+        return TRIED[0] in told[0], is_read
 
 
-def _read(source: str, name: str) -> str | None:
-    folder = Path(source)
-    if folder.is_dir():
-        return (folder / name).read_text(encoding="utf-8") if (folder / name).is_file() else None
-    try:
-        return Path(hf_hub_download(source, name)).read_text(encoding="utf-8")
-    except (HfHubHTTPError, LocalEntryNotFoundError):
-        return None
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token
+def _chat_with(role: Role, content: Any) -> list[dict[str, Any]]:
+    """Returns a chat with one message of this role and content, and those that it needs beside it."""
+    asked, message = {"role": "user", "content": "x"}, {"role": role, "content": content}
+    match role:
+        case "system" | "developer":
+            return [message, asked]
+        case "assistant":
+            return [asked, message]
+        case "tool":
+            called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+            return [asked, called, {**message, "name": "try", "tool_call_id": CALL["id"]}]
+    return [message]
 
 
 def _to_json(

@@ -51,11 +51,10 @@ class Message(NullIsLeftOut):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        told: dict[str, Any] = {
-            "role": self.role,
-            "content": "".join(part.text for part in self.content),
-        }
+        """Returns the message as chat templates take it, but for its content: the texts of its parts."""
+        told: dict[str, Any] = {"role": self.role, "content": [part.text for part in self.content]}
+        if self.name is not None:
+            told["name"] = self.name
         if self.tool_calls:
             told["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.reasoning_content is not None:

@@ -63,6 +63,14 @@ def of_chat_template(source: str) -> dict[str, Any] | None:
     return {"version": 1, "start_anchor_pattern": TURN, "defaults": {"role": "assistant"}, "fields": fields}
 
 
+def thinking_marks(template: dict[str, Any] | None) -> set[str]:
+    """Returns the fixed texts that begin and end what is thought."""
+    fields = {} if template is None else template["fields"]
+    thinking = [fields[name] for name in THINKING if name in fields]
+    found = {one.get(end) for one in [*thinking, THOUGHTS] for end in ("open", "close")}
+    return {text for text in found if isinstance(text, str)}
+
+
 def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
     """The same, in which a call is text: of one that is malformed, or cut off, nothing is lost."""
     raw = deepcopy(template)

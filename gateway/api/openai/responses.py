@@ -187,12 +187,12 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionCallOutput):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)})
         elif isinstance(item, InputMessage) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _joined(item.content)})
+            messages.append({"role": item.role, "content": _parts(item.content)})
         else:
             if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
+                messages.append({"role": "assistant", "content": []})
             _add(messages[-1], item)
     return messages
 
@@ -200,16 +200,17 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
 def _add(message: dict[str, Any], item: InputMessage | FunctionCall | Reasoning) -> None:
     match item:
         case InputMessage():
-            message["content"] += _joined(item.content)
+            message["content"] += _parts(item.content)
         case FunctionCall():
             function = {"name": item.name, "arguments": item.arguments}
             message.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
         case Reasoning():
-            message["reasoning_content"] = message.get("reasoning_content", "") + _joined(item.content)
+            thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
+            message["reasoning_content"] = "\n".join([*thoughts, *(part.text for part in item.content)])
 
 
-def _joined(parts: Iterable[InputText]) -> str:
-    return "".join(part.text for part in parts)
+def _parts(parts: Iterable[InputText]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": part.text} for part in parts]
 
 
 def _plain(value: Any) -> Any:

@@ -7,14 +7,12 @@ from gateway.api.openai.response_template import THINKING
 from gateway.generation.form import Thoughts, mark
 
 
-def thoughts_before(
-    template: dict[str, Any] | None, prompt: str, added: Mapping[str, int]
-) -> Thoughts | None:
+def thoughts_before(template: dict[str, Any] | None, begun: str, added: Mapping[str, int]) -> Thoughts | None:
     """None where the model thinks nothing, or has done so in the prompt, or between marks that vary.
 
     Args:
         template: the model's response template.
-        prompt: of a chat, as its template writes it: it may have begun the thoughts, or ended them.
+        begun: the answer, as the chat template begins it: with the thoughts, or with their end.
         added: ids of the tokenizer's added tokens.
     """
     fields = {} if template is None else template["fields"]
@@ -24,7 +22,7 @@ def thoughts_before(
         return None
     from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
 
-    events = ResponseParser(template, prefix=prompt).initial_events
+    events = ResponseParser(template, prefix=begun).initial_events
     written = [event["type"] for event in events if event["field"] in THINKING]
     if not written:
         return Thoughts(mark(opening, added), mark(close, added))

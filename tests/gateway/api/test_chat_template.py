@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gateway.api.openai.chat_template import ChatTemplate, load_chat_template
+from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.openai.template_files import load_chat_template
 from gateway.errors import InvalidRequestError
 from tests.fakes.tokenizers import byte_tokenizer
 
@@ -92,3 +93,53 @@ def test_whatever_a_template_does_is_the_request_refused(template, message):
     with pytest.raises(InvalidRequestError, match=message) as refused:
         ChatTemplate(template, {}).render(TURNS)
     assert refused.value.field == "messages"
+
+
+CHATS = {"plain": ((), "plain template"), "tools": (({"type": "function"},), "template for tools")}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_template_for_tools_in_a_file_of_its_own_is_the_one_of_transformers(tmp_path, chat):
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("plain template")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(
+        "template for tools{{ tools and '' }}"
+    )
+    tools, expected = CHATS[chat]
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    told = theirs.apply_chat_template(TURNS, tools=[*tools] or None, tokenize=False)
+    ours = load_chat_template(str(tmp_path))
+    assert ours.render(TURNS, tools=tools) == told == expected
+    assert ours.knows_tools
+
+
+def test_special_tokens_come_from_the_older_file_too_as_in_transformers(tmp_path):
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path, bos_token=None, eos_token="<|end|>")
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<|start|>"}, "eos_token": "<|other|>"})
+    )
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}|{{ eos_token }}")
+    ours = load_chat_template(str(tmp_path)).render(TURNS)
+    assert ours.startswith("<|start|>|")
+    assert ours.endswith("|<|end|>")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(TURNS, tokenize=False)
+    assert load_chat_template(str(tmp_path)).render(TURNS) == theirs == "<|start|>|<|other|>"
+
+
+def test_a_template_of_a_processor_is_read_where_the_tokenizer_has_none(tmp_path):
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert load_chat_template(str(tmp_path)).render(TURNS) == "of the processor"
+
+
+def test_a_token_that_the_template_writes_and_no_file_gives_is_logged(caplog):
+    with caplog.at_level("WARNING", logger="ray.serve"):
+        ChatTemplate("{{ bos_token }}{{ eos_token }}", {"eos_token": "<|end|>"})
+    assert [record.args for record in caplog.records] == [("bos_token",)]

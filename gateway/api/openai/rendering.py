@@ -1,0 +1,184 @@
+"""A chat as the model reads it, and what became of the caller's text in it."""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from gateway.api.openai.chat_template import ChatTemplate, Role
+from gateway.api.openai.marks import Marks, free_signs, raw
+from gateway.api.openai.messages import Message
+from gateway.api.openai.response_template import thinking_marks
+from gateway.errors import InvalidRequestError
+from gateway.generation.tokenization import LONG_TEXT
+
+LEFT_OUT = "the model's chat template leaves it out, so the model would not see it"
+SEEN = 32  # characters of a text that are looked for, should a template have lost what was put behind it
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A chat as its template writes it."""
+
+    pieces: tuple[str, ...]  # tokenized one by one: no text of a caller becomes a mark
+    begun: str  # what the template wrote after the last message: how the answer begins
+    left_out: tuple[str, ...] = ()  # names of fields that the template does not show
+
+
+@dataclass
+class _Numbered:
+    """The caller's texts of a chat, each with its number behind it."""
+
+    sign: str
+    texts: list[tuple[str, str, bool]] = field(default_factory=list)  # name, text, whether it must be shown
+
+    def of(self, text: str, name: str, *, is_needed: bool = True) -> str:
+        """Returns the text with its number, before the space at its end; a blank one as it is."""
+        if not (words := text.rstrip()):
+            return text
+        self.texts.append((name, text, is_needed))
+        return f"{words}{self.sign}{len(self.texts) - 1}{self.sign}{text[len(words) :]}"
+
+    @property
+    def number(self) -> re.Pattern[str]:
+        return re.compile(f"{self.sign}(\\d+){self.sign}")
+
+
+class ChatPrompts:
+    """Makes prompts of chats."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        special_tokens: Sequence[str],
+        added: Mapping[str, int],
+        *,
+        allow_special_tokens: bool = False,
+    ) -> None:
+        """
+        Args:
+            special_tokens: of the tokenizer.
+            added: ids of all its added tokens. Those that are not special count as marks if the template
+                names them: others stand for tags or runs of spaces.
+            allow_special_tokens: what callers write may become tokens like these.
+        """
+        self.template = template
+        self.added = added
+        named = {token for token in added if token.strip() and token in template.sources}
+        marks = set() if allow_special_tokens else {*special_tokens, *named}
+        self._marks = Marks(marks)
+        # Templates take an assistant's thoughts out of its content by their marks.
+        self._marks_of_assistant = Marks(marks - thinking_marks(template.response_template))
+
+    async def rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        begin_answer: bool = True,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Rendered:
+        """Raises InvalidRequestError if the template refuses the chat, or would leave a part of it out."""
+        plain = [message.plain() for message in messages]
+        render = partial(self._rendered, plain, tools, begin_answer, more)
+        is_long = len(plain) + sum(len(text) for told in plain for text in told["content"]) > LONG_TEXT
+        return await asyncio.to_thread(render) if is_long or tools else render()
+
+    def _rendered(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        begin_answer: bool,
+        more: Mapping[str, Any],
+    ) -> Rendered:
+        cut, sign = free_signs([messages, tools, dict(more)], 2)
+        messages = [self._cut(message, cut) for message in messages]
+        tools, more = self._marks.cut(tools, cut), self._marks.cut(dict(more), cut)
+
+        def told(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+            shaped = [self._shaped(message, bool(tools)) for message in messages]
+            text = self.template.render(shaped, tools=tools, begin_answer=begin_answer, more=more)
+            return raw(raw(text, cut), sign)
+
+        text, numbered = told(messages, tools), _Numbered(sign)
+        try:
+            marked = told(*_with_numbers(messages, tools, numbered))
+        except InvalidRequestError:  # the template reads what the numbers changed
+            return Rendered(_pieces(text, cut), text)
+        left_out = _left_out(numbered, marked, text)
+        *_, begun = numbered.number.split(marked)
+        is_same = numbered.number.sub("", marked) == text
+        return Rendered(_pieces(text, cut), begun if is_same else text, left_out)
+
+    def _cut(self, message: dict[str, Any], cut: str) -> dict[str, Any]:
+        told: dict[str, Any] = self._marks.cut(message, cut)
+        if message["role"] == "assistant":
+            told["content"] = self._marks_of_assistant.cut(message["content"], cut)
+        return told
+
+    def _shaped(self, message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
+        """Returns the message as the template takes it."""
+        role: Role = message["role"]
+        if role == "developer" and not self.template.knows_developer:
+            role = "system"
+        content = self.template.content(role, message["content"], with_tools=with_tools)
+        return {**message, "role": role, "content": content}
+
+
+def _with_numbers(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], numbered: _Numbered
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    offered = []
+    for index, tool in enumerate(tools):
+        function = {**tool["function"], "name": numbered.of(tool["function"]["name"], f"tools.{index}")}
+        offered.append({**tool, "function": function})
+    return [
+        _message_with_numbers(one, f"messages.{at}", numbered) for at, one in enumerate(messages)
+    ], offered
+
+
+def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbered) -> dict[str, Any]:
+    """An assistant's words beside its calls, its thoughts and names are left out by many templates.
+
+    Their models were trained so, and the caller is told. Calls and everybody else's words are needed.
+    """
+    is_needed = message["role"] != "assistant"
+    told = dict(message)
+    if "reasoning_content" in message:
+        thoughts = message["reasoning_content"]
+        told["reasoning_content"] = numbered.of(thoughts, f"{name}.reasoning_content", is_needed=False)
+    if message["role"] != "tool" and "name" in message:
+        told["name"] = numbered.of(message["name"], f"{name}.name", is_needed=False)
+    several = len(message["content"]) > 1
+    told["content"] = [
+        numbered.of(text, f"{name}.content" + (f".{index}" if several else ""), is_needed=is_needed)
+        for index, text in enumerate(message["content"])
+    ]
+    if "tool_calls" in message:
+        told["tool_calls"] = [
+            {**call, "function": {**call["function"], "name": numbered.of(call["function"]["name"], at)}}
+            for index, call in enumerate(message["tool_calls"])
+            for at in [f"{name}.tool_calls.{index}"]
+        ]
+    return told
+
+
+def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
+    """Returns the names of texts that are not shown. Raises InvalidRequestError for one that must be."""
+    shown = {int(found[1]) for found in numbered.number.finditer(marked)}
+    missing = [
+        (name, is_needed)
+        for number, (name, own, is_needed) in enumerate(numbered.texts)
+        if number not in shown and own.strip()[:SEEN] not in text
+    ]
+    for name, is_needed in missing:
+        if is_needed:
+            raise InvalidRequestError(name, LEFT_OUT)
+    return tuple(name for name, _ in missing)
+
+
+def _pieces(text: str, cut: str) -> tuple[str, ...]:
+    return tuple(piece for piece in text.split(cut) if piece)
