@@ -73,7 +73,9 @@ def main(arguments: list[str]) -> None:
 def _build(start: Start, connection: "Connection[ToEngine]") -> "Engine":
     """Raises what an engine raises that cannot be built."""
     from outrider.engine.engine import Engine
+    from outrider.engine.planning.device_room import bound_allocator
 
+    bound_allocator(start.settings)
     if start.host is None:
         return Engine.from_settings(start.settings)
     from actors.meeting import meet, place_at

@@ -45,6 +45,7 @@ class Rank:
         from outrider.engine.drafters.beside_target import beside_target
         from outrider.engine.forward.forward_pass import ForwardPass
         from outrider.engine.parallel.follower import follow
+        from outrider.engine.planning.device_room import bound_allocator
 
         def end_all(reason: str) -> None:
             logger.critical("rank %d of the target ends its group: %s", rank, reason)
@@ -52,6 +53,7 @@ class Rank:
 
         try:
             with loading(settings.load_timeout_s, end_all):
+                bound_allocator(settings)
                 group = meet(settings, TCPStore(host, port), rank)
                 forward = ForwardPass(settings, group, beside_target(settings))
             follow(forward, group)

@@ -4,6 +4,7 @@ EngineError
 ├── UnsupportedModelError      the checkpoint cannot be served, with the reason
 ├── IncompleteCheckpointError  a file of it is missing or cut off
 ├── VocabularyMismatchError    draft and target do not read token ids alike
+├── DeviceTooSmallError        weights or cache do not fit into the engine's part of its device
 ├── CacheTooSmallError         one sequence alone would not fit into the whole cache
 ├── SequenceFailedError        a step cannot go on with one sequence; the others are well
 ├── CacheLostError             what the cache holds is not certain any more: the engine is at its end
@@ -28,6 +29,10 @@ class IncompleteCheckpointError(EngineError):
 
 class VocabularyMismatchError(EngineError):
     """Draft and target have different tokenizers."""
+
+
+class DeviceTooSmallError(EngineError):
+    """What an engine is to hold does not fit into its part of a device."""
 
 
 class CacheTooSmallError(EngineError):

@@ -42,7 +42,8 @@ from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, context_length, load_model, resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.planning.memory import blocks_in, device_memory
+from outrider.engine.planning.device_room import DeviceRoom
+from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Numbers, StepInput
@@ -68,14 +69,17 @@ class ForwardPass:
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
             CacheTooSmallError: the memory budget buys no block.
+            DeviceTooSmallError: the weights or the cache do not fit into the device.
         """
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.load_timings = LoadTimings()
-        if resolve_device(settings.device).type == "cuda":
+        room = DeviceRoom.of(resolve_device(settings.device), settings.device_share)
+        if room.device.type == "cuda":
             use_writable_cache_folder()
         with self.load_timings.timed("weights"):
-            self.model = load_model(settings)
+            with room.for_weights(settings):
+                self.model = load_model(settings)
             layers = attach(self.model, settings.model)
         shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
         if settings.batch_invariant:
@@ -98,14 +102,15 @@ class ForwardPass:
         self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
         self.is_asynchronous = self.kernel is not None and self.kernel.is_asynchronous
         self._check_and_optimize(layers)
+        empty_cache(device)  # of joined weights, and of the checks: pieces that are too small for the cache
         if beside is not None:
             with self.load_timings.timed("weights"):
                 beside.load(self)
         with self.load_timings.timed("cache"):
-            memory = device_memory(device)
             if settings.cache_memory is None:
-                settings = resolve_cache(skeleton(settings), settings, memory)
-            num_blocks = blocks_in(memory, settings, shapes, dtype)
+                settings = resolve_cache(skeleton(settings), settings, room.plannable)
+            num_blocks = blocks_in(room.memory, settings, shapes, dtype)
+            room.check_cache(settings, num_blocks * block_bytes(settings, shapes, dtype))
             if group is not None:
                 num_blocks = group.least(num_blocks)
             self.cache = self._cache_of(layers.shapes, num_blocks)
@@ -183,8 +188,6 @@ class ForwardPass:
             with self.load_timings.timed("self_check"):
                 self.cache = self._cache_of(layers.shapes, blocks_needed(settings.block_size))
                 check.check(settings.model, self._logits)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # what it took is free for the cache
         with self.load_timings.timed("weights"):
             if device.type == "cpu":
                 optimize_for_cpu(self.model)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.simulated_cuda.collectives import COLLECTIVES
 from tests.support.simulated_cuda.counts import cause
 from tests.support.simulated_cuda.graphs import Event, Graph, Stream
+from tests.support.simulated_cuda.memory import Memory
 from tests.support.simulated_cuda.tensor import SimulatedTensor, mapped, numbers_of, tensors_in
 from tests.support.simulated_cuda.transfers import Transfers
 
@@ -46,10 +47,12 @@ WHOLE = {aten.scaled_dot_product_attention.default}
 class SimulatedCuda(Transfers, TorchDispatchMode):
     """While it is in force, ``device="cuda"`` works: see install.py."""
 
-    def __init__(self, guard: ctypes.CDLL, device_count: int) -> None:
+    def __init__(self, guard: ctypes.CDLL, device_count: int, memory: int) -> None:
+        """memory: bytes of each device."""
         TorchDispatchMode.__init__(self)
         Transfers.__init__(self)
         self.device_count = device_count
+        self.memories = [Memory(memory) for _ in range(device_count)]
         self.rules: dict[Any, Rule] = {}  # of operations that are more than their name says
         self.compiled: set[tuple[str, object]] = set()  # kernels of Triton, and for what arguments
         self._guard = guard
@@ -66,6 +69,10 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
     @current.setter
     def current(self, device: torch.device) -> None:
         self._guard.set_device(device.index)
+
+    def memory_of(self, device: Any = None) -> Memory:
+        """The memory of a device, by name or number; None: of the current one."""
+        return self.memories[self.device_of("cuda" if device is None else device).index]
 
     def device_of(self, name: Any) -> torch.device:
         """With its index. Raises RuntimeError for one that is not there."""

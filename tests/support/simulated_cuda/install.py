@@ -37,7 +37,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason=MISSING)
 def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
     """While it lasts, torch has CUDA devices; after it everything is as it was."""
     guard = load_guard()
-    cuda = SimulatedCuda(guard, device_count)
+    cuda = SimulatedCuda(guard, device_count, MEMORY)
     with ExitStack() as undo:
         guard.put_in_place(device_count)
         undo.callback(guard.take_away)
@@ -83,6 +83,7 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "pin_memory", lambda tensor: cuda.pin(tensor.clone())
     yield torch.Tensor, "is_pinned", lambda tensor: cuda.is_pinned(tensor)
     yield SimulatedTensor, "of", cuda
+    yield SimulatedTensor, "memories", cuda.memories
     yield GridExecutor, "__call__", interpreted(cuda, GridExecutor.__call__)
     yield InterpretedFunction, "run", compiling(cuda, InterpretedFunction.run)
     yield from triton_interpreter.replacements()
@@ -91,6 +92,13 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
 def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
     def set_device(device: Any) -> None:
         cuda.current = cuda.device_of(device)
+
+    def empty_cache() -> None:
+        for memory in cuda.memories:
+            memory.empty_cache()
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        cuda.memory_of(device).fraction = fraction
 
     @contextmanager
     def device_context(device: Any) -> Iterator[None]:
@@ -112,7 +120,7 @@ def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
         "default_stream": lambda device=None: cuda.default_stream,
         "device": device_context,
         "device_count": lambda: cuda.device_count,
-        "empty_cache": lambda: None,
+        "empty_cache": empty_cache,
         "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
         "get_device_name": lambda device=None: PROPERTIES.name,
         "get_device_properties": lambda device=None: PROPERTIES,
@@ -120,9 +128,11 @@ def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_current_stream_capturing": lambda: cuda.capturing is not None,
         "is_initialized": lambda: True,
-        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
-        "memory_allocated": lambda device=None: 0,
-        "memory_reserved": lambda device=None: 0,
+        "get_per_process_memory_fraction": lambda device=None: cuda.memory_of(device).fraction,
+        "mem_get_info": lambda device=None: (cuda.memory_of(device).free, MEMORY),
+        "memory_allocated": lambda device=None: cuda.memory_of(device).allocated,
+        "memory_reserved": lambda device=None: cuda.memory_of(device).reserved,
+        "set_per_process_memory_fraction": set_fraction,
         "set_device": set_device,
         "stream": lambda stream: StreamContext(cuda, stream),
         "synchronize": lambda device=None: cuda.wait("synchronize"),

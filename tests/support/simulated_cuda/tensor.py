@@ -1,10 +1,12 @@
 """A tensor that says it is on a CUDA device; its numbers lie in a tensor on the CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.simulated_cuda.memory import Memory
 
 
 class SimulatedTensor(torch.Tensor):
@@ -12,6 +14,7 @@ class SimulatedTensor(torch.Tensor):
 
     numbers: torch.Tensor
     of: ClassVar[TorchDispatchMode | None] = None  # the SimulatedCuda in force
+    memories: ClassVar[Sequence[Memory]] = ()  # of its devices
 
     @staticmethod
     def __new__(cls, numbers: torch.Tensor, device: torch.device) -> "SimulatedTensor":
@@ -24,6 +27,8 @@ class SimulatedTensor(torch.Tensor):
             device=device,
         )
         made.numbers = numbers
+        if device.type == "cuda" and cls.memories:
+            cls.memories[device.index].hold(made, numbers)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -1,0 +1,108 @@
+"""What an engine may take of a device that it shares with other processes, and what it refuses to take."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.errors import DeviceTooSmallError
+from outrider.engine.loading.skeleton import skeleton
+from outrider.engine.loading.weights import resolve_device
+from outrider.engine.planning.memory import device_memory, free_memory
+from outrider.engine.planning.memory_plan import RUNTIME_BYTES, default_cache
+from outrider.engine.settings import EngineSettings
+
+
+def bound_allocator(settings: EngineSettings) -> None:
+    """Has torch's allocator refuse more of a GPU than the engine's share of it, less the runtime's part.
+
+    It is for a process that belongs to this engine alone. A whole GPU needs no bound, and a CPU's memory is
+    bounded by the container.
+
+    Raises:
+        DeviceTooSmallError: the runtime alone takes more than the share.
+    """
+    device, share = resolve_device(settings.device), settings.device_share
+    if device.type != "cuda" or share == 1.0:
+        return
+    memory, runtime = device_memory(device), RUNTIME_BYTES["cuda"]
+    room = int(share * memory) - runtime
+    if room <= 0:
+        raise DeviceTooSmallError(
+            f"device_share={share:g} is {int(share * memory)} bytes of {device}, which has {memory}: the "
+            f"CUDA runtime takes {runtime}; give more than {runtime / memory:.3f}"
+        )
+    torch.cuda.set_per_process_memory_fraction(room / memory, device)
+
+
+@dataclass(frozen=True)
+class DeviceRoom:
+    """A device as it is found before an engine is loaded."""
+
+    device: torch.device
+    share: float  # of the device's memory that the engine may take
+    memory: int  # bytes of the device, used or not
+    held: int  # bytes of it that other processes hold; 0 on a CPU, whose memory is taken as it is written
+
+    @classmethod
+    def of(cls, device: torch.device, share: float) -> "DeviceRoom":
+        memory, held = device_memory(device), 0
+        if device.type == "cuda":
+            # This process has a context by now, which the plan counts as the runtime's.
+            held = max(0, memory - free_memory(device) - RUNTIME_BYTES["cuda"])
+        return cls(device, share, memory, held)
+
+    @property
+    def plannable(self) -> int:
+        """Bytes of a device whose share, if it were empty, would be what the engine can take of this one."""
+        return min(self.memory, int((self.memory - self.held) / self.share))
+
+    @contextmanager
+    def for_weights(self, settings: EngineSettings) -> Iterator[None]:
+        """Weights are loaded under it. Raises DeviceTooSmallError if they do not fit."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            model = skeleton(settings)
+            weights = model.weight_bytes(settings.tensor_parallel, settings.quantization)
+            raise DeviceTooSmallError(
+                f"model={settings.model!r} has {weights} bytes of weights for each of tensor_parallel="
+                f"{settings.tensor_parallel} devices, which do not fit into {self._description}: a larger "
+                f"device_share or device, more tensor_parallel, or quantization would do ({error})"
+            ) from error
+
+    def check_cache(self, settings: EngineSettings, size: int) -> None:
+        """Compares a cache with what is left beside the weights, which are there by now.
+
+        Args:
+            settings: with the cache's size.
+            size: bytes of the cache.
+
+        Raises:
+            DeviceTooSmallError: it does not fit. The message names a cache that does.
+        """
+        if self.device.type != "cuda" or size <= (left := self._left()):
+            return
+        fitting = min(default_cache(skeleton(settings), settings, self.plannable), left)
+        advice = (
+            f"cache_memory={fitting} would fit" if fitting else "a larger device_share or device would do"
+        )
+        raise DeviceTooSmallError(
+            f"cache_memory={settings.cache_memory} takes {size} bytes, and beside the weights {left} are "
+            f"left of {self._description}: {advice}"
+        )
+
+    def _left(self) -> int:
+        """Bytes that torch may still allocate."""
+        limit = int(torch.cuda.get_per_process_memory_fraction(self.device) * self.memory)
+        reserved = torch.cuda.memory_reserved(self.device)
+        allocated = torch.cuda.memory_allocated(self.device)
+        return min(free_memory(self.device) + reserved, limit) - allocated
+
+    @property
+    def _description(self) -> str:
+        return (
+            f"device_share={self.share:g} of {self.device} with {self.memory} bytes, of which other "
+            f"processes hold {self.held}"
+        )

@@ -1,0 +1,76 @@
+"""What a process holds of a simulated device's memory, and what torch's allocator keeps beside it."""
+
+import weakref
+from collections import Counter
+
+import torch
+
+
+class Memory:
+    """The memory of one device as one process sees it.
+
+    A tensor has a piece of its own. A piece that is free again stays reserved, and is taken for a tensor of
+    its size. So pieces of other sizes than what comes later pile up, as they do in torch.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.held_by_others = 0  # bytes that other processes hold; a test may set it
+        self.fraction = 1.0  # of the device, which the allocator does not go beyond
+        self.allocated = self.reserved = 0  # bytes
+        self._tensors: dict[int, tuple[int, int]] = {}  # how many there are over a piece, and its bytes
+        self._unused: Counter[int] = Counter()  # pieces that are free, by their bytes
+        self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    @property
+    def free(self) -> int:
+        """Bytes that no process has taken from the device."""
+        return self.total - self.held_by_others - self.reserved
+
+    def hold(self, tensor: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Counts the tensor's memory until the last tensor over it is gone. Raises OutOfMemoryError."""
+        storage = numbers.untyped_storage()
+        size, piece = storage.nbytes(), storage.data_ptr()
+        if not size:
+            return
+        if piece not in self._tensors:
+            self._take(size)
+        count, size = self._tensors.get(piece, (0, size))
+        self._tensors[piece] = count + 1, size
+        name = id(tensor)
+
+        def forget(_: object) -> None:
+            self._watched.pop(name, None)
+            self._release(piece)
+
+        self._watched[name] = weakref.ref(tensor, forget)
+
+    def empty_cache(self) -> None:
+        """Gives the pieces that are free back to the device."""
+        self.reserved = self.allocated
+        self._unused.clear()
+
+    def _take(self, size: int) -> None:
+        if self._unused[size]:
+            self._unused[size] -= 1
+        else:
+            if not self._has_room(size):
+                self.empty_cache()
+            if not self._has_room(size):
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {size} bytes: {self.fraction * self.total:.0f} "
+                    f"bytes are allowed, {self.reserved} reserved, {self.free} free on the device"
+                )
+            self.reserved += size
+        self.allocated += size
+
+    def _has_room(self, size: int) -> bool:
+        return size <= self.free and self.reserved + size <= self.fraction * self.total
+
+    def _release(self, piece: int) -> None:
+        count, size = self._tensors.pop(piece)
+        if count > 1:
+            self._tensors[piece] = count - 1, size
+            return
+        self.allocated -= size
+        self._unused[size] += 1
