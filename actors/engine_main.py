@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 from actors.connection import Connection
 from actors.garbage import importing, settle
 from actors.leaving import leave
-from actors.messages import Meeting, Ready, Start, ToEngine, Unbuilt, decode_to_engine
+from actors.messages import Meeting, Place, Ready, Start, ToEngine, Unbuilt, decode_to_engine
+from actors.place import address, place_of
 
 if TYPE_CHECKING:
+    from actors.watchdog import Loading
     from outrider.engine.engine import Engine
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -42,8 +44,10 @@ def main(arguments: list[str]) -> None:
         from actors.watchdog import loading, watch
     imports_s = time.perf_counter() - begun
     try:
-        with loading(start.settings.load_timeout_s, leave):
-            engine = _build(start, connection)
+        with loading(start.settings.load_timeout_s, leave) as load:
+            place = place_of(start.settings, 0)
+            connection.send(place)
+            engine = _build(start, connection, place, load)
     except Exception as error:
         logger.exception("the engine cannot be built")
         connection.send(Unbuilt(type(error).__name__, str(error)))
@@ -70,7 +74,7 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # at the end of an interpreter some libraries tell of whatever they still hold
 
 
-def _build(start: Start, connection: "Connection[ToEngine]") -> "Engine":
+def _build(start: Start, connection: "Connection[ToEngine]", place: Place, load: "Loading") -> "Engine":
     """Raises what an engine raises that cannot be built."""
     from outrider.engine.engine import Engine
     from outrider.engine.planning.device_room import bound_allocator
@@ -82,7 +86,8 @@ def _build(start: Start, connection: "Connection[ToEngine]") -> "Engine":
 
     store = place_at(start.host)
     connection.send(Meeting(store.port))
-    return Engine.from_settings(start.settings, meet(start.settings, store, 0))
+    group = meet(start.settings, store, 0, address(start.host, place), load)
+    return Engine.from_settings(start.settings, group)
 
 
 def _end_with(front: int) -> None:

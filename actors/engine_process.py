@@ -1,5 +1,6 @@
 """Starts the engine's process and looks after it: it does not outlive the front, and the front not it."""
 
+import logging
 import os
 import signal
 import socket
@@ -13,9 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from actors.connection import Connection
-from actors.messages import FromEngine, Meeting, Ready, Start, Unbuilt, decode_from_engine
+from actors.messages import FromEngine, Meeting, Place, Ready, Start, Unbuilt, decode_from_engine
+from actors.place import confine, meet_at, told
 from outrider.engine import errors
 from outrider.engine.settings import EngineSettings
+
+logger = logging.getLogger("ray.serve")
 
 LOOK_S = 0.1
 JOIN_S = 5.0  # for an engine that nobody speaks to any more
@@ -27,13 +31,26 @@ class EngineProcess:
     """``connection`` is the front's end of the only way to it: a socket that no other process can open."""
 
     def __init__(
-        self, settings: EngineSettings, ended: Callable[[str], object], host: str | None = None
+        self,
+        settings: EngineSettings,
+        ended: Callable[[str], object],
+        gpus: tuple[str, ...] | None = None,
+        host: str | None = None,
     ) -> None:
         """
         Args:
             ended: called with the reason when it has ended without being told to; in a thread.
-            host: on which rank 0 meets the other ranks, where there are any.
+            gpus: ids of those that it may see; None: all that there are.
+            host: address of this node, at which rank 0 meets the other ranks, where there are any.
         """
+        self.place: Place  # once it has told: before it is ready
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)]),
+        }
+        confine(self._environment, gpus)
+        if host is not None:
+            meet_at(self._environment, host)
         self.connection, theirs = socket.socketpair()
         self._ended = ended
         self._pid: Future[int] = Future()
@@ -60,6 +77,9 @@ class EngineProcess:
                 raise RuntimeError(f"the engine's process ended while it loaded: {self._end()}") from None
             for message in messages:
                 match message:
+                    case Place():
+                        self.place = message
+                        logger.info("%s", told(message))
                     case Meeting():
                         meet(message.port)
                     case Unbuilt():
@@ -79,9 +99,8 @@ class EngineProcess:
     def _live(self, theirs: socket.socket) -> None:
         """The kernel ends the process together with this thread, which therefore waits for its end."""
         command = [sys.executable, "-m", "actors.engine_main", str(theirs.fileno()), str(os.getpid())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])}
         try:
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=self._environment)
         except BaseException as error:
             self._pid.set_exception(error)
             return

@@ -1,18 +1,61 @@
 """Where the processes of a target's ranks meet."""
 
+import time
+
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from actors.watchdog import Loading
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 
+LOOK_S = 0.05  # between two looks for ranks that have not come
+
 
 def place_at(host: str) -> TCPStore:
-    """At rank 0: on a free port of its host."""
+    """Store at rank 0, on a free port of its host."""
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
-def meet(settings: EngineSettings, store: TCPStore, rank: int) -> RankGroup:
-    """Returns when all have come."""
-    device = resolve_device(settings.device)  # Ray lets each process see its own GPU alone
-    return RankGroup(store, rank, settings.tensor_parallel, device)
+def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, load: Loading) -> RankGroup:
+    """Group of all ranks, once all have come. A rank that stays away ends the load at its time limit.
+
+    Args:
+        store: where they meet.
+        rank: of this process.
+        address: of its node, and the interface over which it meets the others.
+        load: is told who is missing, for the reason if it comes to that.
+    """
+    store.set(_key(rank), address)
+    there = _await_all(store, settings.tensor_parallel, load)
+    load.doing = (
+        f"all ranks have come to {store.host}:{store.port} and do not reach one another: {there};"
+        " GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface"
+    )
+    # Each process sees its own GPU alone.
+    group = RankGroup(store, rank, settings.tensor_parallel, resolve_device(settings.device))
+    load.doing = f"all ranks have met: {there}"
+    return group
+
+
+def _await_all(store: TCPStore, size: int, load: Loading) -> str:
+    """Addresses of all ranks, once all have told theirs."""
+    come: dict[int, str] = {}
+    while len(come) < size:
+        for rank in range(size):
+            if rank not in come and store.check([_key(rank)]):
+                come[rank] = store.get(_key(rank)).decode()
+        missing = ", ".join(str(rank) for rank in range(size) if rank not in come)
+        load.doing = f"of {size} ranks these have not come to {store.host}:{store.port}: {missing}; "
+        load.doing += f"there are {_listed(come)}"
+        if missing:
+            time.sleep(LOOK_S)
+    return _listed(come)
+
+
+def _listed(come: dict[int, str]) -> str:
+    return ", ".join(f"rank {rank} at {address}" for rank, address in sorted(come.items()))
+
+
+def _key(rank: int) -> str:
+    return f"outrider/address/{rank}"

@@ -68,6 +68,21 @@ class Meeting(Message, frozen=True):
     port: int
 
 
+class Place(Message, frozen=True):
+    """Where a process of an engine computes. It is told before the process loads anything."""
+
+    rank: int
+    pid: int
+    gpus: str | None  # its CUDA_VISIBLE_DEVICES; None: it may see all of its node
+    sees: tuple[str, ...]  # names of the GPUs that torch finds
+    device: str  # that it takes
+    memory: int  # bytes of the device
+    may_take: int  # bytes of those, at most
+    threads: int
+    interface: str | None  # of the network, over which it meets other ranks; None: none, or left to chance
+    node: str = ""  # of Ray, as the process tells that Ray started
+
+
 class Ready(Message, frozen=True):
     """The engine is loaded."""
 
@@ -111,7 +126,7 @@ class Report(Message, frozen=True):
     free_memory: int  # bytes of the device's that nobody has taken
 
 
-FromEngine = Meeting | Ready | Unbuilt | Stepped | Refused | Report
+FromEngine = Place | Meeting | Ready | Unbuilt | Stepped | Refused | Report
 
 
 class Answer(Struct, frozen=True):

@@ -6,14 +6,18 @@ A replica's front starts them all. What takes torch is imported where it is used
 import logging
 import os
 import threading
+from collections import Counter
 
 import ray
+from msgspec import structs
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.garbage import importing
 from actors.leaving import leave
+from actors.messages import Place
+from actors.place import address, confine, gpus_given, meet_at, place_of, told, with_threads
 from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger("ray.serve")
@@ -22,22 +26,29 @@ logger = logging.getLogger("ray.serve")
 class Rank:
     """A rank other than 0, in a process of its own, which it leaves if anything goes wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: EngineSettings, rank: int, sharing: int) -> None:
+        """sharing: ranks of its group on its node."""
+        self._settings = with_threads(settings, sharing)
+        self._rank = rank
+        self._host: str = ray.util.get_node_ip_address()
+        confine(os.environ, gpus_given())  # before torch looks
+        meet_at(os.environ, self._host)
         with importing():
             import outrider.engine.parallel.follower  # noqa: F401
 
-    def pid(self) -> int:
-        return os.getpid()
+    def place(self) -> Place:
+        """Raises NoDeviceError."""
+        self._place = structs.replace(place_of(self._settings, self._rank), node=node_here())
+        return self._place
 
-    def follow(
-        self, settings: EngineSettings, host: str, port: int, rank: int, leader: ray.actor.ActorHandle
-    ) -> None:
-        """Does what rank 0 orders until it has no more.
+    def follow(self, host: str, port: int, leader: ray.actor.ActorHandle) -> None:
+        """Does what rank 0 orders until it has no more; to be called once its place is told.
 
         Args:
             host, port: of the store where they meet.
             leader: the actor whose engine is rank 0. What hangs while they load may be that process.
         """
+        settings, rank = self._settings, self._rank
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         from actors.meeting import meet
@@ -52,9 +63,10 @@ class Rank:
             ray.kill(leader)
 
         try:
-            with loading(settings.load_timeout_s, end_all):
+            with loading(settings.load_timeout_s, end_all) as load:
                 bound_allocator(settings)
-                group = meet(settings, TCPStore(host, port), rank)
+                load.doing = f"rank {rank} at {self._host} does not reach rank 0 at {host}:{port}"
+                group = meet(settings, TCPStore(host, port), rank, address(self._host, self._place), load)
                 forward = ForwardPass(settings, group, beside_target(settings))
             follow(forward, group)
         except BaseException as error:
@@ -68,20 +80,24 @@ class OtherRanks:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
         self.host: str = ray.util.get_node_ip_address()  # where rank 0 is
         bundles = ray.util.get_current_placement_group()
-        self._actors = [_start(bundles, rank) for rank in range(1, settings.tensor_parallel)]
-        self.pids: tuple[int, ...] = ()  # once they have been sent to rank 0
+        nodes = placement_group_table(bundles)["bundles_to_node_id"]
+        sharing = Counter(nodes.values())
+        self.beside_rank_0 = sharing[nodes[0]]  # ranks on its node, itself among them
+        self._actors = [
+            _start(bundles, settings, rank, sharing[nodes[rank]])
+            for rank in range(1, settings.tensor_parallel)
+        ]
+        self.places: tuple[Place, ...] = ()  # once they have been sent to rank 0
 
     def meet(self, port: int) -> None:
         """Sends them to where rank 0 waits."""
         leader = ray.get_runtime_context().current_actor
-        self.pids = tuple(ray.get([actor.pid.remote() for actor in self._actors]))
-        following = [
-            actor.follow.remote(self._settings, self.host, port, rank, leader)
-            for rank, actor in enumerate(self._actors, start=1)
-        ]
+        self.places = tuple(ray.get([actor.place.remote() for actor in self._actors]))
+        for place in self.places:
+            logger.info("%s", told(place))
+        following = [actor.follow.remote(self.host, port, leader) for actor in self._actors]
         threading.Thread(target=_watch, args=(following,), name="ranks", daemon=True).start()
 
 
@@ -94,7 +110,15 @@ def _watch(following: list[ray.ObjectRef]) -> None:
         leave(f"a rank of the target is gone: {error!r}")
 
 
-def _start(bundles: PlacementGroup, rank: int) -> ray.actor.ActorHandle:
+def node_here() -> str:
+    """Id of this process's node, as Ray has it."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def _start(
+    bundles: PlacementGroup, settings: EngineSettings, rank: int, sharing: int
+) -> ray.actor.ActorHandle:
     """With all that its bundle has."""
     resources = dict(bundles.bundle_specs[rank])
     resources.pop("CPU", None)
@@ -104,4 +128,4 @@ def _start(bundles: PlacementGroup, rank: int) -> ray.actor.ActorHandle:
         "resources": resources,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank),
     }
-    return ray.remote(Rank).options(**options).remote()
+    return ray.remote(Rank).options(**options).remote(settings, rank, sharing)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from actors.engine_loop import EngineLoop
 from actors.leaving import leave
@@ -15,14 +16,21 @@ from actors.leaving import leave
 POLL_S = 0.1
 
 
+@dataclass
+class Loading:
+    """A load under way."""
+
+    doing: str = ""  # at the moment: part of the reason where it ends here
+
+
 @contextmanager
-def loading(load_timeout_s: float, end: Callable[[str], object]) -> Iterator[None]:
+def loading(load_timeout_s: float, end: Callable[[str], object]) -> Iterator[Loading]:
     """What is done under it may take so long; else ``end`` is called in a thread, with the reason."""
-    is_over = threading.Event()
-    arguments = is_over, load_timeout_s, end
+    is_over, load = threading.Event(), Loading()
+    arguments = is_over, load_timeout_s, load, end
     threading.Thread(target=_watch_load, args=arguments, name="watchdog of the load", daemon=True).start()
     try:
-        yield
+        yield load
     finally:
         is_over.set()
 
@@ -32,13 +40,16 @@ def watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:
     threading.Thread(target=_watch, args=(engine_loop, step_timeout_s), name="watchdog", daemon=True).start()
 
 
-def _watch_load(is_over: threading.Event, load_timeout_s: float, end: Callable[[str], object]) -> None:
+def _watch_load(
+    is_over: threading.Event, load_timeout_s: float, load: Loading, end: Callable[[str], object]
+) -> None:
     looks = 0
     while looks * POLL_S < load_timeout_s:
         if is_over.wait(POLL_S):
             return
         looks += 1
-    end(f"loading has taken more than load_timeout_s={load_timeout_s:g}")
+    doing = f": {load.doing}" if load.doing else ""
+    end(f"loading has taken more than load_timeout_s={load_timeout_s:g}{doing}")
 
 
 def _watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:

@@ -12,14 +12,16 @@ from typing import Any, ClassVar
 
 import grpc
 import ray
+from msgspec import structs
 
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.engine_process import EngineProcess
 from actors.garbage import settle
 from actors.leaving import leave
-from actors.messages import Ready
+from actors.messages import Place, Ready
 from actors.metrics import EngineMetrics
-from actors.rank import OtherRanks
+from actors.place import gpus_given, with_threads
+from actors.rank import OtherRanks, node_here
 from actors.servicers import Role, add_servicer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from outrider.engine.settings import EngineSettings
@@ -57,7 +59,7 @@ class Worker:
     """One Serve replica: a gRPC server, and behind it an engine in a process of its own."""
 
     role: ClassVar[Role]
-    ranks: tuple[int, ...]  # process ids of the engine: rank 0 first
+    places: tuple[Place, ...]  # of the engine's processes: rank 0 first
 
     def __init__(
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
@@ -80,10 +82,11 @@ class Worker:
 
     def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
         """The engine, once it is loaded. This process leaves as soon as the engine's does."""
-        engine = EngineProcess(settings, leave)
+        engine = EngineProcess(settings, leave, gpus_given())
         self._leaving.callback(engine.join)
-        self.ranks = (engine.pid,)
-        return engine, engine.ready()
+        ready = engine.ready()
+        self.places = (engine.place,)
+        return engine, ready
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
@@ -94,7 +97,7 @@ class Worker:
         self._leaving.push_async_callback(self._client.stop)
         self._publishing = asyncio.create_task(self._publish(metrics))
         self._leaving.callback(self._publishing.cancel)
-        host = ray.util.get_node_ip_address()
+        host, node = ray.util.get_node_ip_address(), node_here()
         server, address = await start_server(
             lambda server: add_servicer(self.role, self._client, server), host, self._trust
         )
@@ -105,8 +108,9 @@ class Worker:
             "model": self._ready.settings.model,
             "address": address,
             "pid": os.getpid(),
-            "ranks": self.ranks,
-            "node": ray.get_runtime_context().get_node_id(),
+            "ranks": tuple(place.pid for place in self.places),
+            "places": tuple({**structs.asdict(place), "node": place.node or node} for place in self.places),
+            "node": node,
             "vocab_size": self._ready.vocab_size,
             "max_length": self._ready.max_length,
             "slow_because": self._ready.slow_because,
@@ -170,10 +174,11 @@ class TargetWorker(Worker):
 
     def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
         if settings.tensor_parallel == 1:
-            return super().start(settings)
+            return super().start(with_threads(settings, 1))
         others = OtherRanks(settings)
-        engine = EngineProcess(settings, leave, others.host)
+        settings = with_threads(settings, others.beside_rank_0)
+        engine = EngineProcess(settings, leave, gpus_given(), others.host)
         self._leaving.callback(engine.join)
         ready = engine.ready(others.meet)
-        self.ranks = (engine.pid, *others.pids)
+        self.places = (engine.place, *others.places)
         return engine, ready

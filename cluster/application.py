@@ -14,7 +14,7 @@ from cluster.access import api_keys, check_access, joining_trust, shared_trust
 from cluster.arguments import SettingsError, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.preflight import Preflight
-from cluster.settings import AutoscalingSettings, Settings, WorkerSettings
+from cluster.settings import AutoscalingSettings, Settings, WorkerSettings, on_device
 from cluster.start import (
     check_models,
     check_placement,
@@ -22,6 +22,7 @@ from cluster.start import (
     rank_resources,
     start_ray,
     start_serve,
+    warn_of_slow_drafts,
 )
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import digest
@@ -98,6 +99,7 @@ def _checked(settings: Settings) -> Settings:
         settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
         check_resources(settings)
         check_placement(settings)
+        warn_of_slow_drafts(settings)
         return check_models(settings, preflight)
 
 
@@ -108,13 +110,16 @@ def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> App
         layout["placement_group_bundles"] = [rank_resources(target)] * target.tensor_parallel
         layout["placement_group_strategy"] = target.placement
     deployment = _deployment(TargetWorker, "target", layout)
-    return deployment.bind(settings.target_engine(), trust, partial(start_tracing, tracing, "target"))
+    engine = on_device(settings.target_engine(), target.gpus or 0.0)
+    return deployment.bind(engine, trust, partial(start_tracing, tracing, "target"))
 
 
 def _draft(settings: Settings, name: str, trust: Trust, tracing: Mapping[str, str]) -> Application:
-    layout = _layout(settings.drafts[name], settings.autoscaling)
+    draft = settings.drafts[name]
+    layout = _layout(draft, settings.autoscaling)
     deployment = _deployment(DraftWorker, draft_deployment(name), layout)
-    return deployment.bind(settings.draft_engine(name), trust, partial(start_tracing, tracing, "draft"), name)
+    engine = on_device(settings.draft_engine(name), draft.gpus or 0.0)
+    return deployment.bind(engine, trust, partial(start_tracing, tracing, "draft"), name)
 
 
 def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers import LlamaConfig
 
-from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings, WorkerSettings
+from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings, WorkerSettings, on_device
 from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
@@ -197,7 +197,7 @@ def _part(
     per_device: int,
     depth: int = MAX_DEPTH,
 ) -> Part:
-    engine = engine.model_copy(update={"device": "cuda" if gpus else "cpu"})  # without GPUs it sees none
+    engine = on_device(engine, gpus)
     allowed = memory
     if engine.cache_memory is None:
         # Where there is no room for a cache, one block is planned, and refused by its total.

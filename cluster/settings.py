@@ -19,6 +19,9 @@ DEMO_PARALLEL = "outrider-demo-parallel"  # as a draft's model: the demo draft t
 TARGET_ITSELF = "target"  # as a draft's model
 DEFAULT_DRAFT = "model"  # name of the draft that ``draft=MODEL`` gives
 
+RAYS_GRAINS = 10_000  # in one GPU: Ray counts parts of a resource in these
+ROUNDING = 1e-6  # grains that a float may be off
+
 DraftName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 SequencesPerReplica = Annotated[
@@ -51,7 +54,9 @@ class WorkerSettings(ReplicaSettings):
     )
     sequences_per_replica: SequencesPerReplica = 32
     gpus: float | None = Field(
-        default=None, ge=0.0, description="GPUs per replica, of a target per rank; None: a share of all"
+        default=None,
+        ge=0.0,
+        description="GPUs per replica, of a target per rank: at most 1; None: a share of all",
     )
     accelerator: str | None = Field(default=None, description="type of GPU as Ray names it: H100, L4, ...")
 
@@ -90,11 +95,19 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
         return self
 
     @model_validator(mode="after")
-    def _ranks_have_whole_devices(self) -> "TargetSettings":
-        if self.tensor_parallel > 1 and self.gpus not in (None, 0.0, 1.0):
+    def _a_process_has_one_gpu(self) -> "TargetSettings":
+        ranks = self.tensor_parallel
+        if self.gpus is None or self.gpus == 0.0:
+            return self
+        if ranks == 1 and self.gpus > 1:
+            several = f"tensor_parallel={self.gpus:g} gpus=1 or " if self.gpus.is_integer() else ""
             raise ValueError(
-                f"gpus={self.gpus:g} with tensor_parallel={self.tensor_parallel}: give each rank 1, or 0 for "
-                "the CPU"
+                f"gpus={self.gpus:g} with tensor_parallel=1: a process uses one GPU; give {several}at most 1"
+            )
+        if ranks > 1 and not 0.5 < self.gpus <= 1.0:  # two ranks of a group cannot share a GPU
+            raise ValueError(
+                f"gpus={self.gpus:g} with tensor_parallel={ranks}: give each rank 1, above 0.5 to leave the"
+                " rest of its GPU to drafts, or 0 for the CPU"
             )
         return self
 
@@ -104,6 +117,12 @@ class DraftSettings(DraftModelSettings, WorkerSettings):
     is said."""
 
     sequences_per_replica: SequencesPerReplica = 64
+
+    @model_validator(mode="after")
+    def _a_process_has_one_gpu(self) -> "DraftSettings":
+        if self.gpus is not None and self.gpus > 1:
+            raise ValueError(f"gpus={self.gpus:g}: a draft uses one GPU; give at most 1, or more replicas")
+        return self
 
 
 class GatewayReplicas(RequestSettings, ReplicaSettings):
@@ -239,21 +258,42 @@ class Settings(Group):
         return other
 
     def with_gpus(self, gpus: float) -> "Settings":
-        """What was left open shares the cluster's ``gpus``: one per replica, or as equal parts as pack.
+        """Settings in which what was left open shares the cluster's ``gpus``.
 
-        The ranks of one target have a GPU each in any case, and drafts what they leave.
+        Target and drafts get one GPU per replica, or equal parts that pack. Where the target's part is given,
+        or it has ranks, which take a GPU each, drafts get what it leaves.
+
+        Raises:
+            ValueError: the target is on GPUs and leaves none for a draft whose part was left open.
         """
         target = self.target
+        open_drafts = [name for name, draft in self.drafts.items() if draft.gpus is None]
         drafts = sum(draft.most_replicas for draft in self.drafts.values())
-        if target.tensor_parallel == 1:
+        if target.gpus is None and target.tensor_parallel == 1:
             of_target = of_draft = _share(target.most_replicas + drafts, gpus)
         else:
-            of_target = 1.0 if gpus >= 1 else 0.0
-            of_rank = of_target if target.gpus is None else target.gpus
-            of_draft = _share(drafts, gpus - target.most_replicas * target.tensor_parallel * of_rank)
+            of_target = (1.0 if gpus >= 1 else 0.0) if target.gpus is None else target.gpus
+            of_draft = _left(target.most_replicas * target.tensor_parallel, of_target, drafts, gpus)
+        if of_target and not of_draft and open_drafts:
+            raise ValueError(self._none_left(of_target, open_drafts[0], gpus))
         return self.changed(
             target={} if target.gpus is not None else {"gpus": of_target},
-            drafts={name: {"gpus": of_draft} for name, draft in self.drafts.items() if draft.gpus is None},
+            drafts={name: {"gpus": of_draft} for name in open_drafts},
+        )
+
+    def _none_left(self, of_target: float, draft: str, gpus: float) -> str:
+        """Refusal of a draft that would be on a CPU beside a target on GPUs, with what would be accepted.
+
+        A step of such a draft takes longer than one of the target, so it would never pay; silently it would
+        only take the machine's memory and processor.
+        """
+        target = self.target
+        processes = target.most_replicas * target.tensor_parallel
+        return (
+            f"drafts.{draft}.gpus is left open, and target.tensor_parallel={target.tensor_parallel} with "
+            f"target.gpus={of_target:g} takes {processes * of_target:g} of the cluster's {gpus:g} GPUs: give"
+            " fewer target.tensor_parallel or one GPU more; target.gpus=0.9, with which drafts share a GPU of"
+            f" the target; no draft; or drafts.{draft}.gpus=0 for a draft on the CPU, which hardly ever pays"
         )
 
     def gateway_settings(self) -> GatewaySettings:
@@ -272,16 +312,15 @@ class Settings(Group):
         )
 
     def target_engine(self) -> EngineSettings:
-        cores_left = (os.cpu_count() or 1) - 1
-        threads = self.target.threads or max(1, cores_left // self.target.tensor_parallel)
-        return self._engine(self.target, threads, self.target.gpus)
+        """Settings of the target's engine; its worker resolves ``threads``, from the cores of its node."""
+        return self._engine(self.target, self.target.threads, self.target.gpus)
 
     def draft_engine(self, name: str) -> EngineSettings:
         """Of the draft of that name."""
         draft = self.drafts[name]
         return self._engine(draft, draft.threads or 1, draft.gpus)
 
-    def _engine(self, model: ModelSettings, threads: int, gpus: float | None) -> EngineSettings:
+    def _engine(self, model: ModelSettings, threads: int | None, gpus: float | None) -> EngineSettings:
         fields = model.model_dump(include=set(EngineSettings.model_fields))
         return EngineSettings.model_validate(
             {**fields, "threads": threads, "device_share": self._device_share(gpus)}
@@ -294,6 +333,15 @@ class Settings(Group):
         on_cpus = 0 if self.target.gpus else self.target.most_replicas * self.target.tensor_parallel
         on_cpus += sum(draft.most_replicas for draft in self.drafts.values() if not draft.gpus)
         return 1.0 / max(on_cpus, 1)
+
+
+def on_device(engine: EngineSettings, gpus: float) -> EngineSettings:
+    """Settings of an engine as a worker with so many GPUs has them: the CPU without any.
+
+    Ray leaves a worker without GPUs all those of its node to see, so an engine left to choose would take the
+    first.
+    """
+    return engine.model_copy(update={"device": "cuda" if gpus else "cpu"})
 
 
 def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
@@ -310,6 +358,29 @@ def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
 
 def _share(replicas: int, gpus: float) -> float:
     return 1.0 / math.ceil(replicas / gpus) if replicas and gpus >= 1 else 0.0
+
+
+def _left(processes: int, of_each: float, drafts: int, gpus: float) -> float:
+    """Part of a GPU for each draft, once a target's processes have theirs; 0.0: they leave nothing.
+
+    Args:
+        processes: ranks of all replicas.
+        of_each: GPUs of each process, at most 1.
+        drafts: replicas.
+        gpus: of the cluster.
+    """
+    if not drafts or not of_each:
+        return _share(drafts, gpus)
+    together = math.floor(1 / of_each)  # processes on one GPU
+    taken = math.ceil(processes / together)
+    if gpus - taken >= 1:
+        return _share(drafts, gpus - taken)
+    if taken > gpus:
+        return 0.0
+    on_last = processes - (taken - 1) * together
+    beside_each = (1 - min(together, processes) * of_each) / math.ceil(drafts / taken)
+    part = max(beside_each, (1 - on_last * of_each) / drafts)
+    return math.floor(part * RAYS_GRAINS + ROUNDING) / RAYS_GRAINS
 
 
 def _demo(*path: str) -> str:

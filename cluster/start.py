@@ -103,6 +103,20 @@ def check_placement(settings: Settings) -> None:
         )
 
 
+def warn_of_slow_drafts(settings: Settings) -> None:
+    """Logs which drafts are on a CPU beside a target on GPUs."""
+    for name, draft in settings.drafts.items():
+        if settings.target.gpus and not draft.gpus:
+            logger.warning(
+                "drafts.%s.gpus=0 puts the draft on a CPU, where its step takes longer than one of the target"
+                " on a GPU: it will hardly ever draft. drafts.%s.gpus=1 gives it a GPU; target.gpus=0.9 and"
+                " drafts.%s.gpus=0.1 share one",
+                name,
+                name,
+                name,
+            )
+
+
 def rank_resources(target: TargetSettings) -> dict[str, float]:
     """What Ray sets aside for one rank; something, in any case."""
     return {name: count for name, count in _resources(target).items() if count} or {"CPU": SLIVER}

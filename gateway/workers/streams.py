@@ -60,6 +60,7 @@ class Worker:
     vocab_size: int
     max_length: int  # tokens of context
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
+    places: tuple[dict[str, Any], ...] = ()  # of those: device, memory, threads (actors/messages.py, Place)
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
     settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs
     draft: str = ""  # name of the draft that it holds; empty: it holds the target

@@ -5,6 +5,7 @@ EngineError
 ├── IncompleteCheckpointError  a file of it is missing or cut off
 ├── VocabularyMismatchError    draft and target do not read token ids alike
 ├── DeviceTooSmallError        weights or cache do not fit into the engine's part of its device
+├── NoDeviceError              the device that it is to run on is not there
 ├── CacheTooSmallError         one sequence alone would not fit into the whole cache
 ├── SequenceFailedError        a step cannot go on with one sequence; the others are well
 ├── CacheLostError             what the cache holds is not certain any more: the engine is at its end
@@ -33,6 +34,10 @@ class VocabularyMismatchError(EngineError):
 
 class DeviceTooSmallError(EngineError):
     """What an engine is to hold does not fit into its part of a device."""
+
+
+class NoDeviceError(EngineError):
+    """The process sees no GPU, and was to take one."""
 
 
 class CacheTooSmallError(EngineError):

@@ -34,8 +34,9 @@ class ModelSettings(BaseModel):
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="threads of one operation on the CPU, for each process; None: for a target all cores but"
-        " one, shared by its ranks, for a draft one, for an engine without a deployment what torch takes",
+        description="threads of one operation on the CPU, for each process; None: for a target all cores of"
+        " its node but one, shared by its ranks there, for a draft one, for an engine without a deployment"
+        " what torch takes",
     )
     cache_memory: Bytes | Share | None = Field(
         default=None,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from actors.engine_process import EngineProcess
-from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.errors import NoDeviceError, UnsupportedModelError
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,41 @@ def test_it_says_what_it_has_loaded_and_ends_with_its_connection(
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
     assert reasons.empty()
+
+
+@pytest.mark.parametrize("gpus", [(), ("2",), ("GPU-3f2a", "GPU-77b0")], ids=str)
+def test_engine_process_sees_the_gpus_that_it_is_given_and_no_launcher(
+    tmp_path: Path, reasons: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    process = EngineProcess(EngineSettings(model=str(tmp_path)), reasons.put, gpus)
+    file = Path(f"/proc/{process.pid}/environ")
+    wait_until(lambda: "CUDA_VISIBLE_DEVICES=" in file.read_text())  # the program has taken the fork's place
+    environment = file.read_text().split("\0")
+    process.join()
+    assert f"CUDA_VISIBLE_DEVICES={','.join(gpus)}" in environment
+    assert not any(entry.startswith("LOCAL_RANK=") for entry in environment)
+
+
+def test_engine_process_that_was_given_a_gpu_and_sees_none_is_refused(
+    settings: EngineSettings, reasons: queue.Queue[str]
+) -> None:
+    on_gpu = settings.model_copy(update={"device": "cuda"})
+    process = EngineProcess(on_gpu, reasons.put, ())
+    with pytest.raises(NoDeviceError, match=r"CUDA_VISIBLE_DEVICES='': torch .* sees no GPU"):
+        process.ready()
+    process.join()
+
+
+def test_engine_process_tells_its_place_before_it_is_ready(
+    process: EngineProcess, settings: EngineSettings
+) -> None:
+    ready = process.ready()
+    place = process.place
+    assert (place.rank, place.pid, place.device) == (0, process.pid, "cpu")
+    assert place.threads == ready.settings.threads
+    assert place.may_take == place.memory > 0
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])

@@ -51,8 +51,8 @@ class Replica:
         class Stopping(OtherRanks):
             def meet(self, port: int) -> None:
                 [engine] = psutil.Process().children()
-                others = ray.get([actor.pid.remote() for actor in self._actors])
-                pids = engine.pid, *others, os.getpid()
+                others = ray.get([actor.place.remote() for actor in self._actors])
+                pids = engine.pid, *(place.pid for place in others), os.getpid()
                 (folder / "pids").write_text(" ".join(map(str, pids)))
                 if moment == "joins":
                     os.kill(pids[stopped], signal.SIGSTOP)
@@ -83,6 +83,8 @@ def test_a_rank_that_hangs_takes_its_group_with_it(
     assert len(pids) == 3
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], START_S)
     assert not any(psutil.pid_exists(pid) for pid in pids)
+    if stopped and moment == "joins":
+        assert "of 2 ranks these have not come to" in said(pids)
     # A stopped engine is noticed by its front, which then leaves; another rank by the time that it takes.
     assert (f"load_timeout_s={LOAD_S:g}" if stopped else "ended by signal 9") in said(pids)
 

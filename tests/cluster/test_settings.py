@@ -215,10 +215,9 @@ def test_each_model_has_settings_of_its_own() -> None:
     assert (target.draft_ahead, draft.draft_ahead) == (0, 12)
 
 
-def test_the_ranks_of_a_target_share_what_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 9)
+def test_threads_of_a_target_are_left_to_the_node_of_its_worker() -> None:
     found = read_settings({"target.tensor_parallel": "2"})
-    assert (found.target_engine().tensor_parallel, found.target_engine().threads) == (2, 4)
+    assert (found.target_engine().tensor_parallel, found.target_engine().threads) == (2, None)
     assert (found.draft_engine("model").tensor_parallel, found.draft_engine("model").threads) == (1, 1)
 
 
@@ -238,7 +237,12 @@ def test_the_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
         (2, {}, (1.0, 1.0)),
         (2, {"target.replicas": 2}, (0.5, 0.5)),
         (8, {"target.replicas": 4}, (1.0, 1.0)),
-        (4, {"target.gpus": 2.0}, (2.0, 1.0)),
+        (4, {"target.gpus": 1.0}, (1.0, 1.0)),
+        (1, {"target.gpus": 0.75}, (0.75, 0.25)),
+        (1, {"target.gpus": 0.3, "target.replicas": 2}, (0.3, 0.4)),
+        (2, {"target.gpus": 0.5, "target.replicas": 3}, (0.5, 0.5)),
+        (4, {"target.tensor_parallel": 4, "target.gpus": 0.9}, (0.9, 0.1)),
+        (4, {"target.tensor_parallel": 2, "target.replicas": 2, "drafts.model.gpus": 0.0}, (1.0, 0.0)),
         (4, {"drafts.model.gpus": 0.0}, (1.0, 0.0)),
         (0, {"target.tensor_parallel": 2}, (0.0, 0.0)),
         (3, {"target.tensor_parallel": 2}, (1.0, 1.0)),
@@ -257,6 +261,32 @@ def test_gpus_are_shared_where_nothing_else_is_said(
 
 
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("gpus", "arguments"),
+    [
+        (4, {"target.tensor_parallel": 4}),
+        (4, {"target.tensor_parallel": 2, "target.replicas": 2}),
+        (3, {"target.tensor_parallel": 4}),
+        (1, {"target.gpus": 1.0}),
+        (2, {"target.gpus": 1.0, "target.max_replicas": 2}),
+    ],
+    ids=str,
+)
+def test_with_gpus_of_a_target_that_leaves_a_draft_none_is_refused(
+    gpus: int, arguments: dict[str, float]
+) -> None:
+    found = read_settings(arguments)
+    with pytest.raises(
+        ValueError, match=r"^drafts\.model\.gpus is left open, and .* fewer target"
+    ) as refused:
+        found.with_gpus(gpus)
+    assert f"of the cluster's {gpus} GPUs" in str(refused.value)
+    accepted = read_settings({**arguments, "drafts.model.gpus": 0.0}).with_gpus(gpus)
+    assert accepted.drafts["model"].gpus == 0.0
+    if gpus == 4:
+        assert read_settings({**arguments, "target.gpus": 0.9}).with_gpus(gpus).drafts["model"].gpus == 0.1
 
 
 @pytest.mark.parametrize(
@@ -325,7 +355,20 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"target.gpus": "0.5", "target.tensor_parallel": "2"}, r"target\.gpus=0\.5 with tensor_parallel=2"),
+        (
+            {"target.gpus": "0.5", "target.tensor_parallel": "2"},
+            r"target\.gpus=0\.5 with tensor_parallel=2: give each rank 1, above 0\.5",
+        ),
+        (
+            {"target.gpus": "4", "target.tensor_parallel": "2"},
+            r"target\.gpus=4 with tensor_parallel=2: give each rank 1",
+        ),
+        (
+            {"target.gpus": "4"},
+            r"target\.gpus=4 with tensor_parallel=1: .* give tensor_parallel=4 gpus=1 or at most 1",
+        ),
+        ({"target.gpus": "1.5"}, r"target\.gpus=1\.5 with tensor_parallel=1: .* give at most 1"),
+        ({"drafts.model.gpus": "2"}, r"drafts\.model\.gpus=2: a draft uses one GPU; give at most 1"),
         ({"target.replicas": "2", "target.max_replicas": "1"}, r"target\.max_replicas=1 is below replicas=2"),
         (
             {"drafts.model.replicas": "2", "drafts.model.max_replicas": "1"},

@@ -8,7 +8,7 @@ import ray
 from cluster.arguments import read_settings
 from cluster.start import check_resources, start_ray
 
-ALL = {"GPU": 3.0, "gateway": 2.0, "target": 1.0}
+ALL = {"GPU": 3.0, "gateway": 2.0, "target": 3.0}
 
 
 def settings(nodes_join_within_s=0.0):
@@ -16,7 +16,8 @@ def settings(nodes_join_within_s=0.0):
         "gateway.replicas": 2,
         "gateway.resources": {"gateway": 1},
         "target": "t",
-        "target.gpus": 3.0,
+        "target.replicas": 3,
+        "target.gpus": 1.0,
         "target.resources": {"target": 1},
         "ray.nodes_join_within_s": nodes_join_within_s,
     }

@@ -1,0 +1,168 @@
+"""Where a process of an engine computes: what its node has, what Ray gives it, and what it makes of that."""
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from actors.messages import Place
+from outrider.engine.errors import NoDeviceError
+from outrider.engine.settings import EngineSettings
+
+logger = logging.getLogger("ray.serve")
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+# Variables by which launchers such as torchrun name a process's device and group. Ranks here have one device
+# each and a group of their own, so what is left of another launcher would mislead the libraries that read it.
+LAUNCHERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # before the name: else NCCL takes all that begin with it
+SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
+IFNAMSIZ = 16  # bytes of an interface's name, linux/if.h
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor and of time; "max" where there is none
+
+
+def gpus_given() -> tuple[str, ...] | None:
+    """Ids of the GPUs that Ray has set aside for this process; None outside of Ray.
+
+    They are indices or UUIDs, as the node's own CUDA_VISIBLE_DEVICES names them.
+    """
+    import ray  # which the engine's process, that needs only the rest of this file, goes without
+
+    if not ray.is_initialized():
+        return None
+    return tuple(sorted(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
+
+
+def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None) -> None:
+    """Has a process with this environment see the given GPUs alone, and nothing of another launcher.
+
+    Ray does neither for a process without GPUs, nor for any where
+    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
+
+    gpus: ids; None: all that there are.
+    """
+    if gpus is not None:
+        environment[GPUS] = ",".join(gpus)
+    for name in LAUNCHERS:
+        environment.pop(name, None)
+
+
+def meet_at(environment: MutableMapping[str, str], address: str) -> None:
+    """Has a rank with this environment meet the others over the interface with its node's address.
+
+    Left to themselves, gloo takes what the host's name stands for, often an address that no other node
+    reaches, and NCCL the first interface. What the environment names already stands.
+
+    address: by which Ray knows this node.
+    """
+    missing = [name for name in INTERFACES if not environment.get(name)]
+    if not missing:
+        return
+    interface = interface_of(address)
+    if interface is None:
+        logger.warning(
+            "no network interface of this node has its address %s: set %s if ranks do not meet",
+            address,
+            " and ".join(missing),
+        )
+        return
+    for name in missing:
+        environment[name] = EXACTLY.get(name, "") + interface
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the network interface that has this IP address; None: no interface has it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        packed = socket.inet_pton(family, address)
+    except OSError:
+        return None
+    if family == socket.AF_INET6:
+        return _interface_of_ipv6(packed)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{IFNAMSIZ}s{IFNAMSIZ}x", name.encode())
+            try:
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, request)
+            except OSError:  # it has no IPv4 address
+                continue
+            if answer[IFNAMSIZ + 4 : IFNAMSIZ + 8] == packed:
+                return name
+    return None
+
+
+def _interface_of_ipv6(packed: bytes) -> str | None:
+    file = Path("/proc/net/if_inet6")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((line.split()[-1] for line in lines if line.split()[0] == packed.hex()), None)
+
+
+def cores_here() -> int:
+    """Processors that this process may use, those of its node unless a container has fewer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = CPU_LIMIT.read_text().partition(" ") if CPU_LIMIT.exists() else ("max", "", "")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
+    """Settings with the threads of one of a target's processes on this node, where they were left open.
+
+    sharing: processes of the target on this node. One core is left to the front, the gateway and the draft.
+    """
+    if settings.threads is not None:
+        return settings
+    return settings.model_copy(update={"threads": max(1, (cores_here() - 1) // sharing)})
+
+
+def told(place: Place) -> str:
+    """One line for the log."""
+    gb = 10**9
+    sees = ", ".join(place.sees) or "no GPU"
+    on = f" on node {place.node}" if place.node else ""
+    meets = f", meets over {place.interface}" if place.interface else ""
+    return (
+        f"rank {place.rank} takes {place.device} with {place.memory / gb:.1f} GB, at most"
+        f" {place.may_take / gb:.1f} of them, and {place.threads} threads; process {place.pid}{on} sees"
+        f" {sees} ({GPUS}={place.gpus!r}){meets}"
+    )
+
+
+def address(host: str, place: Place) -> str:
+    """Node of a rank and its interface, as others are told of them."""
+    return f"{host} over {place.interface}" if place.interface else host
+
+
+def place_of(settings: EngineSettings, rank: int) -> Place:
+    """Device that this process takes, before it loads anything onto it.
+
+    Raises:
+        NoDeviceError: it was given a GPU, and torch sees none.
+    """
+    import torch
+
+    from outrider.engine.loading.weights import resolve_device
+    from outrider.engine.planning.memory import device_memory
+
+    count = torch.cuda.device_count()
+    if settings.device.startswith("cuda") and not count:
+        raise NoDeviceError(
+            f"device={settings.device!r} with {GPUS}={os.environ.get(GPUS)!r}: torch {torch.__version__} sees"
+            " no GPU here; install its build for CUDA and the node's driver, or give the worker gpus=0"
+        )
+    device = resolve_device(settings.device)
+    memory = device_memory(device)
+    return Place(
+        rank=rank,
+        pid=os.getpid(),
+        gpus=os.environ.get(GPUS),
+        sees=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+        device=str(device),
+        memory=memory,
+        may_take=int(settings.device_share * memory),
+        threads=settings.threads or torch.get_num_threads(),
+        interface=os.environ.get(INTERFACES[0]) if settings.tensor_parallel > 1 else None,
+    )
