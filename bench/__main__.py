@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from tests.support.running import end_with_this_process
+
 BENCHMARKS = {
     "start": "from the command to the first answer, and the memory of every process",
     "sampling": "noise and sampling per step",
@@ -72,7 +74,8 @@ def run_all() -> None:
     """Raises CalledProcessError at the first that fails."""
     for number, (name, title) in enumerate(BENCHMARKS.items(), start=1):
         print(f"\n[{number}/{len(BENCHMARKS)}] {name}: {title}", flush=True)
-        subprocess.run([sys.executable, "-m", "bench", name], check=True)
+        command = [sys.executable, "-m", "bench", name]
+        subprocess.run(command, check=True, preexec_fn=end_with_this_process)
 
 
 if __name__ == "__main__":

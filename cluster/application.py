@@ -24,6 +24,7 @@ from cluster.start import (
     start_serve,
     warn_of_slow_drafts,
 )
+from cluster.stop import GATEWAY
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import digest
 from gateway.deployment import Gateway, draft_deployment
@@ -54,7 +55,7 @@ def app(arguments: dict[str, Any]) -> Application:
     # Calls, not decorators: a decorated class would be pickled by value, its module's globals copied.
     gateway = serve.deployment(
         serve.ingress()(Gateway),
-        name="gateway",
+        name=GATEWAY,
         num_replicas=requests.replicas,
         # The gateway's own queue decides; Serve's would answer without saying when to come again.
         max_ongoing_requests=requests.max_requests + requests.max_waiting + SPARE_REQUESTS,

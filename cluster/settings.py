@@ -128,6 +128,13 @@ class DraftSettings(DraftModelSettings, WorkerSettings):
 class GatewayReplicas(RequestSettings, ReplicaSettings):
     """The gateways: how many, and what each does with requests."""
 
+    stop_within_s: float = Field(
+        default=15.0,
+        ge=0.0,
+        description="seconds that answers under way have to end when `serve run` is told to stop; after them"
+        " they end with an error",
+    )
+
 
 class AddressSettings(Group):
     """Where callers find the service."""

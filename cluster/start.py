@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import threading
 import time
 
 import ray
@@ -12,6 +13,7 @@ from ray.serve.config import ProxyLocation
 from cluster.announce import announce_when_ready
 from cluster.preflight import Preflight
 from cluster.settings import Settings, TargetSettings, WorkerSettings
+from cluster.stop import stop_in_order
 
 logger = logging.getLogger("ray.serve")
 
@@ -37,6 +39,8 @@ def start_ray(settings: Settings) -> None:
         _check_free("ray.metrics_port", settings.ray.metrics_port)
         _check_free("addresses.direct_grpc_port", settings.addresses.direct_grpc_port)
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)
+        if threading.current_thread() is threading.main_thread():
+            stop_in_order(settings.gateway.stop_within_s)
 
 
 def start_serve(settings: Settings, key: str | None) -> None:

@@ -94,6 +94,13 @@ class Gateway(GenerationServicer):
         for name in live.drafts.keys() - self._joined.keys():
             self._joined[name] = _handle_of(name)
 
+    async def leave(self, within_s: float) -> int:
+        """Refuses new requests, and returns how many were under way once those have ended or been ended.
+
+        ``cluster/stop.py`` calls this on every gateway before it shuts Serve down.
+        """
+        return await self.generation.leave(within_s)
+
     async def __del__(self) -> None:
         """Serve awaits it before the replica ends."""
         await self._leaving.aclose()

@@ -25,6 +25,7 @@ from bench.peers.answering import Task
 from bench.peers.environments import OPENVINO, VLLM, Environment, python_of
 from bench.report import RESULTS, command, machine, save, table
 from outrider.demo.prompts import DEMO, KINDS, prompts
+from tests.support.running import end_with_this_process
 
 NAME = "peers"
 DEMO_PAIR = "demo"
@@ -89,7 +90,10 @@ def answered(peer: Peer, task: Task, folder: Path) -> dict[str, Any]:
     command = [python_of(peer.environment), "-m", f"bench.peers.{peer.module}", str(stored)]
     root = str(Path(__file__).parents[2])
     with (folder / "log").open("w") as log:
-        ended = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": root})
+        environment = {**os.environ, "PYTHONPATH": root}
+        ended = subprocess.run(
+            command, stdout=log, stderr=log, env=environment, preexec_fn=end_with_this_process
+        )
     if ended.returncode:
         print("\n".join((folder / "log").read_text().splitlines()[-20:]), flush=True)
         ended.check_returncode()

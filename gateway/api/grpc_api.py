@@ -234,9 +234,9 @@ class GenerationServicer:
         self, message: health_pb2.HealthCheckRequest, grpc_context: Context
     ) -> health_pb2.HealthCheckResponse:
         """grpc.health.v1, open to probes, which have no key."""
-        ready = bool(self.generation.fleet.workers("target"))
+        lack = self.generation.readiness.lack()
         response = health_pb2.HealthCheckResponse
-        return response(status=response.SERVING if ready else response.NOT_SERVING)
+        return response(status=response.NOT_SERVING if lack else response.SERVING)
 
 
 def _tell(context: Context, error: GatewayError, span: Span) -> None:

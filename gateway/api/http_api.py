@@ -156,12 +156,12 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.get("/health")
     async def health(request: HttpRequest) -> JSONResponse:
         """200 when a request can be answered now; to those who may ask also workers and the pace in force."""
-        ready = bool(generation.fleet.workers("target"))
-        body: Health = {"status": "ok" if ready else "no target worker is ready"}
+        lack = generation.readiness.lack()
+        body: Health = {"status": lack or "ok"}
         try:
             is_known(request)
         except UnauthenticatedError:
-            return JSONResponse(body, status_code=200 if ready else 503)
+            return JSONResponse(body, status_code=503 if lack else 200)
         body["workers"] = [
             ToldWorker(**vars(link.worker), no_drafts_because=link.no_drafts_because)
             for link in generation.fleet.links()
@@ -172,7 +172,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
         body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})
-        return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=200 if ready else 503)
+        return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if lack else 200)
 
     @app.get("/loads", dependencies=[Depends(is_known)])
     async def busy() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from gateway.api.message_json import json_schema_of
+from gateway.generation.readiness import Lack
 from gateway.workers.streams import Worker
 from outrider.pace.settings import PaceSettings
 from protos import generation_pb2
@@ -34,7 +35,7 @@ class ToldWorker(Worker):
 class Health(TypedDict):
     """To callers who may not ask, the status alone."""
 
-    status: Literal["ok", "no target worker is ready"]
+    status: Literal["ok"] | Lack
     workers: NotRequired[list[ToldWorker]]
     pace: NotRequired[PaceSettings]
     refused_live_settings: NotRequired[

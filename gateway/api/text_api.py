@@ -89,4 +89,4 @@ def add_texts(app: FastAPI, generation: Generation, prompts: ChatPrompts, is_kno
     @app.get("/ping")
     async def ping() -> Response:
         """200 when a request can be answered now, and no word more."""
-        return Response(status_code=200 if generation.fleet.workers("target") else 503)
+        return Response(status_code=503 if generation.readiness.lack() else 200)

@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.errors import DeadlineError, OverloadedError
+from gateway.errors import DeadlineError, OverloadedError, WorkerLostError
 
+STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 FORGETTING = 0.1  # weight of the newest request in the mean duration
 
 
 class Admission:
-    """A bounded queue before a bounded number of places. Whoever was let in is never put out."""
+    """A bounded queue before a bounded number of places. Only a closed one puts out whoever was let in."""
 
     def __init__(self, max_requests: int, max_waiting: int) -> None:
         self._places = asyncio.Semaphore(max_requests)
@@ -20,6 +21,9 @@ class Admission:
         self._mean_duration_s = SHORTEST_RETRY_S
         self.running = 0
         self.waiting = 0
+        self._idle = asyncio.Event()  # nobody runs or waits
+        self._idle.set()
+        self._is_closed = False
 
     @asynccontextmanager
     async def place(self, deadline: float) -> AsyncIterator[None]:
@@ -28,20 +32,29 @@ class Admission:
         Raises:
             OverloadedError: the queue is full.
             DeadlineError: no place was free before ``deadline``, a time of the running event loop.
+            WorkerLostError: the queue is closed, or was while the request waited.
         """
+        if self._is_closed:
+            raise WorkerLostError(STOPPING)
         if self._places.locked() and self.waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self.running} requests run and {self.waiting} wait, more are not accepted",
                 self.retry_after_s(),
             )
         self.waiting += 1
+        self._idle.clear()
         try:
             async with asyncio.timeout_at(deadline):
                 await self._places.acquire()
         except TimeoutError as error:
             raise DeadlineError("the request waited in the queue until its deadline") from error
+        else:
+            if self._is_closed:
+                raise WorkerLostError(STOPPING)
+            self.running += 1
         finally:
             self.waiting -= 1
+            self._notice_idleness()
         loop = asyncio.get_running_loop()
         began, is_free = loop.time(), False
 
@@ -51,16 +64,30 @@ class Admission:
                 return
             is_free = True
             self.running -= 1
+            self._notice_idleness()
             self._places.release()
             self._mean_duration_s += FORGETTING * (loop.time() - began - self._mean_duration_s)
 
-        self.running += 1
         leaving = loop.call_at(deadline, leave)  # whoever has the place may be held up by a slow reader
         try:
             yield
         finally:
             leaving.cancel()
             leave()
+
+    def close(self) -> None:
+        """Puts out whoever waits, and refuses whoever comes."""
+        self._is_closed = True
+        for _ in range(self.waiting):
+            self._places.release()
+
+    async def idle(self) -> None:
+        """Returns once nobody runs or waits."""
+        await self._idle.wait()
+
+    def _notice_idleness(self) -> None:
+        if not self.running and not self.waiting:
+            self._idle.set()
 
     def retry_after_s(self) -> float:
         """Until about when the queue as it stands has been served."""

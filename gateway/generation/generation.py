@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cache, partial
 
@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from gateway.drafters.roster import BY_TASK
 from gateway.errors import DeadlineError, InvalidRequestError, UnknownModelError, WorkerLostError
-from gateway.generation.admission import Admission
+from gateway.generation.admission import STOPPING, Admission
 from gateway.generation.form import Form, Grammars
 from gateway.generation.merge import merged
+from gateway.generation.readiness import Readiness
 from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
@@ -36,6 +37,7 @@ from outrider.pace.settings import PaceSettings
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
 CONTEXT_TOKENS = 8  # of the prompt, as far as they matter for how the answer's first token is written
+ERROR_S = 2.0  # for readers to take the error that ends their answer
 DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
 
 
@@ -55,6 +57,8 @@ class Generation:
         self._rounds = RoundsFactory(fleet, self.paces, settings)
         self.totals = Totals()
         self.admission = Admission(settings.max_requests, settings.max_waiting)
+        self.readiness = Readiness(fleet, settings.drafts)
+        self._cut = asyncio.Event()  # set when requests under way have had their time to end
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = Grammars(tokenizer, settings.grammar_compile_s)
         keep = settings.keep
@@ -147,12 +151,16 @@ class Generation:
             OverloadedError: the queue is full.
             DeadlineError: the answer was not finished in time.
             InvalidRequestError: no worker can serve such a sequence.
+            WorkerLostError: the service is being stopped.
         """
+        if self.readiness.is_leaving:
+            raise WorkerLostError(STOPPING)
         sequences = prepared.sequences
         completion_tokens, unfinished, stats = 0, len(sequences), Stats()
         operation = "text_completion" if prepared.continues_text else "chat"
         with self.totals.timing(operation) as timing, GenerationTrace(prepared, self.settings.model) as trace:
             choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
+            choices.append(self._until_cut())
             async with (
                 self.admission.place(prepared.deadline),
                 aclosing(_until(prepared.deadline, choices)) as chunks,
@@ -178,6 +186,28 @@ class Generation:
                     await self._close(trace, prepared, usage)
                     yield replace(chunk, usage=usage)
                     return
+
+    async def _until_cut(self) -> AsyncGenerator[Chunk, None]:
+        """Waits beside the answers. Raises WorkerLostError if the service is stopped before they end."""
+        await self._cut.wait()
+        for _ in ():
+            yield _
+        raise WorkerLostError(STOPPING)
+
+    async def leave(self, within_s: float) -> int:
+        """Refuses new requests, and returns how many were under way once those have ended.
+
+        Those that have not ended after ``within_s`` seconds end with an error.
+        """
+        self.readiness.is_leaving = True
+        count = self.admission.running + self.admission.waiting
+        for seconds in (within_s, ERROR_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.admission.idle()
+            self._cut.set()
+            self.admission.close()
+        return count
 
     async def _close(self, trace: GenerationTrace, prepared: Prepared, usage: Usage) -> None:
         trace.finished(usage, [sequence.finish_reason or "" for sequence in prepared.sequences])

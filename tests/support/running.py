@@ -1,6 +1,7 @@
 """A service of its own for a benchmark or a test: `serve run cluster.app`, ended by process id."""
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from tests.support.patience import LIMIT_S, START_S, wait_until
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PORTS = range(20_000, 32_768)  # Linux deals out those above, Ray to its workers some below
 
 
@@ -93,7 +95,7 @@ def serve_run(
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment, "RAY_ADDRESS": ray_address},
             start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
-            preexec_fn=_heed_interrupts,
+            preexec_fn=_as_a_service,
         )
     try:
         try:
@@ -109,9 +111,18 @@ def serve_run(
         raise LeftBehindError(", ".join(left))
 
 
-def _heed_interrupts() -> None:
-    """A shell has what it starts in the background ignore them, and its children with it."""
+def _as_a_service() -> None:
+    """A shell has what it starts in the background ignore Ctrl-C, and its children with it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_this_process()
+
+
+def end_with_this_process() -> None:
+    """Has the kernel send a child SIGTERM when whoever started it is gone, in whatever way.
+
+    To be called in the child, as ``preexec_fn``.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

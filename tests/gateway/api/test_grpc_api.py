@@ -171,7 +171,10 @@ async def test_rounds_are_told_of_where_they_are_asked_for(tokenizer):
 
 
 async def test_a_probe_learns_whether_requests_can_be_answered(tokenizer):
-    for workers, status in (((), "NOT_SERVING"), ((ScriptedTarget(ANSWER),), "SERVING")):
+    for workers, status in (
+        ((), "NOT_SERVING"),
+        ((ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)), "SERVING"),
+    ):
         async with fleet_of(*workers) as fleet:
             servicer = servicer_of(fleet, tokenizer, keys=["secret"])
             response = await servicer.Check(health_pb2.HealthCheckRequest(), Context())

@@ -97,10 +97,10 @@ async def test_a_key_is_needed_where_keys_are_configured(tokenizer, path):
 
 
 async def test_probes_need_no_key_and_learn_nothing_about_workers(tokenizer):
-    async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=["secret"]) as client:
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), keys=["secret"]) as client:
         assert (await client.get("/health")).json() == {"status": "ok"}
         known = await client.get("/health", headers={"Authorization": "Bearer secret"})
-        assert [worker["role"] for worker in known.json()["workers"]] == ["target"]
+        assert [worker["role"] for worker in known.json()["workers"]] == ["target", "draft"]
 
 
 async def test_without_keys_other_machines_are_refused(tokenizer):

@@ -1,0 +1,66 @@
+"""Ends ``serve run`` in order on Ctrl-C and on SIGTERM: answers under way end first, then Serve does."""
+
+import logging
+import signal
+import threading
+import time
+from types import FrameType
+
+from ray import serve
+
+logger = logging.getLogger("ray.serve")
+
+GATEWAY = "gateway"  # name of the deployment
+MARGIN_S = 5.0  # for the gateways' answers, beyond the time that their requests have
+LAST_BYTES_S = 1.0  # for Serve's proxies to pass on what the gateways have sent
+
+
+def stop_in_order(within_s: float) -> None:
+    """Has the signals that end this program end its service in order. Only in the main thread.
+
+    Ray's own handlers end the cluster at once, with a native stack. A shell has what a script starts in the
+    background ignore Ctrl-C: a service heeds it all the same.
+
+    Args:
+        within_s: seconds that requests under way have to end.
+    """
+    stop = _Stop(within_s)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+class _Stop:
+    """The handler: the first signal lets requests end, the second ends at once."""
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._is_asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Raises KeyboardInterrupt at the second signal: ``serve run`` then ends Serve and exits with 0."""
+        if self._is_asked:
+            raise KeyboardInterrupt
+        self._is_asked = True
+        # The main thread may be anywhere in Ray, where calling Ray once more could block.
+        threading.Thread(target=self._end, name="stop", daemon=True).start()
+
+    def _end(self) -> None:
+        try:
+            if let_requests_end(self._within_s):
+                time.sleep(LAST_BYTES_S)
+        except Exception as error:
+            logger.warning("requests under way could not be waited for: %s", error)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def let_requests_end(within_s: float) -> int:
+    """Has all gateways refuse new requests, waits for those under way, and returns how many those were."""
+    applications = serve.status().applications
+    handles = [
+        serve.get_deployment_handle(GATEWAY, name)
+        for name, application in applications.items()
+        if GATEWAY in application.deployments
+    ]
+    logger.info("the service is being stopped: requests under way have %g s to end", within_s)
+    leaving = [handle.broadcast("leave", within_s) for handle in handles]
+    return sum(sum(each.results(timeout_s=within_s + MARGIN_S)) for each in leaving)
