@@ -13,8 +13,9 @@ from gateway.api import http_api
 from gateway.api.access import Authentication
 from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
-from gateway.api.openai.template_files import load_chat_template
+from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
+from gateway.generation.sampling_defaults import load_sampling_defaults
 from gateway.generation.text import load_tokenizer
 from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings, LiveSettings, live_refusal
@@ -62,7 +63,8 @@ class Gateway(GenerationServicer):
         fleet = Fleet(registry.workers, trust)
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
-        self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet)
+        defaults = load_sampling_defaults(settings)
+        self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet, defaults)
         self.generation.paces.use(pace)
         self.generation.warm_up()
         self._leaving.callback(self.generation.close)

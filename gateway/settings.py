@@ -92,6 +92,11 @@ class RequestSettings(BaseModel):
         default="refuse",
         description="what becomes of a field that nobody knows; one that is ignored is named in a header",
     )
+    sampling_defaults: Literal["checkpoint", "neutral"] = Field(
+        default="checkpoint",
+        description="temperature, top_k, top_p, min_p and repetition_penalty of requests that do not name"
+        " them. checkpoint: from the target's generation_config.json; neutral: the defaults of requests",
+    )
     special_tokens_in_messages: bool = Field(
         default=False,
         description="whether text of messages, tools and chat_template_kwargs that is written like a special"

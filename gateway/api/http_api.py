@@ -130,7 +130,9 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             raise renamed(error) from error
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = told_seed(asked.body, prepared), generation.chunks(prepared)
-        answer = ResponseAnswer(settings.model, conversation.parser(), seed, told_back(asked.body))
+        answer = ResponseAnswer(
+            settings.model, conversation.parser(), seed, told_back(asked.body, prepared.sequences[0].sampling)
+        )
         if asked.body.stream:
             first = await anext(chunks)  # until then an error can still be told by the status
             told = response_events(first, chunks, answer)
@@ -169,6 +171,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         body["pace"] = generation.paces.settings
         if generation.refused_live is not None:
             body["refused_live_settings"] = generation.refused_live
+        body["sampling_defaults"] = dict(generation.sampling_defaults)
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
         body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})

@@ -42,6 +42,9 @@ class Health(TypedDict):
         Annotated[str, Field(description="why the newest user_config is not in force; left out: it is")]
     ]
     drafters: NotRequired[Annotated[dict[str, str], Field(description="by name, what each does")]]
+    sampling_defaults: NotRequired[
+        Annotated[dict[str, float], Field(description="of requests that do not name them, by the checkpoint")]
+    ]
     gateway: NotRequired[Annotated[dict[str, Any], Field(description="settings in force")]]
 
 

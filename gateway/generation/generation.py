@@ -2,10 +2,12 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cache, partial
+from types import MappingProxyType
+from typing import Any
 
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
@@ -42,11 +44,19 @@ DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as d
 
 
 class Generation:
-    def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        tokenizer: Tokenizer,
+        fleet: Fleet,
+        sampling_defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """sampling_defaults: by name, of settings of which a request says nothing."""
         self._started_with = settings
         self.settings = settings  # in force
         self.refused_live: str | None = None  # why the newest live settings are not; None: they are
         self.fleet = fleet
+        self.sampling_defaults = sampling_defaults
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
@@ -106,14 +116,19 @@ class Generation:
             raise InvalidRequestError("stop", "a stop string must not be empty")
         if (drafter := request.speculation.drafter) is not None:
             self._check_drafter(drafter)
-        sampling = request.sampling
+        sampling = self._with_defaults(request.sampling)
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
         prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
         grammar = None if request.form is None else await self._grammar(request.form, request, deadline)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
-        sampling = sampling.model_copy(update={"seed": seed, "verification": rule, "grammar": grammar})
+        stops = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            stops = (*stops, *sorted(request.ends - {*stops}))
+        sampling = sampling.model_copy(
+            update={"seed": seed, "verification": rule, "grammar": grammar, "stop_token_ids": stops}
+        )
         scope = Scope(caller, request.task)
         make = partial(_sequences, request, prompts, sampling, seed, scope)
         is_long = request.n * sum(map(len, prompts)) > LONG_LIST
@@ -129,6 +144,12 @@ class Generation:
             deadline,
             get_current_span(),
         )
+
+    def _with_defaults(self, sampling: Sampling) -> Sampling:
+        """Returns the settings with those of the checkpoint that the request does not name."""
+        defaults = self.sampling_defaults
+        unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
+        return sampling.model_copy(update=unnamed) if unnamed else sampling
 
     async def _grammar(self, form: Form, request: Request, deadline: float) -> str:
         """Raises DeadlineError, and InvalidRequestError: settings may end the answer before its form does."""

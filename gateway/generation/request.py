@@ -30,6 +30,7 @@ class Request:
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
     form: Form | None = None  # that the answer has to have
+    ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
     continues_text: bool = True  # whether the answer goes on with the prompt's text, or is one of its own
 
 

@@ -150,7 +150,7 @@ class ModelRunner:
         self.last_step: StepTimings | None = None
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.context_length = context_length(self.model)
-        self.end_token_ids = end_of_sequence(self.model)
+        self.end_token_ids = end_of_sequence(self.model, forward.settings.model)
         self.mask_token = mask_token(self.model.config)
         self.launches_early = forward.is_asynchronous and not self.settings.shortest_step_s
         with self.load_timings.timed("graphs"):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from gateway.api import http_api
 from gateway.api.access import Authentication
-from gateway.api.openai.template_files import load_chat_template
+from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.api.openai.template_files import load_chat_template
+from gateway.api.openai.chat_template import load_chat_template
 from outrider.demo.chat import assistant, render, system, user
 from outrider.demo.generated import GENERATORS
 from outrider.demo.tokenizer import save_tokenizer, train_tokenizer

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from gateway import deployment
 from gateway.api import http_api
 from gateway.api.access import Authentication
 from gateway.api.openai.chat_template import ChatTemplate
@@ -48,6 +49,19 @@ async def test_a_gateway_that_cannot_be_traced_hides_no_error():
     gateway = Unserved.__new__(Unserved)
     with pytest.raises(ValueError, match="no such exporter"):
         Unserved.__init__(gateway, GatewaySettings(model="m", tokenizer="t"), TRUST, start_tracing, [], PACE)
+    await Gateway.__del__(gateway)
+
+
+async def test_a_gateway_samples_as_the_files_beside_the_tokenizer_say(tmp_path, monkeypatch):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((DEMO / "target" / name).read_text())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    monkeypatch.setattr(deployment, "Instruments", list)  # Ray's own need Ray
+    gateway = Unserved.__new__(Unserved)
+    settings = GatewaySettings(model="m", tokenizer=str(tmp_path))
+    Unserved.__init__(gateway, settings, TRUST, lambda: lambda: None, [], PACE)
+    gateway._publishing.cancel()
+    assert gateway.generation.sampling_defaults == {"temperature": 0.6}
     await Gateway.__del__(gateway)
 
 

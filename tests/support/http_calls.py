@@ -24,12 +24,15 @@ TEMPLATE = ChatTemplate(
 
 
 @asynccontextmanager
-async def client_of(tokenizer, *workers, template=TEMPLATE, keys=(), host="127.0.0.1", **limits):
-    """host: that requests come from. limits: settings of the gateway."""
+async def client_of(
+    tokenizer, *workers, template=TEMPLATE, keys=(), host="127.0.0.1", defaults=None, **limits
+):
+    """host: that requests come from. defaults: of sampling. limits: settings of the gateway."""
     settings = GatewaySettings(model="m", tokenizer="unused", **limits)
     authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
     async with fleet_of(*workers) as fleet:
-        app = http_api.build(Generation(settings, tokenizer, fleet), template, authentication)
+        generation = Generation(settings, tokenizer, fleet, defaults or {})
+        app = http_api.build(generation, template, authentication)
         transport = httpx.ASGITransport(app, client=(host, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client

@@ -17,7 +17,7 @@ from gateway.api import http_api
 from gateway.api.access import Authentication
 from gateway.api.direct import direct_server
 from gateway.api.grpc_api import GenerationServicer
-from gateway.api.openai.template_files import load_chat_template
+from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
 from gateway.generation.text import load_tokenizer
 from gateway.settings import GatewaySettings

@@ -33,6 +33,7 @@ class Chat:
     response_template: dict[str, Any] | None
     most_calls: int | None  # of an answer
     form: Form | None  # that the answer has, since calls are to be right
+    ends: frozenset[int]  # tokens that end a turn
 
     @property
     def is_parsed(self) -> bool:
@@ -101,7 +102,7 @@ class ChatRequest(GenerationRequest):
         if self.reasoning_effort is not None:
             more.setdefault("reasoning_effort", self.reasoning_effort)
         prompt = await prompts.rendered(self.messages, tools=tools, more=more)
-        return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form)
+        return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form, prompts.ends)
 
     def _form(
         self, tools: list[dict[str, Any]], template: dict[str, Any], added: Mapping[str, int]
@@ -138,6 +139,7 @@ class ChatRequest(GenerationRequest):
             form = replace(form, thoughts=thoughts_before(known, chat.prompt.begun, generation.added_tokens))
         return replace(
             request,
+            ends=chat.ends,
             continues_text=False,
             shown=chat.shown(generation.special_tokens),
             form=form,

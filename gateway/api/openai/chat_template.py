@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
@@ -17,6 +17,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.api.openai.response_template import of_chat_template
 from gateway.errors import InvalidRequestError
+from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json, special_tokens
+
+TEMPLATE, OF_TOOLS = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
+OF_PROCESSOR = "chat_template.json"  # of models that take pictures too
 
 logger = logging.getLogger("ray.serve")
 
@@ -126,6 +130,18 @@ class ChatTemplate:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
 
+    def end_of_turn(self, added: Collection[str]) -> str | None:
+        """Returns the token that the template writes behind an assistant's words; None if it writes none.
+
+        added: texts of the tokenizer's added tokens.
+        """
+        try:
+            text = self.render(_chat_with("assistant", TRIED[0]), begin_answer=False)
+        except InvalidRequestError:
+            return None
+        behind = text.rpartition(TRIED[0])[2].lstrip()
+        return max((token for token in added if token and behind.startswith(token)), key=len, default=None)
+
     def _tried(self, role: Role, with_tools: bool) -> tuple[bool, bool]:
         """Returns whether the template shows a text, and whether it shows the parts of a list alone."""
         tools = (TOOL,) if with_tools else ()
@@ -168,3 +184,18 @@ def _to_json(
 
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+def load_chat_template(source: str) -> ChatTemplate:
+    """Returns the template of the tokenizer in a local folder or of a hub id, as transformers has it."""
+    config = read_json(source, TOKENIZER_CONFIG)
+    template, with_tools = read(source, TEMPLATE) or config.get("chat_template"), None
+    if isinstance(template, list):  # several, by name
+        named = {entry["name"]: entry["template"] for entry in template}
+        template, with_tools = named.get("default"), named.get("tool_use")
+    return ChatTemplate(
+        template or read_json(source, OF_PROCESSOR).get("chat_template"),
+        special_tokens(source),
+        with_tools=read(source, OF_TOOLS) or with_tools,
+        response_template=config.get("response_template"),
+    )

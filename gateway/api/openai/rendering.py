@@ -67,6 +67,9 @@ class ChatPrompts:
         """
         self.template = template
         self.added = added
+        end = template.end_of_turn(added)
+        # One that is not special is a part of the text, whatever it stands for.
+        self.ends = frozenset({added[end]} if end in special_tokens and end is not None else ())
         named = {token for token in added if token.strip() and token in template.sources}
         marks = set() if allow_special_tokens else {*special_tokens, *named}
         self._marks = Marks(marks)

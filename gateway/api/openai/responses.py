@@ -13,6 +13,7 @@ from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS
 from gateway.api.openai.schemas import GenerationRequest, invalid
 from gateway.api.openai.tools import MAX_TOOLS, Name
 from gateway.errors import InvalidRequestError
+from outrider.decoding.settings import Sampling
 
 # By the chat's name for a field: the response's own.
 NAMES = {
@@ -217,8 +218,11 @@ def _plain(value: Any) -> Any:
     return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
-def told_back(body: ResponseRequest) -> Mapping[str, Any]:
-    """What an answer repeats of its request."""
+def told_back(body: ResponseRequest, sampling: Sampling) -> Mapping[str, Any]:
+    """Returns what an answer repeats of its request.
+
+    sampling: with the defaults of what the request did not name.
+    """
     said = json.loads(body.model_dump_json(include={"tools", "tool_choice"}, by_alias=True))
     return {
         **said,
@@ -228,9 +232,9 @@ def told_back(body: ResponseRequest) -> Mapping[str, Any]:
         "previous_response_id": None,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "store": False,
-        "temperature": body.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
-        "top_p": body.top_p,
+        "top_p": sampling.top_p,
         "truncation": "disabled",
         "metadata": {},
     }

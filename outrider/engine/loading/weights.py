@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from outrider.decoding.checkpoint_files import end_of_text, read_json
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
@@ -212,12 +213,23 @@ def _ropes(parameters: dict[str, Any]) -> Iterable[dict[str, Any]]:
     )
 
 
-def end_of_sequence(model: Any) -> frozenset[int]:
-    """Token ids that end a generation."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        ids = model.config.get_text_config().eos_token_id
-    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+def end_of_sequence(model: Any, source: str) -> frozenset[int]:
+    """Returns the token ids that end a generation: those that any file of the checkpoint names.
+
+    A fine-tune often names the end of its turns in one file alone, of the tokenizer for example.
+
+    Args:
+        model: as transformers has loaded it.
+        source: local folder or hub id.
+    """
+    config = read_json(source, "config.json")
+    text_config = config.get("text_config") or {}
+    given = [model.generation_config.eos_token_id, end_of_text(source)]
+    given += [config.get("eos_token_id"), text_config.get("eos_token_id")]
+    if not any(ids is not None for ids in given):
+        given.append(model.config.get_text_config().eos_token_id)  # the architecture's own
+    ids = {token for one in given if one is not None for token in ([one] if isinstance(one, int) else one)}
+    return frozenset(token for token in ids if token < model.config.get_text_config().vocab_size)
 
 
 def drafts_in_parallel(model: str) -> bool:

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from gateway.api.openai.chat_template import ChatTemplate
-from gateway.api.openai.template_files import load_chat_template
+from gateway.api.openai.chat_template import ChatTemplate, load_chat_template
 from gateway.errors import InvalidRequestError
 from tests.fakes.tokenizers import byte_tokenizer
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from copy import deepcopy
 
 import pytest
 
@@ -201,7 +202,7 @@ async def test_a_strict_tool_s_calls_follow_its_schema_and_text_is_free():
     async with service_of(drafts=0) as service:
         ask = {
             "messages": [{"role": "user", "content": f"What is the weather in {CITIES[0]}?"}],
-            "tools": [{**TOOLS[0].definition("get_weather")}],
+            "tools": [deepcopy(TOOLS[0].definition("get_weather"))],
             "temperature": 0,
             "max_tokens": 60,
         }

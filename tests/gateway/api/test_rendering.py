@@ -311,3 +311,35 @@ async def test_thoughts_that_a_user_writes_of_do_not_begin_an_answer(tokenizer):
         message = (await client.post("/v1/chat/completions", json=ask)).json()["choices"][0]["message"]
     assert message["content"] == bytes(ANSWER).decode()
     assert "reasoning_content" not in message
+
+
+# How the answer ends
+
+ENDS = {
+    "a special token": (CHATML, {256}),
+    "after a space": ("{% for m in messages %}{{ m.content }} <|end|>{% endfor %}", {256}),
+    "a token that is not special": ("{% for m in messages %}{{ m.content }}<|turn|>{% endfor %}", set()),
+    "nothing": ("{% for m in messages %}{{ m.content }}{% endfor %}", set()),
+    "another text": ("{% for m in messages %}{{ m.content }}.<|end|>{% endfor %}", set()),
+    "refused": ("{{ raise_exception('no') }}", set()),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_turn_ends_with_the_special_token_behind_an_assistant_s_words(case):
+    source, ends = ENDS[case]
+    assert prompts_of(source).ends == ends
+
+
+@pytest.mark.parametrize(
+    ("asked", "stops"), [({}, [256]), ({"stop_token_ids": [7]}, [7, 256]), ({"ignore_eos": True}, [])]
+)
+async def test_an_answer_ends_where_the_template_ends_a_turn(asked, stops):
+    target = ScriptedTarget(ANSWER)
+    ask = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **asked}
+    async with client_of(marked_tokenizer(), target, template=ChatTemplate(CHATML, {})) as client:
+        assert (await client.post("/v1/chat/completions", json=ask)).status_code == 200
+        form = {"structured_outputs": {"regex": "a"}}
+        allowed = await client.post("/v1/chat/completions", json={**ask, **form})
+    assert list(target.requests[0].open.sampling.stop_token_ids) == stops
+    assert allowed.status_code == (400 if asked else 200)

@@ -1,0 +1,35 @@
+"""How the target's makers would have it sampled: for requests that say nothing of it."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.settings import GatewaySettings
+from outrider.decoding.checkpoint_files import read_json
+from outrider.decoding.settings import RequestedSampling
+
+FILE = "generation_config.json"
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # those that vLLM takes too
+
+
+def load_sampling_defaults(settings: GatewaySettings) -> dict[str, Any]:
+    """Returns what the target's generation_config.json says, by name of the setting.
+
+    Raises:
+        ValueError: naming the file and the value that cannot be sampled with.
+    """
+    if settings.sampling_defaults == "neutral":
+        return {}
+    config = read_json(settings.tokenizer, FILE)
+    given = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    if given.get("top_k") == -1:  # as others write that all tokens are kept
+        given["top_k"] = 0
+    try:
+        return RequestedSampling.model_validate(given).model_dump(include={*given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = first["loc"][0]
+        raise ValueError(
+            f"{FILE} of {settings.tokenizer}: {name}={given[str(name)]!r}: {first['msg']};"
+            " gateway.sampling_defaults=neutral passes over the file"
+        ) from error
