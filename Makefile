@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := outrider protos actors gateway cluster bench tests
 
-.PHONY: install serve test test-all test-services test-others lint style types dead protos bench
+.PHONY: install serve test test-all test-services test-others test-processors lint style types dead protos bench
 
 install: .venv/installed
 
@@ -34,12 +34,21 @@ test: style dead
 
 test-all: style dead
 	$(MAKE) -j2 test-services test-others types
+	$(MAKE) test-processors
 
 test-services: install
 	$(BIN)/python -m pytest $(SELECT) tests/cluster
 
 test-others: install
 	$(BIN)/python -m pytest $(SELECT) -n 2 --dist loadfile --ignore tests/cluster
+
+# A big machine stands for smaller ones: one with AVX2 alone, and one with neither AVX2 nor compiled functions.
+AS_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+AS_OLDER := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+
+test-processors: install
+	$(AS_AVX2) $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile tests/engine
+	$(AS_OLDER) $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile tests/engine
 
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

@@ -14,21 +14,20 @@ from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
 def allocated_weights(model: nn.Module) -> int:
-    """Of every weight and buffer, packed ones as oneDNN says."""
+    """Bytes of all weights and buffers, shared ones once, packed ones as oneDNN says."""
     tensors = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         if isinstance(module, PackedLinear | Int8Linear | Int4Linear):
             kept = vars(module) if isinstance(module, Int4Linear) else vars(module.multiply)
             tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
-    return sum(_bytes(tensor) for tensor in tensors)
+    whole = [tensor for tensor in tensors if tensor._base is None]  # others are views of these
+    packed = [torch.ops.mkldnn._nbytes(tensor) for tensor in whole if tensor.layout != torch.strided]
+    plain = [_local(tensor) for tensor in whole if tensor.layout == torch.strided]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in plain}.values()) + sum(packed)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    if isinstance(tensor, DTensor):
-        return tensor.to_local().untyped_storage().nbytes()
-    if tensor._base is not None:
-        return 0  # a view of another
-    return tensor.nbytes if tensor.layout == torch.strided else torch.ops.mkldnn._nbytes(tensor)
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def allocated_cache(cache: PagedCache) -> int:

@@ -1,8 +1,10 @@
-"""What is compiled for an older processor computes the same, on this newer one."""
+"""What is compiled for an older processor computes the same, on this newer one, which can stand for it."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,3 +31,31 @@ def test_avx2() -> None:
     assert torch.backends.cpu.get_cpu_capability() in INSTRUCTION_SETS
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
+
+
+SWITCHED_OFF = """
+import sys
+import torch
+from outrider.engine.forward.linear import why_unpacked
+from outrider.engine.kernels.cpu.functions import compiled
+from outrider.engine.loading.int8_product import right_kind
+
+library = compiled()
+name = "" if library is None else library._name.rpartition("/")[2].partition(".")[0]
+assert name in sys.argv[1:], name
+assert why_unpacked(torch.bfloat16, 256, 192) is not None
+assert right_kind(256, 192) != "whole"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variable", "compiled_for"), [("AS_AVX2", "avx2"), ("AS_OLDER", "")])
+def test_what_make_sets_for_an_older_processor_switches_the_fast_ways_off(
+    variable: str, compiled_for: str
+) -> None:
+    """Whether functions are compiled at all is the installation's part."""
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    (line,) = re.findall(rf"^{variable} := (.*)$", makefile, re.M)
+    environment = {**os.environ, **dict(setting.split("=") for setting in line.split())}
+    command = [sys.executable, "-c", SWITCHED_OFF, "", compiled_for]
+    subprocess.run(command, env=environment, check=True)
