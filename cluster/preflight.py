@@ -55,8 +55,9 @@ def find(settings: Settings, *, here: bool) -> Found:
     from cluster.devices import memories
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import plan_table
+    from outrider.engine.loading.shares import check_shares
     from outrider.engine.loading.vocabulary import check_vocabulary
-    from outrider.engine.loading.weights import check_shares, drafts_in_parallel
+    from outrider.engine.loading.weights import drafts_in_parallel
 
     found = Found(settings)
     try:

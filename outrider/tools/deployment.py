@@ -60,7 +60,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     """
     from cluster.arguments import read_settings
     from cluster.devices import gpus_here, memories, parse_bytes
-    from outrider.engine.loading.weights import check_shares
+    from outrider.engine.loading.shares import check_shares
 
     memory = None if options.memory is None else parse_bytes(options.memory)
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)

@@ -23,15 +23,14 @@ from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
+from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.weights import attach, context_length
-from outrider.engine.parallel.plan import generic, style_of_parameter
+from outrider.engine.parallel.plan import generic
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
 BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
 BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
-GATHERED = ("colwise_gather_output", "colwise_rep")  # styles after which each device has the whole output
-WHOLE = ("replicate", "replicated_with_grad_allreduce")  # tensor-parallel styles that share nothing out
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,17 @@ class ModelSkeleton:
         try:
             with self._fake:
                 self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()
-                self.layers: Mapping[int, LayerShape] = attach(self._model, name).shapes
+                probe = attach(self._model, name)
         except (ValueError, KeyError) as error:
             raise UnsupportedModelError(f"model={name!r} is no decoder-only model: {error}") from error
+        self.layers: Mapping[int, LayerShape] = probe.shapes
+        names = {module: name for name, module in self._model.named_modules()}
+        self._attentions = {layer: names[module] for layer, module in probe.modules.items()}
         text = self._model.config.get_text_config()
         self.vocab_size: int = text.vocab_size
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
-        self.query_heads: int = self._model.config.get_text_config().num_attention_heads
+        self.query_heads = max(numbers_of(text, "num_attention_heads"))  # of the widest layer
 
     def weight_bytes(
         self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True
@@ -106,7 +108,7 @@ class ModelSkeleton:
             kind = quantization if is_linear else None
             stored = self._fp8.get(name, 0) if on_cuda else 0
             stored = stored or self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
-            size += -(-stored // devices) if self._is_shared(name) else stored
+            size += -(-stored // self._parts_of(name, devices))
         is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
         if is_tied and not on_cuda:
             stored = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
@@ -119,7 +121,7 @@ class ModelSkeleton:
         return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
 
     def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
-        bits = 8.0 * self.dtype.itemsize
+        bits = 8.0 * max(self.dtype.itemsize, weight.itemsize)  # some routers stay in float32
         if kind is None or (on_cuda and is_head):
             return bits
         if on_cuda:
@@ -129,20 +131,24 @@ class ModelSkeleton:
             return 4 + 2 * bits / GROUP
         return 8 + 8 * BYTES_OF_OUTPUT / inputs
 
-    def _is_shared(self, parameter: str) -> bool:
-        """Whether tensor parallelism gives each device a part of it."""
-        style = style_of_parameter(parameter, self._model.tp_plan)
-        return style is not None and style not in WHOLE
+    def _parts_of(self, parameter: str, devices: int) -> int:
+        """Devices that tensor parallelism gives a part each; 1: each device has all of it."""
+        module, _, projection = parameter.rpartition(".")[0].rpartition(".")
+        makes_heads = module in self._attentions.values() and projection in ("k_proj", "v_proj")
+        heads = None
+        if makes_heads:
+            heads = next(self.layers[layer][0] for layer, name in self._attentions.items() if name == module)
+        return ranks_that_share(parameter, self._model.tp_plan, devices, heads)
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """What each of ``devices`` stores, where they can share the model (weights.check_shares), and what a
+        """What each of ``devices`` stores, if they can share the model (shares.check_shares), and what a
         drafter beside it stores there.
-
-        Of keys from a fused projection, which is gathered, every device stores all.
         """
-        styles = {name.rpartition(".")[2]: style for name, style in self._model.tp_plan.items()}
-        parts = 1 if styles.get("qkv_proj") in GATHERED else devices
-        shared = {layer: (heads // parts, key, value) for layer, (heads, key, value) in self.layers.items()}
+        plan = self._model.tp_plan
+        shared = {
+            layer: (heads_of_rank(heads, self._attentions[layer], plan, devices), key, value)
+            for layer, (heads, key, value) in self.layers.items()
+        }
         return shared | self._beside_layers
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
@@ -175,7 +181,7 @@ class ModelSkeleton:
             return 0
         name = next(name for name, module in self._model.named_modules() if module is embedding)
         size: int = embedding.weight.numel() * self.dtype.itemsize
-        return -(-size // devices) if self._is_shared(f"{name}.weight") else size
+        return -(-size // self._parts_of(f"{name}.weight", devices))
 
     def modules_in(self, styles: Collection[str]) -> int:
         """That tensor parallelism shares out in one of these styles."""

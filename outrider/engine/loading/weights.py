@@ -14,6 +14,7 @@ from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
 from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
+from outrider.engine.loading.shares import check_shares
 from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
 
@@ -58,32 +59,6 @@ def load_model(settings: EngineSettings) -> Any:
     if device.type == "cpu" and settings.quantization is not None:
         quantize_for_cpu(model, settings.quantization)
     return model
-
-
-def check_shares(settings: EngineSettings) -> None:
-    """Looks at a checkpoint's config alone.
-
-    Raises:
-        UnsupportedModelError: so many ranks cannot share this model evenly; the message says what would do.
-    """
-    whole = AutoConfig.from_pretrained(settings.model)
-    config = whole.get_text_config()
-    size = settings.tensor_parallel
-    if size > 1 and not config.base_model_tp_plan:
-        raise UnsupportedModelError(
-            f"tensor_parallel={size}: transformers has no plan to share model={settings.model!r} between "
-            f"devices, a {config.model_type}; give 1"
-        )
-    for name in ("num_key_value_heads", "num_global_key_value_heads", "num_attention_heads"):
-        counts = getattr(config, name, None) or []
-        for count in [counts] if isinstance(counts, int) else counts:
-            if count % size:
-                raise UnsupportedModelError(
-                    f"tensor_parallel={size}: model={settings.model!r} has {name}={count}, which they "
-                    f"cannot share evenly; give a divisor of {count}"
-                )
-    if size > 1 and is_quantized(whole):
-        QuantizedCheckpoint(whole, settings.model).check_shares(size)
 
 
 def check_config(config: Any, settings: EngineSettings) -> None:

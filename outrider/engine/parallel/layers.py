@@ -19,6 +19,7 @@ from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
 # Layers of one input, of which each rank keeps some outputs, and the one that reads these.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
+KEYS_AND_VALUES = ("k_proj", "v_proj")  # of which there may be fewer heads than ranks
 # Styles of transformers' plans after which the ranks' outputs are added up.
 SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", "moe_tp_experts")
 
@@ -120,6 +121,9 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
         elif isinstance(module, nn.Linear) and type(module).__name__ in LINEAR:
             if style == "colwise":
                 _take_share(module)
+                parent, _, kind = name.rpartition(".")
+                if kind in KEYS_AND_VALUES:
+                    _complete_head(module, kind, model.get_submodule(parent))
             elif style == "rowwise":
                 model.set_submodule(name, RowParallelLinear(_take_share(module), add))
             elif style == "rowwise_split_input":
@@ -134,6 +138,26 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
                 f" {name} ({type(module).__name__}, {style}) are added in an order that depends on the other"
                 " tokens; give tensor_parallel=1"
             )
+
+
+def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
+    """Gives ranks that hold parts of one head of keys or values all of it, if ranks outnumber heads.
+
+    Neighbours share a head, as their query heads are neighbours too.
+    """
+    copies = getattr(attention, "head_dim", 1) // linear.out_features
+    if copies <= 1:
+        return
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for name, part in [*linear.named_parameters()]:
+        parts = part.new_empty(size * len(part), *part.shape[1:])
+        dist.all_gather_into_tensor(parts, part.detach().contiguous())
+        own = parts.chunk(size // copies)[rank // copies].clone()  # so that the others' can go
+        setattr(linear, name, nn.Parameter(own, requires_grad=False))
+    linear.out_features = len(linear.weight)
+    groups: int | None = getattr(attention, "num_key_value_groups", None)
+    if kind == "k_proj" and groups is not None:
+        vars(attention)["num_key_value_groups"] = groups // copies  # query heads of each, here
 
 
 def share_out(module: nn.Module, rank: int, ranks: int) -> bool:

@@ -4,12 +4,32 @@ from collections.abc import Mapping
 
 Plan = Mapping[str, str]  # from names with * in the place of numbers
 
+# Styles that share no weight out: they say what becomes of outputs, or of gradients.
+WHOLE = (
+    "replicate",
+    "replicated_with_grad_allreduce",
+    "mla_kv_a_proj",
+    "local_params",
+    "all_reduce",
+    "moe_tp_experts",
+    "moe_identity_expert",
+    "sequence_parallel",
+)
+ROWWISE = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise")  # a bias of these stays whole
+
 
 def generic(name: str) -> str:
-    """As the plan names it: of any layer."""
+    """Returns a name as the plan has it: of any layer."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def style_of_parameter(name: str, plan: Plan) -> str | None:
-    """Its own, or that of its module; None: ranks do not share it."""
+    """Returns a parameter's own style, or that of its module; None: ranks do not share it."""
     return plan.get(generic(name)) or plan.get(generic(name).rpartition(".")[0])
+
+
+def is_shared(parameter: str, plan: Plan) -> bool:
+    """Whether each rank holds a part of it."""
+    style = style_of_parameter(parameter, plan)
+    is_whole_bias = style in ROWWISE and parameter.endswith(".bias")
+    return style is not None and style not in WHOLE and not is_whole_bias

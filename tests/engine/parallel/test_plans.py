@@ -48,3 +48,13 @@ def test_ranks_of_a_plan_that_gathers_give_logits_of_one_process(
     shared = settings_of(folder, tensor_parallel=2, batch_invariant=batch_invariant)
     [found, _] = ranks.run(logits, logits, shared)
     torch.testing.assert_close(found, expected_logits(folder), rtol=1e-4, atol=1e-4)
+
+
+# Biases of keys and values, and norms of each head, beside the plain kind.
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_ranks_that_outnumber_key_value_heads_give_logits_of_one_process(
+    four_ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    [found, *_] = four_ranks.run(logits, logits, settings_of(folder, tensor_parallel=4))
+    torch.testing.assert_close(found, expected_logits(folder), rtol=1e-4, atol=1e-4)

@@ -17,8 +17,9 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.skeleton import skeleton
-from outrider.engine.loading.weights import check_shares, load_model
+from outrider.engine.loading.weights import load_model
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings

@@ -166,7 +166,14 @@ def test_two_processes_say_what_one_says(
 @pytest.mark.parametrize(
     ("kind", "fields", "size", "named"),
     [
-        ("llama", {}, 4, "num_key_value_heads=2"),
+        ("llama", {"num_attention_heads": 6, "hidden_size": 96}, 4, "num_attention_heads=6"),
+        (
+            "llama",
+            {"num_attention_heads": 6, "hidden_size": 96},
+            3,
+            "num_key_value_heads=2.*multiple of it that divides",
+        ),
+        ("gpt_oss", {}, 2, "shares only .*every device would hold all of model.layers.*.mlp.experts"),
         ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_key_value_heads=6"),
         ("gpt2", {}, 2, "no plan to share"),
     ],
@@ -302,11 +309,16 @@ def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
     return allocated_weights(forward.model), allocated_cache(forward.cache)
 
 
+@pytest.mark.parametrize("size", [2, 4])  # of two key/value heads each rank has one
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_each_rank_holds_what_the_memory_plan_says(ranks: Ranks, tmp_path: Path, kind: str) -> None:
-    settings = settings_of(write_checkpoint(tmp_path, kind), tensor_parallel=2)
+def test_each_rank_holds_what_the_memory_plan_says(
+    ranks: Ranks, four_ranks: Ranks, tmp_path: Path, kind: str, size: int
+) -> None:
+    folder = write_checkpoint(tmp_path, kind, hidden_size=128)  # so that packed layers need no padding
+    settings = settings_of(folder, tensor_parallel=size)
     plan = plan_memory(skeleton(settings), settings, 2**30)
-    for weights, cache in ranks.run(hold, hold, settings):
+    group = ranks if size == 2 else four_ranks
+    for weights, cache in group.run(hold, hold, settings):
         assert cache == plan.cache
         assert weights == pytest.approx(plan.weights, rel=0.01)
 

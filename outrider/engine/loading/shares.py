@@ -1,0 +1,122 @@
+"""What each rank of a tensor-parallel model holds, told from transformers' plan before any weight is read."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
+from outrider.engine.parallel.plan import Plan, generic, is_shared, style_of_parameter
+from outrider.engine.settings import EngineSettings
+
+# Projections whose outputs are keys, by the names that plans use. Heads of the first may be in several ranks.
+KEYS = ("k_proj", "kv_b_proj", "qkv_proj", "query_key_value")
+DIVIDED = "colwise"  # style after which each rank has its own outputs alone
+KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
+LEAST_SHARED = 0.6  # of the bytes: below, more ranks hardly make room for a larger model
+NAMED = 4  # kinds of weights that a message names
+
+
+def numbers_of(config: Any, name: str) -> set[int]:
+    """Values that a field of a text config has in some layer; empty if it has none."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    values = [getattr(layer, name, None) for layer in layers]
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values]
+    return {number for numbers in lists for number in numbers if isinstance(number, int)}
+
+
+def key_projection(attention: str, plan: Plan) -> tuple[str, str] | None:
+    """Name and style of what makes the keys of a layer; None: the plan does not know it.
+
+    attention: name of the layer's attention module.
+    """
+    for name in KEYS:
+        if style := plan.get(f"{generic(attention)}.{name}"):
+            return name, style
+    return None
+
+
+def heads_of_rank(heads: int, attention: str, plan: Plan, ranks: int) -> int:
+    """Key/value heads of a layer that each rank caches, of a model that passed ``check_shares``."""
+    found = key_projection(attention, plan)
+    return max(heads // ranks, 1) if found is not None and found[1] == DIVIDED else heads
+
+
+def ranks_that_share(parameter: str, plan: Plan, ranks: int, heads: int | None) -> int:
+    """Parts that a parameter is cut into: 1 if every rank holds all of it.
+
+    heads: key/value heads of its layer, if it makes them; there are no more parts than these.
+    """
+    if not is_shared(parameter, plan):
+        return 1
+    is_divided = style_of_parameter(parameter, plan) == DIVIDED
+    return min(ranks, heads) if heads is not None and is_divided else ranks
+
+
+def check_shares(settings: EngineSettings) -> None:
+    """Looks at a checkpoint's config alone.
+
+    Raises:
+        UnsupportedModelError: so many ranks cannot share this model, or hardly would; the message says what
+            would do.
+    """
+    size = settings.tensor_parallel
+    if size == 1:
+        return
+    whole = AutoConfig.from_pretrained(settings.model)
+    config = whole.get_text_config()
+    given = f"tensor_parallel={size}: model={settings.model!r}"
+    if not config.base_model_tp_plan:
+        raise UnsupportedModelError(
+            f"tensor_parallel={size}: transformers has no plan to share model={settings.model!r} between "
+            f"devices, a {config.model_type}; give 1"
+        )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(whole, dtype=torch.bfloat16)
+    _check_heads(config, model.tp_plan, size, given, is_quantized=is_quantized(whole))
+    _check_bytes(model, given)
+    if is_quantized(whole):
+        QuantizedCheckpoint(whole, settings.model).check_shares(size)
+
+
+def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized: bool) -> None:
+    """Raises UnsupportedModelError if a head would be torn apart."""
+    divided = {name.rpartition(".")[2] for name, style in plan.items() if style == DIVIDED} & {*KEYS}
+    if not divided:
+        return  # every rank computes all heads
+    for name in (*KV_HEADS, "num_attention_heads"):
+        for count in sorted(numbers_of(config, name)):
+            if count % size == 0:
+                continue
+            may_repeat = divided == {"k_proj"} and name in KV_HEADS and not is_quantized
+            copies, rest = divmod(size, count)
+            if may_repeat and not rest and not any(dim % copies for dim in _head_dims(config)):
+                continue  # as many ranks hold the same head
+            wanted, heads = f"a divisor of {count}", numbers_of(config, "num_attention_heads")
+            if may_repeat:
+                wanted += f", or a multiple of it that divides num_attention_heads={min(heads)}"
+            raise UnsupportedModelError(
+                f"{given} has {name}={count}, which they cannot share evenly; give {wanted}"
+            )
+
+
+def _head_dims(config: Any) -> set[int]:
+    return numbers_of(config, "head_dim") or {config.hidden_size // config.num_attention_heads}
+
+
+def _check_bytes(model: Any, given: str) -> None:
+    """Raises UnsupportedModelError if each rank would hold most of the model."""
+    whole: dict[str, int] = {}
+    total = 0
+    for name, weight in model.named_parameters():
+        total += weight.numel()
+        if not is_shared(name, model.tp_plan):
+            whole[generic(name)] = whole.get(generic(name), 0) + weight.numel()
+    shared = 1 - sum(whole.values()) / total
+    if shared < LEAST_SHARED:
+        largest = sorted(whole, key=lambda name: -whole[name])[:NAMED]
+        raise UnsupportedModelError(
+            f"{given} is a {model.config.get_text_config().model_type}, of whose weights transformers' plan"
+            f" shares only {shared:.0%}: every device would hold all of {', '.join(largest)}; give 1"
+        )
