@@ -27,7 +27,7 @@ from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
 from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, response_events
-from gateway.api.openai.responses import ResponseRequest, renamed, told_back
+from gateway.api.openai.responses import ResponseRequest, own_name, renamed, told_back
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import Answer, events, is_long
 from gateway.api.page import add_page
@@ -124,7 +124,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         try:
             body = asked.body.of_chat()
             conversation = await body.chat(prompts)
-            asked = asked.also_ignoring(conversation.prompt.left_out)
+            asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
             prepared = await body.prepared(generation, conversation, caller)
         except InvalidRequestError as error:
             raise renamed(error) from error

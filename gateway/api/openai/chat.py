@@ -10,7 +10,7 @@ from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.field_types import Label
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.messages import MAX_MESSAGES, Message
-from gateway.api.openai.rendering import ChatPrompts, Rendered
+from gateway.api.openai.rendering import KWARGS, ChatPrompts, Rendered
 from gateway.api.openai.response_template import CALLS, THINKING, marks
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.thinking import thoughts_before
@@ -21,6 +21,7 @@ from gateway.generation.form import Form
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
 
+EFFORT = "reasoning_effort"
 MAX_KWARGS = 32  # of a chat template
 
 
@@ -100,8 +101,11 @@ class ChatRequest(GenerationRequest):
         elif self.tool_choice not in ("none", "auto"):
             raise InvalidRequestError("tool_choice", "needs tools")
         if self.reasoning_effort is not None:
-            more.setdefault("reasoning_effort", self.reasoning_effort)
+            more.setdefault(EFFORT, self.reasoning_effort)
         prompt = await prompts.rendered(self.messages, tools=tools, more=more)
+        if EFFORT not in self.chat_template_kwargs:  # it was asked for by its own name
+            left_out = tuple(name.replace(f"{KWARGS}.{EFFORT}", EFFORT) for name in prompt.left_out)
+            prompt = replace(prompt, left_out=left_out)
         return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form, prompts.ends)
 
     def _form(

@@ -71,10 +71,15 @@ class ChatTemplate:
         self._template = None if source is None else environment.from_string(source)
         self._with_tools = None if of_tools is None else environment.from_string(of_tools)
         self.sources = f"{source or ''}{with_tools or ''}"
-        self.knows_tools = "tools" in find_undeclared_variables(environment.parse(of_tools or ""))
+        # Names that the template asks for, by whether a chat offers tools.
+        self.asks_for = {
+            with_tools: find_undeclared_variables(environment.parse(text or ""))
+            for with_tools, text in ((False, source), (True, of_tools))
+        }
+        self.knows_tools = "tools" in self.asks_for[True]
         # A template that does not name the role was written before there was one: it has system instead.
         self.knows_developer = bool(DEVELOPER.search(self.sources))
-        named = find_undeclared_variables(environment.parse(source or "")) - special_tokens.keys()
+        named = self.asks_for[False] - special_tokens.keys()
         for name in sorted(name for name in named if name.endswith("_token")):
             logger.warning("the chat template writes %s, which no file of the tokenizer gives: empty", name)
         self._takes: dict[tuple[Role, bool], tuple[bool, bool]] = {}

@@ -6,7 +6,7 @@ character by a sign that no caller sent. Tokenized piece by piece, it stays text
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from gateway.errors import InvalidRequestError
@@ -54,10 +54,11 @@ def free_signs(value: Any, count: int) -> list[str]:
         InvalidRequestError: it has nearly all of them.
     """
     texts = [*_texts(value)]
-    free = [sign for sign in SIGNS if not any(sign in text or spelled(sign) in text for text in texts)]
-    if len(free) < count:
+    free = (sign for sign in SIGNS if not any(sign in text or spelled(sign) in text for text in texts))
+    signs = [*islice(free, count)]
+    if len(signs) < count:
         raise InvalidRequestError("messages", "at most 30 of the characters U+FDD0 to U+FDEF are accepted")
-    return free[:count]
+    return signs
 
 
 def spelled(sign: str) -> str:

@@ -16,6 +16,7 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.tokenization import LONG_TEXT
 
 LEFT_OUT = "the model's chat template leaves it out, so the model would not see it"
+KWARGS = "chat_template_kwargs"
 SEEN = 32  # characters of a text that are looked for, should a template have lost what was put behind it
 
 
@@ -97,6 +98,7 @@ class ChatPrompts:
         begin_answer: bool,
         more: Mapping[str, Any],
     ) -> Rendered:
+        unread = tuple(f"{KWARGS}.{name}" for name in more.keys() - self.template.asks_for[bool(tools)])
         cut, sign = free_signs([messages, tools, dict(more)], 2)
         messages = [self._cut(message, cut) for message in messages]
         tools, more = self._marks.cut(tools, cut), self._marks.cut(dict(more), cut)
@@ -110,8 +112,8 @@ class ChatPrompts:
         try:
             marked = told(*_with_numbers(messages, tools, numbered))
         except InvalidRequestError:  # the template reads what the numbers changed
-            return Rendered(_pieces(text, cut), text)
-        left_out = _left_out(numbered, marked, text)
+            return Rendered(_pieces(text, cut), text, unread)
+        left_out = unread + _left_out(numbered, marked, text)
         *_, begun = numbered.number.split(marked)
         is_same = numbered.number.sub("", marked) == text
         return Rendered(_pieces(text, cut), begun if is_same else text, left_out)

@@ -179,8 +179,13 @@ TRANSLATED = {"tools", "tool_choice", "max_tokens", "max_completion_tokens", "lo
 
 def renamed(error: InvalidRequestError) -> InvalidRequestError:
     """With the response's own name for the field."""
-    first, dot, rest = error.field.partition(".")
-    return type(error)(f"{NAMES.get(first, first)}{dot}{rest}", error.message)
+    return type(error)(own_name(error.field), error.message)
+
+
+def own_name(field: str) -> str:
+    """Returns the response's own name for a chat's field."""
+    first, dot, rest = field.partition(".")
+    return f"{NAMES.get(first, first)}{dot}{rest}"
 
 
 def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:

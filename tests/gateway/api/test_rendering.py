@@ -119,6 +119,25 @@ async def test_words_of_an_assistant_that_the_template_leaves_out_are_named_in_t
     )
 
 
+@pytest.mark.parametrize(
+    "source", [CHATML, "{{ reasoning_effort }}{% if thinks is defined %}{% endif %}" + CHATML]
+)
+async def test_what_is_told_to_a_template_that_does_not_ask_for_it_is_named_in_the_header(tokenizer, source):
+    ask = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    ask |= {"reasoning_effort": "low", "chat_template_kwargs": {"thinks": False}}
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), template=ChatTemplate(source, {})) as client:
+        response = await client.post("/v1/chat/completions", json=ask)
+    assert response.status_code == 200
+    ignored = "chat_template_kwargs.thinks, reasoning_effort" if source == CHATML else None
+    assert response.headers.get(IGNORED) == ignored
+
+
+async def test_a_response_names_what_its_template_does_not_ask_for_by_its_own_name(client):
+    ask = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"effort": "low"}}
+    response = await client.post("/v1/responses", json=ask)
+    assert response.headers.get(IGNORED) == "reasoning.effort"
+
+
 async def test_a_text_that_the_template_changes_counts_as_shown():
     source = "{% for m in messages %}{{ m.content | upper | replace('A', 'AA') }}{% endfor %}"
     assert await told(source, "a b") == "AA B"
