@@ -62,6 +62,7 @@ def main(arguments: list[str]) -> None:
             engine.vocab_size,
             engine.max_length,
             engine.slow_because,
+            engine.promise,
             imports_s,
             engine.load_timings,
         )

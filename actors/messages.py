@@ -90,6 +90,7 @@ class Ready(Message, frozen=True):
     vocab_size: int
     max_length: int  # tokens of the longest sequence
     slow_because: tuple[str, ...]  # why steps on its GPU are slower than they could be
+    promise: str  # how far the same seed gives the same text
     imports_s: float
     load_timings: LoadTimings
 

@@ -114,6 +114,7 @@ class Worker:
             "vocab_size": self._ready.vocab_size,
             "max_length": self._ready.max_length,
             "slow_because": self._ready.slow_because,
+            "promise": self._ready.promise,
             "settings": self._ready.settings.model_dump(exclude={"model"}),
         }
 

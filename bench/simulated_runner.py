@@ -113,6 +113,7 @@ class SimulatedRunner:
 
     load_timings = LoadTimings()
     slow_because: tuple[str, ...] = ()
+    promise: str = "same seed, same text: no model is computed"
     vocab_size = VOCAB_SIZE
     context_length = MAX_LENGTH
     end_token_ids = frozenset[int]()

@@ -6,9 +6,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cluster.settings import Settings
+from cluster.tracing import EXPORTER, FILE
 from protos.trust import SHORTEST_TOKEN, Trust
 
 API_KEYS = "OUTRIDER_API_KEYS"  # separated by commas
+TRACING = EXPORTER, FILE
 TOKEN = "OUTRIDER_TOKEN"  # the same for every start of a deployment; without it each start draws one
 
 
@@ -45,8 +47,28 @@ def joining_trust(settings: Settings) -> Trust:
     return shared_trust(settings)
 
 
-def check_access(settings: Settings, keys: list[str]) -> None:
-    """Raises ValueError if callers from other machines are invited and none of them would need a key."""
+def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> None:
+    """
+    Args:
+        is_elsewhere: whether Ray runs this in a process of its own, as for a config file. Its environment
+            is that of ``ray start``, so API keys in that of ``serve run`` are not seen.
+
+    Raises:
+        ValueError: there are no keys though they are required, or callers from other machines are invited and
+            none of them would need one.
+    """
+    access = settings.access
+    if not keys and (access.require_keys or (access.require_keys is None and is_elsewhere)):
+        why = (
+            f"; {API_KEYS} in the environment of `serve run` does not reach an application of a config file"
+            if is_elsewhere
+            else ""
+        )
+        raise ValueError(
+            f"access.require_keys={access.require_keys}: there are no API keys{why}. Give "
+            f"access.api_keys_file, or {API_KEYS} to `ray start` or in the application's runtime_env; or "
+            "answer callers without keys by access.require_keys=false"
+        )
     host = settings.addresses.http_host
     if not keys and not settings.access.allow_anonymous and not _is_loopback(host):
         raise ValueError(
@@ -54,6 +76,13 @@ def check_access(settings: Settings, keys: list[str]) -> None:
             f"access.api_keys_file or {API_KEYS}, or addresses.http_host=127.0.0.1, or waive them by "
             "access.allow_anonymous=true"
         )
+
+
+def report_environment(*, is_elsewhere: bool) -> str:
+    """Names the variables that the start has read and found, without their values."""
+    found = [name for name in (API_KEYS, TOKEN, *TRACING) if os.environ.get(name)]
+    where = "that of `ray start`, not of `serve run`" if is_elsewhere else "that of this command"
+    return f"the environment of this start is {where}; set in it: {', '.join(found) or 'nothing of ours'}"
 
 
 def _read(setting: str, path: str) -> bytes:

@@ -5,6 +5,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 from cluster.settings import Settings
 
@@ -27,31 +28,49 @@ def announce_when_ready(settings: Settings, key: str | None, metrics_address: st
 def _announce(settings: Settings, key: str | None, metrics_address: str) -> None:
     addresses = settings.addresses
     url = f"http://{addresses.http_host}:{addresses.http_port}"
-    expected = {"", *settings.drafts}
-    while not expected <= _ready(f"{url}/health", key):
+    while (health := _health(f"{url}/health", key)) is None:
         time.sleep(POLL_S)
+    print(announcement(settings, key, metrics_address, health), flush=True)
+
+
+def announcement(settings: Settings, key: str | None, metrics_address: str, health: dict[str, Any]) -> str:
+    """Says what is served, where, to whom and with which promise.
+
+    Args:
+        key: an API key, if they are needed.
+        metrics_address: host:port of Ray's exporter.
+        health: what GET /health answers to whoever has the key.
+    """
+    addresses = settings.addresses
+    url = f"http://{addresses.http_host}:{addresses.http_port}"
+    there = {worker["draft"] for worker in health["workers"]}
     port = addresses.direct_grpc_port
     direct = "" if port is None else f"           {addresses.http_host}:{port}, past Serve's proxy\n"
     authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
-    print(
+    promises = {worker["promise"]: None for worker in health["workers"] if worker["role"] == "target"}
+    missing = [name for name in settings.drafts if name not in there]
+    return (
         f"\nOutrider serves {settings.target.name}\n"
         f"  HTTP     {url}/v1/completions\n"
         f"  gRPC     {addresses.http_host}:{addresses.grpc_port}, outrider.v1.Generation\n"
         f"{direct}"
         f"  page     {url}/\n"
         f"  metrics  http://{metrics_address}/metrics\n"
-        "A first request:\n"
+        f"  access   {health['access']}\n"
+        + "".join(f"  promise  {promise}\n" for promise in promises)
+        + "".join(f"  without  draft {name!r}, which has no worker yet\n" for name in missing)
+        + "A first request:\n"
         f"  curl {url}/v1/completions{authorization} -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(FIRST_REQUEST)}'\n",
-        flush=True,
+        f"-d '{json.dumps(FIRST_REQUEST)}'\n"
     )
 
 
-def _ready(url: str, key: str | None) -> set[str]:
-    """Drafts of which a worker has joined; an empty name is the target's."""
+def _health(url: str, key: str | None) -> dict[str, Any] | None:
+    """What a gateway tells of itself, once it is ready."""
     request = urllib.request.Request(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=1) as answer:
-            return {worker["draft"] for worker in json.load(answer)["workers"]}
+            health: dict[str, Any] = json.load(answer)
+            return health
     except (urllib.error.URLError, OSError):
-        return set()
+        return None

@@ -1,5 +1,6 @@
 """The Serve application: gateway, target and draft, each in processes of their own."""
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from ray.serve import Application, Deployment
 from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
-from cluster.access import api_keys, check_access, joining_trust, shared_trust
+from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
 from cluster.arguments import SettingsError, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.preflight import Preflight
@@ -26,9 +27,11 @@ from cluster.start import (
 )
 from cluster.stop import GATEWAY
 from cluster.tracing import start_tracing, tracing_environment
-from gateway.api.access import digest
+from gateway.api.access import digest, who_is_answered
 from gateway.deployment import Gateway, draft_deployment
 from protos.trust import Trust
+
+logger = logging.getLogger("ray.serve")
 
 JOINS = "joins"
 SPARE_REQUESTS = 64  # at a time beyond those that generate: health, models, refusals
@@ -42,11 +45,14 @@ def app(arguments: dict[str, Any]) -> Application:
         VocabularyMismatch: draft and target do not share a vocabulary.
         UnsupportedModelError: a model cannot be served, or not by so many ranks.
         ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
-            too little memory, or other machines could ask without an API key.
+            too little memory, or somebody could ask without an API key who should not.
     """
     settings = read_settings(arguments)
+    is_elsewhere = _is_in_a_task()
+    logger.info(report_environment(is_elsewhere=is_elsewhere))
     keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
-    check_access(settings, keys)
+    check_access(settings, keys, is_elsewhere=is_elsewhere)
+    logger.info(who_is_answered(bool(keys), anonymous=settings.access.allow_anonymous))
     settings = _checked(settings)
     start_serve(settings, keys[0] if keys else None)
     workers = [_target(settings, trust, tracing)]
@@ -91,6 +97,11 @@ def draft(arguments: dict[str, Any]) -> Application:
         raise SettingsError(f"{JOINS}={name!r} is no draft of these settings: one of {there} is")
     trust, tracing = joining_trust(settings), tracing_environment()
     return _draft(_checked(settings), name, trust, tracing)
+
+
+def _is_in_a_task() -> bool:
+    """Whether Ray runs this for Serve, as it does for a config file, and not the command that was given."""
+    return ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None
 
 
 def _checked(settings: Settings) -> Settings:

@@ -44,6 +44,7 @@ class Part:
     allowed: int  # bytes of one device that one replica may take
     replan: Callable[[EngineSettings], MemoryPlan]  # under other settings
     costs: Callable[[], StepCosts]  # of its steps
+    promise: str  # how far the same seed gives the same text, if it is the target's
 
     @property
     def title(self) -> str:
@@ -212,7 +213,8 @@ def _part(
     def costs() -> StepCosts:
         return step_costs(model, engine, on_cuda=gpus > 0)
 
-    return Part(role, group, plan(engine), per_device, engine, allowed, plan, costs)
+    promise = model.promise(engine)
+    return Part(role, group, plan(engine), per_device, engine, allowed, plan, costs, promise)
 
 
 def _refusal(part: Part, memory: int, before: int) -> str:

@@ -16,6 +16,7 @@ def plan_table(deployment: DeploymentPlan) -> str:
     """Bytes by use for each role, how full the devices are, how many sequences the caches hold."""
     parts = [part for device in deployment.devices for part in device.parts]
     lines = [_model(part) for part in parts]
+    lines.append(deployment.target.promise)
     lines += ["", _row("GB on each device", [part.title for part in parts])]
     for use in ROWS:
         lines.append(_row(use, [f"{getattr(part.plan, use) / GB:.3f}" for part in parts]))

@@ -153,6 +153,11 @@ class AccessSettings(CallerSettings):
     """Which callers are answered. OUTRIDER_API_KEYS in the environment holds keys too."""
 
     api_keys_file: str | None = Field(default=None, description="file with one API key a line")
+    require_keys: bool | None = Field(
+        default=None,
+        description="refuse to start without API keys; None: if a config file of Serve has the settings,"
+        " since the environment of `serve run` does not reach those",
+    )
 
 
 class TlsSettings(Group):

@@ -16,11 +16,21 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def who_is_answered(has_keys: bool, *, anonymous: bool) -> str:
+    """Says in one line whether callers need an API key, and which do not."""
+    if has_keys:
+        return "every caller needs an API key"
+    if anonymous:
+        return "anybody is answered without an API key"
+    return "callers on this machine need no API key, nor does whatever a proxy on it passes on"
+
+
 class Authentication:
     """Decides by the key presented, or by the caller's address where no keys are configured."""
 
     def __init__(self, key_digests: tuple[str, ...], *, anonymous: bool) -> None:
         """anonymous: whether anyone may ask without a key, from anywhere."""
+        self.told = who_is_answered(bool(key_digests), anonymous=anonymous)
         self._key_digests = key_digests
         self._anonymous = anonymous
 

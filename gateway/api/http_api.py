@@ -168,6 +168,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             ToldWorker(**vars(link.worker), no_drafts_because=link.no_drafts_because)
             for link in generation.fleet.links()
         ]
+        body["access"] = authentication.told
         body["pace"] = generation.paces.settings
         if generation.refused_live is not None:
             body["refused_live_settings"] = generation.refused_live

@@ -37,6 +37,7 @@ class Health(TypedDict):
 
     status: Literal["ok"] | Lack
     workers: NotRequired[list[ToldWorker]]
+    access: NotRequired[Annotated[str, Field(description="whether callers need an API key")]]
     pace: NotRequired[PaceSettings]
     refused_live_settings: NotRequired[
         Annotated[str, Field(description="why the newest user_config is not in force; left out: it is")]

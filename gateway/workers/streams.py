@@ -62,6 +62,7 @@ class Worker:
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
     places: tuple[dict[str, Any], ...] = ()  # of those: device, memory, threads (actors/messages.py, Place)
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
+    promise: str = ""  # how far the same seed gives the same text, if it holds the target
     settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs
     draft: str = ""  # name of the draft that it holds; empty: it holds the target
 

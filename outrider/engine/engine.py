@@ -153,6 +153,11 @@ class Engine:
         return self.runner.slow_because
 
     @property
+    def promise(self) -> str:
+        """How far the same seed gives the same text, in one line."""
+        return self.runner.promise
+
+    @property
     def last_step(self) -> StepTimings | None:
         """Where the time of the newest step went."""
         return self.runner.last_step

@@ -107,6 +107,7 @@ class Runner(Protocol):
     cache: PagedCache
     load_timings: LoadTimings
     slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
+    promise: str  # how far the same seed gives the same text
     last_step: StepTimings | None
     vocab_size: int
     context_length: int  # tokens
@@ -147,6 +148,7 @@ class ModelRunner:
         self.cache = forward.cache
         self.load_timings = forward.load_timings
         self.slow_because = forward.slow_because
+        self.promise = forward.promise
         self.last_step: StepTimings | None = None
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.context_length = context_length(self.model)

@@ -1,8 +1,18 @@
 """Who gets in, as configured."""
 
+from contextlib import nullcontext
+
 import pytest
 
-from cluster.access import API_KEYS, TOKEN, api_keys, check_access, joining_trust, shared_trust
+from cluster.access import (
+    API_KEYS,
+    TOKEN,
+    api_keys,
+    check_access,
+    joining_trust,
+    report_environment,
+    shared_trust,
+)
 from cluster.arguments import read_settings
 
 FILE = "access.api_keys_file"
@@ -33,14 +43,43 @@ def test_a_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
 def test_other_machines_are_invited_only_with_keys_or_a_waiver(host):
     invited = {"addresses.http_host": host}
     with pytest.raises(ValueError, match=f"addresses.http_host='{host}'.*access.allow_anonymous"):
-        check_access(read_settings(invited), [])
-    check_access(read_settings(invited), ["key"])
-    check_access(read_settings({**invited, "access.allow_anonymous": "true"}), [])
+        check_access(read_settings(invited), [], is_elsewhere=False)
+    check_access(read_settings(invited), ["key"], is_elsewhere=False)
+    check_access(read_settings({**invited, "access.allow_anonymous": "true"}), [], is_elsewhere=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_this_machine_needs_none(host):
-    check_access(read_settings({"addresses.http_host": host}), [])
+    check_access(read_settings({"addresses.http_host": host}), [], is_elsewhere=False)
+
+
+@pytest.mark.parametrize(
+    ("required", "is_elsewhere", "refused"),
+    [
+        ({}, True, "access.require_keys=None: .*the environment of `serve run` does not reach"),
+        ({}, False, None),
+        ({"access.require_keys": False}, True, None),
+        ({"access.require_keys": True}, False, "access.require_keys=True: there are no API keys"),
+    ],
+)
+def test_check_access_without_keys_refuses_where_they_are_required_or_may_have_been_lost(
+    required, is_elsewhere, refused
+):
+    """Ray builds the application of a config file in a process with the environment of `ray start`."""
+    settings = read_settings(required)
+    check_access(settings, ["key"], is_elsewhere=is_elsewhere)
+    with pytest.raises(ValueError, match=refused) if refused else nullcontext():
+        check_access(settings, [], is_elsewhere=is_elsewhere)
+
+
+def test_report_environment_names_what_is_set_and_no_value(monkeypatch):
+    monkeypatch.setenv(API_KEYS, "a secret key")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    told = report_environment(is_elsewhere=True)
+    assert told == (
+        "the environment of this start is that of `ray start`, not of `serve run`; set in it: "
+        "OUTRIDER_API_KEYS, OTEL_TRACES_EXPORTER"
+    )
 
 
 def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):

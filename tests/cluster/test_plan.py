@@ -208,6 +208,7 @@ def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, cap
     assert main(["plan", str(file), "--memory", "80GB", "--draft-memory", "24GB"]) == 0
     told = capsys.readouterr().out
     assert "A device with 80.00 GB has 1 x target" in told
+    assert "\nsame seed, same text: exactly but for near-ties, in float32\n" in told
     assert "A device with 24.00 GB has 1 x draft" in told
     weights = dict(re.findall(r"^(\w+ \w+(?: in int4)?) +(\d+\.\d{3})", told, re.MULTILINE))
     assert float(weights["1B float32"]) == pytest.approx(3.926, rel=0.01)

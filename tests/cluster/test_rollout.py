@@ -77,6 +77,7 @@ def applications(models: dict[str, str], joined: dict[str, str], **live: Any) ->
     """joined: models of drafts by name, each an application of its own."""
     settings = {
         "target.model": models["target"],
+        "access.require_keys": False,
         "target.dtype": "float32",
         "target.threads": 1,
         "target.cache_memory": CACHE,

@@ -1,6 +1,7 @@
 """The engine's contract: what it keeps, takes back, ends, reports and refuses."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.row import TokenLists
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
+from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.validation import check_sampling
@@ -41,6 +43,23 @@ def engine_of(folder: Path) -> Engine:
     return Engine.from_settings(
         EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**22, prefill_chunk=16)
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"dtype": "float32"}, "exactly but for near-ties, in float32"),
+        ({"dtype": "bfloat16"}, "up to rounding, in bfloat16: .*target.batch_invariant=true makes it exact"),
+        ({"dtype": "bfloat16", "batch_invariant": True}, "exactly, in bfloat16 with batch-invariant"),
+    ],
+)
+def test_engine_says_how_far_it_keeps_the_first_promise_as_its_plan_does(
+    folders: dict[str, Path], settings: dict[str, Any], told: str
+) -> None:
+    asked = EngineSettings(model=str(folders["llama"]), cache_memory=2**22, **settings)
+    engine = Engine.from_settings(asked)
+    assert re.match(f"same seed, same text: {told}", engine.promise)
+    assert skeleton(asked).promise(asked) == engine.promise
 
 
 def run(engine: Engine) -> list[Result]:

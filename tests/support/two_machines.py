@@ -54,7 +54,7 @@ def application(pace: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": "default",
         "import_path": "cluster:app",
-        "args": {**SETTINGS, **SERVED},
+        "args": {**SETTINGS, **SERVED, "access.require_keys": False},
         "deployments": [{"name": "gateway", "user_config": pace}],
     }
 

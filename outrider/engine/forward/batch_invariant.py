@@ -249,10 +249,13 @@ def check_rows_are_apart(model: Any, name: str) -> None:
     Raises:
         UnsupportedModelError: one token's result depends on others beyond attention, whatever the shape.
     """
+    if (reason := why_rows_mix(model)) is not None:
+        raise UnsupportedModelError(f"batch_invariant=True with model={name!r}: {reason}")
+
+
+def why_rows_mix(model: Any) -> str | None:
+    """Why one token's result depends on others beyond attention, whatever the shape; None: it does not."""
     reasons = {MIXES_ROWS.get(type(module).__name__) for module in model.modules()} - {None}
     if any(parameter.ndim > 2 for parameter in model.parameters()):
         reasons.add("how many tokens an expert multiplies at once depends on the others")
-    if reasons:
-        raise UnsupportedModelError(
-            f"batch_invariant=True with model={name!r}: {'; '.join(map(str, reasons))}"
-        )
+    return "; ".join(sorted(map(str, reasons))) or None

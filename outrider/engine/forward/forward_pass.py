@@ -21,6 +21,7 @@ from outrider.engine.forward.batch_invariant import (
     cut,
     gathered_pass,
     paged_pass,
+    why_rows_mix,
 )
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
 from outrider.engine.forward.graphs import (
@@ -36,6 +37,7 @@ from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
+from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
@@ -45,6 +47,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.device_room import DeviceRoom
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
+from outrider.engine.promise import first_promise
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Numbers, StepInput
 
@@ -92,6 +95,13 @@ class ForwardPass:
             "threads": torch.get_num_threads(),
         }
         self.settings = settings = settings.model_copy(update=found)
+        is_stored_so = is_quantized(self.model.config)
+        self.promise = first_promise(
+            settings,
+            str(dtype).removeprefix("torch."),
+            is_quantized=settings.quantization is not None or is_stored_so,
+            why_rows_mix=why_rows_mix(self.model),
+        )
         self.group, self.beside = group, beside
         self._is_leader = group is None or group.rank == 0  # states are read there alone
         self._hidden_layers = () if beside is None or not self._is_leader else beside.hidden_layers

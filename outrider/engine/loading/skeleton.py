@@ -19,6 +19,7 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
+from outrider.engine.forward.batch_invariant import why_rows_mix
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
@@ -26,6 +27,7 @@ from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.weights import attach, context_length
 from outrider.engine.parallel.plan import generic
+from outrider.engine.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
@@ -89,6 +91,15 @@ class ModelSkeleton:
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
         self.query_heads = max(numbers_of(text, "num_attention_heads"))  # of the widest layer
+
+    def promise(self, settings: EngineSettings) -> str:
+        """How far the same seed gives the same text, as its engine would say."""
+        return first_promise(
+            settings,
+            str(self.dtype).removeprefix("torch."),
+            is_quantized=settings.quantization is not None or is_quantized(self._model.config),
+            why_rows_mix=why_rows_mix(self._model),
+        )
 
     def weight_bytes(
         self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True

@@ -1,5 +1,7 @@
 """Who may ask."""
 
+import re
+
 import pytest
 
 from gateway.api.access import LOCAL, Authentication, digest, peer_host
@@ -69,3 +71,16 @@ def test_who_asks_is_told_by_the_key_or_by_being_on_this_machine():
 )
 def test_the_peers_that_grpc_names(peer, host):
     assert peer_host(peer) == host
+
+
+@pytest.mark.parametrize(
+    ("keys", "anonymous", "told"),
+    [
+        (KEYS, False, "every caller needs an API key"),
+        (KEYS, True, "every caller needs an API key"),
+        ((), True, "anybody is answered without an API key"),
+        ((), False, "callers on this machine need no API key, nor does .* a proxy on it"),
+    ],
+)
+def test_authentication_says_who_is_answered_without_a_key(keys, anonymous, told):
+    assert re.match(told, Authentication(keys, anonymous=anonymous).told)

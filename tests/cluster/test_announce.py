@@ -1,0 +1,34 @@
+"""What `serve run` prints once the service is ready."""
+
+from cluster import announce
+from cluster.announce import announcement
+from cluster.arguments import read_settings
+
+PROMISE = "same seed, same text: up to rounding, in bfloat16"
+TARGET = {"role": "target", "draft": "", "promise": PROMISE}
+DRAFT = {"role": "draft", "draft": "model", "promise": "of no interest"}
+OPEN = "anybody is answered without an API key"
+
+
+def test_announcement_says_where_to_whom_and_with_which_promise():
+    health = {"workers": [TARGET, TARGET, DRAFT], "access": OPEN}
+    told = announcement(read_settings({}), None, "10.0.0.1:8080", health)
+    assert f"  access   {OPEN}\n" in told
+    assert told.count(f"  promise  {PROMISE}\n") == 1
+    assert "of no interest" not in told
+    assert "without  draft" not in told
+    assert "http://10.0.0.1:8080/metrics" in told
+
+
+def test_announcement_of_a_service_whose_draft_has_not_come_names_the_draft():
+    told = announcement(read_settings({}), "key", "h:1", {"workers": [TARGET], "access": OPEN})
+    assert "  without  draft 'model', which has no worker yet\n" in told
+    assert "Bearer <your API key>" in told
+
+
+def test_announce_waits_until_the_gateway_is_ready(monkeypatch, capsys):
+    answers = iter([None, None, {"workers": [TARGET, DRAFT], "access": OPEN}])
+    monkeypatch.setattr(announce, "_health", lambda url, key: next(answers))
+    monkeypatch.setattr(announce, "POLL_S", 0.0)
+    announce._announce(read_settings({}), None, "h:1")
+    assert "A first request:" in capsys.readouterr().out
