@@ -31,6 +31,7 @@ class Stats:
     drafted: int = 0  # tokens
     verified: int = 0  # drafted tokens whose position was reached
     forced: int = 0  # tokens that stand because a grammar left nothing else; they count as nothing else
+    ends: int = 0  # of those that stand, ends of answers: the target said these itself too
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
     prepared_for: int = 0  # verdicts for which the draft worker had prepared
     ahead_hits: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
@@ -62,6 +63,7 @@ class Stats:
                     self.drafted += event.drafted
                     self.verified += event.verified
                     self.accepted_lengths[event.accepted] += 1
+                    self.ends += event.drafted_end is not None
                     counts = 1, event.drafted, event.verified, event.accepted
                     for what, count in zip(BY_DRAFTER, counts, strict=True):
                         self.drafted_by[event.proposal.drafter, what] += count
@@ -107,8 +109,8 @@ class Stats:
 
     @property
     def tokens(self) -> int:
-        """Committed: every Verdict adds one of the target's own."""
-        return self.accepted + self.forced + self.target_passes
+        """Committed: every Verdict adds one of the target's own, also an end that was drafted."""
+        return self.accepted - self.ends + self.forced + self.target_passes
 
     @property
     def fallbacks(self) -> int:

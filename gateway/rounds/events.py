@@ -96,9 +96,28 @@ class VerdictFell:
         return len(self.proposal.draft) - len(self.reply.forced_nodes)
 
     @property
+    def drafted_end(self) -> int | None:
+        """Node of the Draft that is the end which the target came to; None: the end was not guessed.
+
+        The target judges a guess by its own token, and its Verdict ends with an end of the sequence. So the
+        node is right though the Verdict does not list it.
+        """
+        if not self.reply.finish_reason:
+            return None
+        last = self.reply.tokens[-1]
+        tokens, forced = self.proposal.draft.tokens, self.reply.forced_nodes
+        return next((node for node in self._following if tokens[node] == last and node not in forced), None)
+
+    @property
+    def standing(self) -> list[int]:
+        """Nodes of the Draft that are what the target said, root first."""
+        end = self.drafted_end
+        return [*self.reply.accepted, *(() if end is None else (end,))]
+
+    @property
     def accepted(self) -> int:
         """Drafted tokens that stand."""
-        return len(self.reply.accepted) - self.forced_nodes
+        return len(self.standing) - self.forced_nodes
 
     @property
     def verified(self) -> int:
@@ -107,13 +126,19 @@ class VerdictFell:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a drafted token follows those that stand, and is not the end that the target came to."""
-        draft, path = self.proposal.draft, self.reply.accepted
-        end = path[-1] if path else ROOT
-        following = {node for node, parent in enumerate(draft.parents) if parent == end}
-        if self.reply.finish_reason and self.reply.tokens[-1] in {draft.tokens[node] for node in following}:
+        """Whether a drafted token follows those that stand, and is not what the target said there."""
+        following = self._following
+        tokens = {self.proposal.draft.tokens[node] for node in following}
+        if self.reply.finish_reason and self.reply.tokens[-1] in tokens:
             return False
         return bool(following) and following.isdisjoint(self.reply.forced_nodes)
+
+    @property
+    def _following(self) -> set[int]:
+        """Nodes after the last one that the Verdict lists."""
+        path = self.reply.accepted
+        end = path[-1] if path else ROOT
+        return {node for node, parent in enumerate(self.proposal.draft.parents) if parent == end}
 
     @property
     def forced_nodes(self) -> int:

@@ -325,7 +325,10 @@ class Rounds:
 
     async def _verdict(self, target: TargetStream, fell: VerdictFell) -> Step:
         has_draft = bool(fell.proposal.draft)
-        tokens = await self._commit(target, fell.reply, Origin.TARGET if has_draft else Origin.PLAIN)
+        own = Origin.PLAIN
+        if has_draft:
+            own = Origin.TARGET if fell.drafted_end is None else Origin.ACCEPTED
+        tokens = await self._commit(target, fell.reply, own)
         if fell.reply.continues:
             self._ahead = self._drafting.continued()
         self._events.emit(fell)

@@ -59,7 +59,7 @@ export function roundItem(number, round, tokens) {
   label.textContent = `${number}.`;
   draft.append(label, ...round.drafted.map((text, node) => token(text, kindOf(node, round))));
   const own = tokens.find(({ origin }) => origin === "target");
-  if (own) draft.append("→", token(own.text, "target"));
+  if (own) draft.append("→", token(own.text || "end of the answer", "target"));
   item.append(draft, timeLine(round));
   const said = `Round ${number}: ${round.accepted.length} of ${round.drafted.length} drafted tokens accepted`;
   item.setAttribute("aria-label", said);

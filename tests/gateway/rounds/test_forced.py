@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.details import round_message
 from gateway.drafters.beside_target import BesideTarget
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.observe.stats import Stats
@@ -55,12 +56,29 @@ def test_what_is_forced_is_neither_drafted_nor_verified_nor_accepted(case: str) 
     assert stats.tokens == len(event.reply.tokens)
 
 
-def test_an_end_that_was_drafted_is_not_refused() -> None:
-    """A Verdict ends there, and calls it the target's own."""
+def test_stats_of_an_end_that_was_drafted_count_it_as_verified_and_accepted() -> None:
+    """A Verdict ends there, and lists it as the target's own."""
     stats = Stats()
-    stats.on(fell(CHAIN, [0], own=2, finish_reason="stop"))
-    stats.on(fell(CHAIN, [0], own=3, finish_reason="length"))
-    assert (stats.accepted, stats.verified) == (2, 3)
+    right = fell(CHAIN, [0], own=2, finish_reason="stop")
+    stats.on(right)
+    assert (right.drafted_end, right.standing) == (1, [0, 1])
+    assert (stats.accepted, stats.verified, stats.accepted_lengths[2]) == (2, 2, 1)
+    assert stats.tokens == len(right.reply.tokens) == 2
+    wrong = fell(CHAIN, [0], own=3, finish_reason="stop")
+    stats.on(wrong)
+    assert (wrong.drafted_end, wrong.standing) == (None, [0])
+    assert (stats.accepted, stats.verified, stats.tokens) == (3, 4, 4)
+
+
+def test_drafted_end_that_a_grammar_forced_is_no_guess() -> None:
+    event = fell(CHAIN, [0], own=2, finish_reason="stop", forced_nodes=[1])
+    assert (event.drafted_end, event.accepted, event.verified) == (None, 1, 1)
+
+
+def test_round_that_ends_with_a_drafted_end_is_told_with_that_node_accepted() -> None:
+    """The page strikes out what was reached and is not accepted."""
+    event = fell(CHAIN, [0], own=2, finish_reason="stop")
+    assert list(round_message(event).accepted) == [0, 1]
 
 
 def test_forced_tokens_of_plain_decoding_are_counted() -> None:

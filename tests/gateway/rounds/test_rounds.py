@@ -106,6 +106,7 @@ async def test_counts_what_speculation_did():
         "saved_s": 0.0,
         "wasted": 0,
         "forced": 0,
+        "ends": 0,
         "target_passes": 5,
         "draft_s": 0.0,
         "target_s": 0.0,
