@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.api.openai.chat_template import ChatTemplate, Role
 from gateway.api.openai.marks import Marks, free_signs, raw
@@ -29,18 +29,28 @@ class Rendered:
     left_out: tuple[str, ...] = ()  # names of fields that the template does not show
 
 
+class _Text(NamedTuple):
+    name: str
+    seen: tuple[str, ...]  # beginnings, any of which shows that the template has it
+    is_needed: bool
+
+
 @dataclass
 class _Numbered:
     """The caller's texts of a chat, each with its number behind it."""
 
     sign: str
-    texts: list[tuple[str, str, bool]] = field(default_factory=list)  # name, text, whether it must be shown
+    texts: list["_Text"] = field(default_factory=list)
 
-    def of(self, text: str, name: str, *, is_needed: bool = True) -> str:
-        """Returns the text with its number, before the space at its end; a blank one as it is."""
+    def of(self, text: str, name: str, *, is_needed: bool = True, or_shown: str = "") -> str:
+        """Returns the text with its number, before the space at its end; a blank one as it is.
+
+        or_shown: a text that will do in its place.
+        """
         if not (words := text.rstrip()):
             return text
-        self.texts.append((name, text, is_needed))
+        seen = tuple(one.strip()[:SEEN] for one in (text, or_shown) if one.strip())
+        self.texts.append(_Text(name, seen, is_needed))
         return f"{words}{self.sign}{len(self.texts) - 1}{self.sign}{text[len(words) :]}"
 
     @property
@@ -104,7 +114,8 @@ class ChatPrompts:
         tools, more = self._marks.cut(tools, cut), self._marks.cut(dict(more), cut)
 
         def told(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
-            shaped = [self._shaped(message, bool(tools)) for message in messages]
+            known = self._with_known_roles(messages)
+            shaped = [self._shaped(message, bool(tools)) for message in known]
             text = self.template.render(shaped, tools=tools, begin_answer=begin_answer, more=more)
             return raw(raw(text, cut), sign)
 
@@ -115,8 +126,7 @@ class ChatPrompts:
             return Rendered(_pieces(text, cut), text, unread)
         left_out = unread + _left_out(numbered, marked, text)
         *_, begun = numbered.number.split(marked)
-        is_same = numbered.number.sub("", marked) == text
-        return Rendered(_pieces(text, cut), begun if is_same else text, left_out)
+        return Rendered(_pieces(text, cut), begun if text.endswith(begun) else text, left_out)
 
     def _cut(self, message: dict[str, Any], cut: str) -> dict[str, Any]:
         told: dict[str, Any] = self._marks.cut(message, cut)
@@ -127,10 +137,22 @@ class ChatPrompts:
     def _shaped(self, message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
         """Returns the message as the template takes it."""
         role: Role = message["role"]
-        if role == "developer" and not self.template.knows_developer:
-            role = "system"
-        content = self.template.content(role, message["content"], with_tools=with_tools)
-        return {**message, "role": role, "content": content}
+        return {**message, "content": self.template.content(role, message["content"], with_tools=with_tools)}
+
+    def _with_known_roles(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the messages with developers as the system, if the template does not name them.
+
+        What follows a system message becomes a part of it: most templates take one such message alone.
+        """
+        told: list[dict[str, Any]] = []
+        for message in messages:
+            if message["role"] != "developer" or self.template.knows_developer:
+                told.append(message)
+            elif told and told[-1]["role"] == "system":
+                told[-1] = {**told[-1], "content": [*told[-1]["content"], *message["content"]]}
+            else:
+                told.append({**message, "role": "system"})
+        return told
 
 
 def _with_numbers(
@@ -163,11 +185,12 @@ def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbere
         for index, text in enumerate(message["content"])
     ]
     if "tool_calls" in message:
-        told["tool_calls"] = [
-            {**call, "function": {**call["function"], "name": numbered.of(call["function"]["name"], at)}}
-            for index, call in enumerate(message["tool_calls"])
-            for at in [f"{name}.tool_calls.{index}"]
-        ]
+        told["tool_calls"] = []
+        for index, call in enumerate(message["tool_calls"]):
+            function, at = call["function"], f"{name}.tool_calls.{index}"
+            # Some templates write a call's id alone, since the name is a part of it.
+            called = {**function, "name": numbered.of(function["name"], at, or_shown=call["id"])}
+            told["tool_calls"].append({**call, "function": called})
     return told
 
 
@@ -175,14 +198,14 @@ def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
     """Returns the names of texts that are not shown. Raises InvalidRequestError for one that must be."""
     shown = {int(found[1]) for found in numbered.number.finditer(marked)}
     missing = [
-        (name, is_needed)
-        for number, (name, own, is_needed) in enumerate(numbered.texts)
-        if number not in shown and own.strip()[:SEEN] not in text
+        one
+        for number, one in enumerate(numbered.texts)
+        if number not in shown and not any(begin in text for begin in one.seen)
     ]
-    for name, is_needed in missing:
-        if is_needed:
-            raise InvalidRequestError(name, LEFT_OUT)
-    return tuple(name for name, _ in missing)
+    for one in missing:
+        if one.is_needed:
+            raise InvalidRequestError(one.name, LEFT_OUT)
+    return tuple(one.name for one in missing)
 
 
 def _pieces(text: str, cut: str) -> tuple[str, ...]:

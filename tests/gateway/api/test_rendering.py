@@ -61,6 +61,12 @@ async def test_a_developer_is_the_system_for_a_template_that_does_not_name_the_r
     assert text.startswith(f"<|turn|>{role}:Be brief.")
 
 
+async def test_a_developer_that_follows_the_system_speaks_as_a_part_of_it():
+    system, developer = ({"role": role, "content": f"I am {role}."} for role in ("system", "developer"))
+    text = await told(CHATML, system, developer, "Hi")
+    assert text.startswith("<|turn|>system:I am system.\nI am developer.<|end|><|turn|>user:")
+
+
 KNOWS = "{% for m in messages %}{% if m.role in ('system', 'user') %}[{{ m.role }}]{{ m.content }}{% endif %}"
 CALLING = {
     "role": "assistant",
@@ -75,7 +81,7 @@ DROPPED = {
     ),
     "a second system message": (
         "{{ messages[0].content }}{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-        [{"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}, "Hi"],
+        [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, "Hi"],
         "messages.1.content",
     ),
     "calls": (
@@ -146,6 +152,14 @@ async def test_a_text_that_the_template_changes_counts_as_shown():
 async def test_a_template_that_reads_the_end_of_a_text_still_sees_it():
     source = "{% if messages[-1].content.endswith('/short') %}Short.{% endif %}" + CHATML
     assert (await told(source, "Hi /short")).startswith("Short.")
+
+
+async def test_a_call_of_which_the_template_writes_the_id_alone_counts_as_shown():
+    calls = "{% for call in m.tool_calls or [] %}{{ call.id }}{% endfor %}"
+    source = "{% for m in messages %}{{ m.content }}" + calls + ";{% endfor %}"
+    call = {"id": "functions.go:0", "function": {"name": "went", "arguments": "{}"}}
+    chat = {**CALLING, "tool_calls": [call]}
+    assert await told(source, "Hi", chat) == "Hi;functions.go:0;"
 
 
 async def test_a_template_that_refuses_numbered_texts_is_asked_without_them():
@@ -316,8 +330,13 @@ ALWAYS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assis
     ],
 )
 async def test_how_the_answer_begins_is_what_the_template_writes_after_the_last_message(source, begun):
-    rendered = await prompts_of(source).rendered(messages_of("<think>", " Why <think>? "))
+    rendered = await prompts_of(source).rendered(messages_of("<think>", " Why <think>?"))
     assert rendered.begun.lstrip() == begun
+
+
+async def test_space_at_the_end_of_a_text_that_the_template_trims_begins_no_answer():
+    source = "{% for m in messages %}{{ m.content | trim }}{% endfor %}[assistant]"
+    assert (await prompts_of(source).rendered(messages_of("Hi \n"))).begun == "[assistant]"
 
 
 async def test_thoughts_that_a_user_writes_of_do_not_begin_an_answer(tokenizer):
