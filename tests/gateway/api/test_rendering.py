@@ -327,6 +327,7 @@ ALWAYS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assis
             "{% for m in messages %}{{ m.content | trim }}{% endfor %}<think></think>",
             "<think></think>",
         ),
+        ("{{ '' if messages[-1].content.endswith('?') else '!' }}" + ALWAYS, "[assistant]"),
     ],
 )
 async def test_how_the_answer_begins_is_what_the_template_writes_after_the_last_message(source, begun):
