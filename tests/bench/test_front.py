@@ -61,7 +61,7 @@ def test_help_lists_names_with_their_titles(capsys) -> None:
 def test_without_a_name_each_runs_in_a_process_of_its_own_until_one_fails(monkeypatch) -> None:
     run = []
 
-    def noted(command, check):
+    def noted(command, check, preexec_fn):
         run.append(command[1:])
         if command[-1] == "plain":
             raise subprocess.CalledProcessError(1, command)
