@@ -1,6 +1,6 @@
 """Ranks with a GPU each replay their graphs, exchanges included, and say what one process says.
 
-GPUs and NCCL are simulated: tests/support/simulated_cuda/README.md. Weights are shared out on CPUs and moved.
+GPUs and NCCL are simulated: tests/support/simulated_cuda/README.md.
 """
 
 import os
@@ -23,10 +23,8 @@ from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.engine import Engine
-from outrider.engine.forward import forward_pass
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.loading.weights import load_model
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.runner import ModelRunner
@@ -62,10 +60,6 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-def moved(settings: EngineSettings) -> Any:
-    return load_model(settings.model_copy(update={"device": "cpu"})).to("cuda")
-
-
 def few_graphs() -> Any:
     return patch.object(outrider.engine.forward.graphs, "ROWS", (1, 4, 8))
 
@@ -80,7 +74,7 @@ def texts(engine: Engine) -> list[list[tuple[int, ...]]]:
 
 
 def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         engine = Engine.from_settings(settings, group)
     said = texts(engine)
     assert engine.last_step is not None
@@ -91,7 +85,7 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
 
 def follow_on(group: RankGroup, settings: EngineSettings) -> int:
     """Returns how often it waited for its device."""
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         forward = ForwardPass(settings, group, beside_target(settings))
     cuda = simulated()
     cuda.counts = Counts()
@@ -148,7 +142,7 @@ def together(engine: Engine, prompts: list[tuple[int, ...]], **given: Any) -> li
 
 def plainly(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     """Texts, and what they cost with steps launched early: of one sequence, of three and where one ends."""
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         engine = Engine.from_settings(settings, group)
     assert isinstance(engine.runner, ModelRunner)
     engine.runner.launches_early = False
@@ -205,7 +199,7 @@ def failing_early(forward: ForwardPass) -> list[bool]:
 
 
 def lead_past_a_failure(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         engine = Engine.from_settings(settings, group)
     assert isinstance(engine.runner, ModelRunner)
     passes = failing_early(engine.runner._forward)
@@ -219,7 +213,7 @@ def lead_past_a_failure(group: RankGroup, settings: EngineSettings) -> tuple[Any
 
 
 def follow_past_a_failure(group: RankGroup, settings: EngineSettings) -> list[bool]:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         forward = ForwardPass(settings, group)
     passes = failing_early(forward)
     follow(forward, group)
@@ -242,7 +236,7 @@ def test_a_step_that_ranks_cannot_launch_early_harms_nobody(ranks: Ranks, tmp_pa
 
 
 def lead_without_the_other(group: RankGroup, settings: EngineSettings) -> tuple[str, bool]:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         engine = Engine.from_settings(settings, group)
     start(engine, PROMPTS[0])
     engine.step()
@@ -255,7 +249,7 @@ def lead_without_the_other(group: RankGroup, settings: EngineSettings) -> tuple[
 
 
 def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         forward = ForwardPass(settings, group)
     for _ in range(2):
         received = group.receive()
@@ -278,7 +272,7 @@ def test_a_rank_that_is_lost_while_a_step_is_under_way_is_noticed(tmp_path: Path
 
 
 def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         engine = Engine.from_settings(settings, group)
     assert engine.slow_because == ()
     found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
@@ -344,7 +338,7 @@ def test_ranks_replay_graphs_of_a_target_and_of_the_drafter_that_they_share(
 def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, ...]], int, Any, bool]:
     """Texts while a search takes all the time there is, Drafts of the last, what was found, and captured."""
     with patch.object(early_exit, "TRIAL_SHARE", 1e9), patch.object(exit_search, "POSITIONS", 16):
-        with patch.object(forward_pass, "load_model", moved), few_graphs():
+        with few_graphs():
             engine = Engine.from_settings(settings, group)
         found = [rounds(engine, [REQUESTS[0].prompt], 0.7, 3)[0] for _ in range(3)]
     beside: Any = engine._beside
@@ -355,7 +349,7 @@ def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, 
 
 
 def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[Any, bool]:
-    with patch.object(forward_pass, "load_model", moved), few_graphs():
+    with few_graphs():
         forward = ForwardPass(settings, group, beside_target(settings))
     follow(forward, group)
     drafter: Any = forward.beside

@@ -1,5 +1,6 @@
 """A machine with simulated GPUs, for as long as a test wants it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
     with ExitStack() as undo:
         guard.put_in_place(device_count)
         undo.callback(guard.take_away)
+        undo.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))  # threads know no mode
         for owner, name, value in _replacements(cuda):
             undo.enter_context(patch.object(owner, name, value, create=True))
         for setting, old in (
@@ -76,6 +78,9 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     """Of what, which name, and by what."""
     for name, value in _torch_cuda(cuda).items():
         yield torch.cuda, name, value
+    for name, value in _torch_accelerator(cuda).items():
+        yield torch.accelerator, name, value
+    yield torch._C, "_get_accelerator", lambda: torch.device("cuda")
     yield torch.cuda.graph, "default_capture_stream", None
     yield torch._C, "_host_emptyCache", lambda: None
     yield torch, "Generator", _Generator
@@ -87,6 +92,16 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     yield GridExecutor, "__call__", interpreted(cuda, GridExecutor.__call__)
     yield InterpretedFunction, "run", compiling(cuda, InterpretedFunction.run)
     yield from triton_interpreter.replacements()
+
+
+def _torch_accelerator(cuda: SimulatedCuda) -> dict[str, Any]:
+    return {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: cuda.current.index,
+        "device_count": lambda: cuda.device_count,
+        "is_available": lambda: True,
+        "set_device_index": lambda device: setattr(cuda, "current", cuda.device_of(device)),
+    }
 
 
 def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
