@@ -1,0 +1,60 @@
+"""Simulated GPUs for the processes of a service: those that Ray assigned, in the engine and in each rank."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outrider.engine.forward.graphs
+from tests.support.simulated_cuda.guard import load_guard
+from tests.support.simulated_cuda.install import simulated_cuda
+
+ROOT = Path(__file__).parents[3]
+SITE = Path(__file__).with_name("site")
+GPUS = "SIMULATED_GPUS"  # of the machine
+NOTES = "SIMULATED_GPUS_NOTES"  # folder to which each process writes what it has loaded
+FOREVER = ExitStack()  # what would be undone if nothing held it
+GRAPH_ROWS = (1, 4, 8)  # Triton's interpreter takes seconds for a graph of as many rows as a GPU likes
+
+
+@contextmanager
+def machine_with_gpus(count: int, notes: Path) -> Iterator[None]:
+    """While it lasts, processes that are started and hold a model find themselves on such a machine."""
+    load_guard()  # so that they need not compile it, all at once
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (SITE, ROOT))))
+        patch.setenv(GPUS, str(count))
+        patch.setenv(NOTES, str(notes))
+        yield
+
+
+def simulate(forward_pass: Any) -> None:
+    """Puts simulated GPUs into this process, for as long as it lives. Called by site/sitecustomize.py.
+
+    forward_pass: the module of the forward pass, as it is imported.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = int(os.environ[GPUS]) if visible is None else len([*filter(None, visible.split(","))])
+    if not count:
+        return
+    FOREVER.enter_context(simulated_cuda(count))
+    outrider.engine.forward.graphs.ROWS = GRAPH_ROWS
+    load = forward_pass.ForwardPass.__init__
+
+    def load_and_note(forward: Any, *given: Any, **named: Any) -> None:
+        load(forward, *given, **named)
+        told = {
+            "visible": visible,
+            "device": str(forward.device),
+            "rank": None if forward.group is None else forward.group.rank,
+            "fraction": torch.cuda.get_per_process_memory_fraction(forward.device),
+            "allocated": torch.cuda.memory_allocated(forward.device),
+        }
+        (Path(os.environ[NOTES]) / str(os.getpid())).write_text(json.dumps(told))
+
+    forward_pass.ForwardPass.__init__ = load_and_note
