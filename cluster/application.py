@@ -34,7 +34,6 @@ from protos.trust import Trust
 logger = logging.getLogger("ray.serve")
 
 JOINS = "joins"
-SPARE_REQUESTS = 64  # at a time beyond those that generate: health, models, refusals
 
 
 def app(arguments: dict[str, Any]) -> Application:
@@ -63,8 +62,8 @@ def app(arguments: dict[str, Any]) -> Application:
         serve.ingress()(Gateway),
         name=GATEWAY,
         num_replicas=requests.replicas,
-        # The gateway's own queue decides; Serve's would answer without saying when to come again.
-        max_ongoing_requests=requests.max_requests + requests.max_waiting + SPARE_REQUESTS,
+        # The gateway's own queues decide. In Serve's, health checks would wait behind everything else.
+        max_ongoing_requests=requests.most_at_once,
         ray_actor_options={"num_cpus": 0, "resources": requests.resources},
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},

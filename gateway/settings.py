@@ -10,6 +10,9 @@ from outrider.decoding.settings import Verification
 from outrider.drafters.name import DrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
+BODIES_AT_ONCE = 64  # bodies of requests that one gateway reads at a time
+PREPARED_AT_ONCE = 64  # requests that one gateway parses, tokenizes and compiles grammars of at a time
+SPARE_REQUESTS = 64  # at a time beyond those: health, models, refusals
 NAMES = ["model", "ngram", "suffix", "model+suffix"]  # of the drafters that a deployment mostly has
 Priority = Literal["interactive", "batch"]
 
@@ -88,6 +91,9 @@ class RequestSettings(BaseModel):
         default=256, ge=0, description="requests in a gateway's queue; others are refused with 429"
     )
     max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of one request")
+    body_timeout_s: float = Field(
+        default=30.0, gt=0.0, description="in which the body of a request has to come, seconds"
+    )
     unknown_fields: Literal["refuse", "ignore"] = Field(
         default="refuse",
         description="what becomes of a field that nobody knows; one that is ignored is named in a header",
@@ -106,6 +112,12 @@ class RequestSettings(BaseModel):
         default=None, description="of traffic, to fit a draft to it; None: nothing is kept"
     )
     trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests that a gateway may be given at a time: all that it bounds itself, and some to spare."""
+        answered = self.max_requests + self.max_waiting
+        return BODIES_AT_ONCE + PREPARED_AT_ONCE + self.max_waiting + answered + SPARE_REQUESTS
 
 
 class CallerSettings(BaseModel):

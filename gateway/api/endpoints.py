@@ -16,8 +16,8 @@ from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, Tokeni
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 KEYED = (401,)
-READ = (400, 401, 404, 413)  # a body is
-GENERATED = (*READ, 429, 500, 503, 504)
+READ = (400, 401, 404, 408, 413, 429, 504)  # a body is, and waits for a place before it is worked on
+GENERATED = (*READ, 500, 503)
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ ENDPOINTS: Final = {
     "/v1/models/{name}": Endpoint(Model, refusals=(*KEYED, 404)),
     "/health": Endpoint(Health, unready=True),
     "/loads": Endpoint(Loads, refusals=KEYED),
-    TOKENIZE: Endpoint(Tokenized, TokenizeRequest, refusals=READ),
-    DETOKENIZE: Endpoint(Detokenized, DetokenizeRequest, refusals=READ),
+    TOKENIZE: Endpoint(Tokenized, TokenizeRequest, refusals=(*READ, 503)),
+    DETOKENIZE: Endpoint(Detokenized, DetokenizeRequest, refusals=(*READ, 503)),
     "/version": Endpoint(Version),
     "/ping": Endpoint(None, unready=True),
 }

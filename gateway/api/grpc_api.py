@@ -147,11 +147,16 @@ class GenerationServicer:
         metadata = dict(context.invocation_metadata())
         return self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
 
+    async def _prepared(self, message: generation_pb2.GenerateRequest, context: Context) -> Prepared:
+        deadline = self.generation.deadline()
+        async with self.generation.preparations.place(deadline):
+            return await self.generation.prepare(_request(message), self._caller(context), deadline)
+
     @guarded_stream
     async def Generate(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> AsyncIterator[generation_pb2.GenerateChunk]:
-        prepared = await self.generation.prepare(_request(message), self._caller(grpc_context))
+        prepared = await self._prepared(message, grpc_context)
         return self._chunks(prepared, message.include_rounds)
 
     async def _chunks(
@@ -170,7 +175,7 @@ class GenerationServicer:
     async def Complete(  # noqa: N802
         self, message: generation_pb2.GenerateRequest, grpc_context: Context
     ) -> generation_pb2.Completion:
-        prepared = await self.generation.prepare(_request(message), self._caller(grpc_context))
+        prepared = await self._prepared(message, grpc_context)
         choices = [generation_pb2.Choice(index=index) for index in range(len(prepared.sequences))]
         completion = generation_pb2.Completion(choices=choices)
         async with aclosing(self.generation.chunks(prepared)) as chunks:
@@ -191,15 +196,19 @@ class GenerationServicer:
     async def Tokenize(  # noqa: N802
         self, message: generation_pb2.TokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Tokens:
-        encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
+        async with self.generation.preparations.place(self.generation.deadline()):
+            self.generation.check_text("text", message.text)
+            encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
         return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
 
     @guarded
     async def Detokenize(  # noqa: N802
         self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Text:
-        self.generation.check_ids("ids", message.ids)
-        text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)
+        async with self.generation.preparations.place(self.generation.deadline()):
+            self.generation.check_length("ids", message.ids)
+            self.generation.check_ids("ids", message.ids)
+            text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)
         return generation_pb2.Text(text=text)
 
     @guarded

@@ -10,11 +10,10 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.telemetry import TelemetryConfig
 from pydantic import TypeAdapter
-from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.access import Authentication
+from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
 from gateway.api.http_errors import answer_errors
@@ -64,6 +63,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     started = int(time.time())
     settings = generation.settings
     tokens = TokenBytes(generation.tokenizer)
+    entrance = Entrance(generation)
 
     def is_known(request: HttpRequest) -> str | None:
         host = request.client.host if request.client else None
@@ -97,21 +97,23 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.post(COMPLETIONS)
     async def completions(request: HttpRequest, caller: Caller) -> Response:
         """Goes on with a text, or several; as server-sent events with `stream`."""
-        asked = await parsed(CompletionRequest, request, settings.unknown_fields)
-        prepared = await generation.prepare(asked.body.prepared(), caller)
+        async with entrance.body(request) as body:
+            asked = await parsed(CompletionRequest, body.text, settings.unknown_fields)
+            prepared = await generation.prepare(asked.body.prepared(), caller, body.deadline)
+            echoes = await asked.body.echoes(prepared, generation)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
-        echoes = await asked.body.echoes(prepared, generation)
         answer = CompletionAnswer(settings.model, prepared, tokens, seed, echoes)
         return await respond(asked, prepared, answer)
 
     @app.post(CHATS)
     async def chat(request: HttpRequest, caller: Caller) -> Response:
         """Answers a conversation; as server-sent events with `stream`."""
-        asked = await parsed(ChatRequest, request, settings.unknown_fields)
-        conversation = await asked.body.chat(prompts)
-        asked = asked.also_ignoring(conversation.prompt.left_out)
-        prepared = await asked.body.prepared(generation, conversation, caller)
+        async with entrance.body(request) as body:
+            asked = await parsed(ChatRequest, body.text, settings.unknown_fields)
+            conversation = await asked.body.chat(prompts)
+            asked = asked.also_ignoring(conversation.prompt.left_out)
+            prepared = await asked.body.prepared(generation, conversation, caller, body.deadline)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = told_seed(asked.body, prepared)
         answer = ChatAnswer(settings.model, prepared, tokens, seed, conversation)
@@ -120,14 +122,15 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.post(RESPONSES)
     async def responses(request: HttpRequest, caller: Caller) -> Response:
         """Answers a conversation in OpenAI's newer words. Nothing is kept after the answer."""
-        asked = await parsed(ResponseRequest, request, settings.unknown_fields)
-        try:
-            body = asked.body.of_chat()
-            conversation = await body.chat(prompts)
-            asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
-            prepared = await body.prepared(generation, conversation, caller)
-        except InvalidRequestError as error:
-            raise renamed(error) from error
+        async with entrance.body(request) as body:
+            asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
+            try:
+                of_chat = asked.body.of_chat()
+                conversation = await of_chat.chat(prompts)
+                asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
+                prepared = await of_chat.prepared(generation, conversation, caller, body.deadline)
+            except InvalidRequestError as error:
+                raise renamed(error) from error
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = told_seed(asked.body, prepared), generation.chunks(prepared)
         answer = ResponseAnswer(
@@ -183,11 +186,10 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         """GetLoads of the gRPC API as JSON."""
         return as_json(loads(generation))
 
-    add_texts(app, generation, prompts, is_known)
+    add_texts(app, generation, prompts, is_known, entrance)
     add_page(app)
     add_docs(app)
     answer_errors(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_message_bytes)
     app.add_middleware(RequestIds)
     return app
 
@@ -200,24 +202,3 @@ def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
 def _listed(names: list[str]) -> str:
     """As a header can hold it: of unknown fields the caller chose the names."""
     return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]
-
-
-class BodyLimit:
-    """ASGI middleware: a longer body is refused while it is read, whatever length was announced."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        read = 0
-
-        async def counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > self._max_bytes:
-                raise HTTPException(413, f"the body exceeds {self._max_bytes} bytes")
-            return message
-
-        await self._app(scope, counted, send)

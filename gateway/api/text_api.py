@@ -7,6 +7,7 @@ from fastapi import Depends, FastAPI, Response
 from pydantic import ConfigDict, Field, model_validator
 from starlette.requests import Request as HttpRequest
 
+from gateway.api.bodies import Entrance
 from gateway.api.openai.bodies import parsed
 from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.rendering import ChatPrompts
@@ -46,7 +47,9 @@ class DetokenizeRequest(NullIsLeftOut):
     tokens: TokenIds
 
 
-def add_texts(app: FastAPI, generation: Generation, prompts: ChatPrompts, is_known: Any) -> None:
+def add_texts(
+    app: FastAPI, generation: Generation, prompts: ChatPrompts, is_known: Any, entrance: Entrance
+) -> None:
     """is_known: dependency that lets in those who may ask."""
     settings = generation.settings
 
@@ -57,17 +60,20 @@ def add_texts(app: FastAPI, generation: Generation, prompts: ChatPrompts, is_kno
     @app.post(TOKENIZE, dependencies=[Depends(is_known)])
     async def tokenize(request: HttpRequest) -> Tokenized:
         """The token ids of a text, or of a chat."""
-        body = (await parsed(TokenizeRequest, request, settings.unknown_fields)).body
-        is_served(body.model)
-        tokenization = generation.tokenization
-        if body.messages is None:
-            assert body.prompt is not None
-            adds_special = body.add_special_tokens is not False
-            ids = (await tokenization.encode(body.prompt, add_special_tokens=adds_special)).ids
-        else:
-            chat = await prompts.rendered(body.messages, begin_answer=body.add_generation_prompt)
-            adds_special = body.add_special_tokens is True
-            ids = await tokenization.encode_apart(chat.pieces, add_special_tokens=adds_special)
+        async with entrance.body(request) as came:
+            body = (await parsed(TokenizeRequest, came.text, settings.unknown_fields)).body
+            is_served(body.model)
+            tokenization = generation.tokenization
+            if body.messages is None:
+                assert body.prompt is not None
+                generation.check_text("prompt", body.prompt)
+                adds_special = body.add_special_tokens is not False
+                ids = (await tokenization.encode(body.prompt, add_special_tokens=adds_special)).ids
+            else:
+                chat = await prompts.rendered(body.messages, begin_answer=body.add_generation_prompt)
+                generation.check_text("messages", "".join(chat.pieces))
+                adds_special = body.add_special_tokens is True
+                ids = await tokenization.encode_apart(chat.pieces, add_special_tokens=adds_special)
         told: Tokenized = {"count": len(ids), "max_model_len": generation.max_length(), "tokens": ids}
         if body.return_token_strs:
             told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in ids]
@@ -76,10 +82,13 @@ def add_texts(app: FastAPI, generation: Generation, prompts: ChatPrompts, is_kno
     @app.post(DETOKENIZE, dependencies=[Depends(is_known)])
     async def detokenize(request: HttpRequest) -> Detokenized:
         """The text of token ids, special ones included."""
-        body = (await parsed(DetokenizeRequest, request, settings.unknown_fields)).body
-        is_served(body.model)
-        generation.check_ids("tokens", body.tokens)
-        return {"prompt": await generation.tokenization.decode(body.tokens, skip_special_tokens=False)}
+        async with entrance.body(request) as came:
+            body = (await parsed(DetokenizeRequest, came.text, settings.unknown_fields)).body
+            is_served(body.model)
+            generation.check_length("tokens", body.tokens)
+            generation.check_ids("tokens", body.tokens)
+            text = await generation.tokenization.decode(body.tokens, skip_special_tokens=False)
+        return {"prompt": text}
 
     @app.get("/version")
     async def of_outrider() -> Version:

@@ -30,7 +30,7 @@ from gateway.rounds.paces import Paces
 from gateway.rounds.rollout import Rollout
 from gateway.rounds.router import Kind
 from gateway.sequence import Sequence
-from gateway.settings import GatewaySettings, LiveSettings
+from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
@@ -69,6 +69,8 @@ class Generation:
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.readiness = Readiness(fleet, settings.drafts)
         self._cut = asyncio.Event()  # set when requests under way have had their time to end
+        # The work before that: bodies to parse, texts to tokenize, grammars to compile.
+        self.preparations = Admission(PREPARED_AT_ONCE, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = Grammars(tokenizer, settings.grammar_compile_s)
         keep = settings.keep
@@ -97,10 +99,18 @@ class Generation:
         """Of each new draft, for each kind of sequences that there were."""
         return self._rounds.rollouts
 
-    async def prepare(self, request: Request, caller: str | None = None) -> Prepared:
+    def deadline(self) -> float:
+        """The deadline of a request that arrives now, in the event loop's time."""
+        return asyncio.get_running_loop().time() + self.settings.request_deadline_s
+
+    async def prepare(
+        self, request: Request, caller: str | None = None, deadline: float | None = None
+    ) -> Prepared:
         """Whatever can be refused is refused here, before anything reaches a worker.
 
-        caller: who asks, as ``Authentication.check`` says.
+        Args:
+            caller: who asks, as ``Authentication.check`` says.
+            deadline: of the request; None: it arrives now.
 
         Raises:
             InvalidRequestError: naming the field.
@@ -108,7 +118,7 @@ class Generation:
             DeadlineError: the request's form was not compiled in time.
         """
         settings = self.settings
-        deadline = asyncio.get_running_loop().time() + settings.request_deadline_s
+        deadline = self.deadline() if deadline is None else deadline
         if request.model not in (None, settings.model):
             raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
         self._check_counts(len(request.prompts), request.n)
@@ -341,8 +351,8 @@ class Generation:
             )
 
     async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Raises InvalidRequestError for text that is too long, however it is tokenized."""
-        self._check_text(prompt)
+        """Raises as ``check_text``."""
+        self.check_text("prompt", prompt)
         return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
     async def chat_ids(self, pieces: tuple[str, ...]) -> tuple[int, ...]:
@@ -351,13 +361,19 @@ class Generation:
         Raises:
             InvalidRequestError: as ``token_ids``.
         """
-        self._check_text("".join(pieces))
+        self.check_text("prompt", "".join(pieces))
         return tuple(await self.tokenization.encode_apart(pieces))
 
-    def _check_text(self, prompt: str) -> None:
-        least, longest = self.tokenization.least_tokens(prompt), self._longest_prompt()
+    def check_text(self, field: str, text: str) -> None:
+        """Raises InvalidRequestError for text that is too long for a prompt, however it is tokenized."""
+        least, longest = self.tokenization.least_tokens(text), self._longest_prompt()
         if least > longest:
-            raise InvalidRequestError("prompt", f"{least} tokens or more, at most {longest} are accepted")
+            raise InvalidRequestError(field, f"{least} tokens or more, at most {longest} are accepted")
+
+    def check_length(self, field: str, token_ids: Collection[int]) -> None:
+        """Raises InvalidRequestError for more token ids than a context holds."""
+        if len(token_ids) > (longest := self.max_length()):
+            raise InvalidRequestError(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Where each token's own text begins in the text of all, in characters."""

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
@@ -12,6 +13,7 @@ from gateway.generation.token_bytes import BYTE_OF
 
 # From here on a thread takes it: about a millisecond's work, ten times what handing it over costs.
 LONG_TEXT = 2048  # characters
+LONG_AT_ONCE = 4  # texts: one of 4 MB takes 440 MB of memory meanwhile
 LONG_LIST = 2**14  # token ids
 LOSSLESS = {
     "Sequence",
@@ -26,10 +28,14 @@ LOSSLESS = {
 LARGEST_SHRINKAGE = 3  # of bytes, by NFC
 
 
+ResultT = TypeVar("ResultT")
+
+
 class Tokenization:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes_per_token = _bytes_per_token(tokenizer)
+        self._threads = ThreadPoolExecutor(LONG_AT_ONCE, "tokenization")
 
     def least_tokens(self, text: str) -> int:
         """So many it has for certain, which takes no tokenizing to say; 0 where nothing is certain."""
@@ -42,7 +48,7 @@ class Tokenization:
             # For one text alone the library would not let other threads run.
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
-        return await asyncio.to_thread(encode) if len(text) > LONG_TEXT else encode()
+        return await self._in_thread(encode) if len(text) > LONG_TEXT else encode()
 
     async def encode_apart(self, pieces: Sequence[str], *, add_special_tokens: bool = False) -> list[int]:
         """Returns the token ids of the pieces one after another.
@@ -55,7 +61,7 @@ class Tokenization:
             ids: list[int] = self._tokenizer.post_process(whole, add_special_tokens=add_special_tokens).ids
             return ids
 
-        return await asyncio.to_thread(encode) if sum(map(len, pieces)) > LONG_TEXT else encode()
+        return await self._in_thread(encode) if sum(map(len, pieces)) > LONG_TEXT else encode()
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Their text."""
@@ -63,7 +69,10 @@ class Tokenization:
         def decode() -> str:
             return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
 
-        return await asyncio.to_thread(decode) if len(token_ids) > LONG_LIST else decode()
+        return await self._in_thread(decode) if len(token_ids) > LONG_LIST else decode()
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _bytes_per_token(tokenizer: Tokenizer) -> int | None:

@@ -21,6 +21,7 @@ REFUSALS: Final = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
     404: "The request names a model that is not served.",
+    408: "The body came too slowly.",
     413: "The body is too long.",
     429: "The queue is full.",
     500: "No target can go on with the request.",

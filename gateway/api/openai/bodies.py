@@ -8,7 +8,6 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import Request as HttpRequest
 
 from gateway.api.openai.fields import UnknownFields, ignored, served, without_unknown
 from gateway.api.openai.schemas import GenerationRequest, invalid
@@ -30,7 +29,7 @@ class Parsed(Generic[RequestT]):
         return replace(self, ignored=sorted({*self.ignored, *names}))
 
 
-async def parsed(kind: type[RequestT], request: HttpRequest, unknown: UnknownFields) -> Parsed[RequestT]:
+async def parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed[RequestT]:
     """
     Args:
         unknown: what becomes of fields that nobody knows.
@@ -38,11 +37,6 @@ async def parsed(kind: type[RequestT], request: HttpRequest, unknown: UnknownFie
     Raises:
         InvalidRequestError: naming the field, and "body" for what is no JSON at all.
     """
-    text = await request.body()
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Any page in a browser may send another type to a service on its machine, JSON only with its consent.
-    if content_type != "application/json":
-        raise InvalidRequestError("body", "Content-Type: application/json is accepted")
     parse = partial(_parsed, kind, text, unknown)
     return await asyncio.to_thread(parse) if len(text) > LONG_BODY else parse()
 

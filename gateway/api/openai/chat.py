@@ -73,10 +73,12 @@ class ChatRequest(GenerationRequest):
         """The tools that may be called, as templates and parsers take them."""
         return [] if self.tool_choice == "none" else [tool.plain() for tool in self.tools]
 
-    async def prepared(self, generation: Generation, chat: Chat, caller: str | None) -> Prepared:
+    async def prepared(
+        self, generation: Generation, chat: Chat, caller: str | None, deadline: float
+    ) -> Prepared:
         """Raises as ``Generation.prepare`` does."""
         try:
-            return await generation.prepare(await self._request(generation, chat), caller)
+            return await generation.prepare(await self._request(generation, chat), caller, deadline)
         except InvalidRequestError as error:
             limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             own_names = {"prompt": "messages", "max_tokens": limit}

@@ -125,7 +125,7 @@ async def test_the_whole_answer_in_one_message(tokenizer):
 
 
 async def test_text_to_tokens_and_back(tokenizer):
-    async with fleet_of() as fleet:
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         servicer = servicer_of(fleet, tokenizer)
         tokens = await servicer.Tokenize(generation_pb2.TokenizeRequest(text=TEXT), Context())
         text = await servicer.Detokenize(generation_pb2.DetokenizeRequest(ids=tokens.ids), Context())

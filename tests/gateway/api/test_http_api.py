@@ -66,7 +66,9 @@ async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
             yield b" " * 1000
 
     async with client_of(tokenizer, ScriptedTarget(ANSWER), max_message_bytes=5000) as client:
-        response = await client.post("/v1/completions", content=endless())
+        response = await client.post(
+            "/v1/completions", content=endless(), headers={"content-type": "application/json"}
+        )
         assert response.status_code == 413
         assert "5000" in response.json()["error"]["message"]
 

@@ -194,10 +194,17 @@ async def test_what_real_engines_answer_is_as_it_is_described():
         description.check(told, description.schema(DETOKENIZE))
 
 
+async def slow():
+    """A body that does not end."""
+    yield b"{"
+    await asyncio.Event().wait()
+
+
 REFUSED = {
     400: {"ask": {"temperature": -1}},
     401: {"keys": ["k"]},
     404: {"ask": {"model": "other"}},
+    408: {"limits": {"body_timeout_s": 0.01}, "content": slow},
     413: {"ask": {"prompt": "x" * 300}, "limits": {"max_message_bytes": 256}},
     429: {"limits": {"max_requests": 1, "max_waiting": 0}, "at once": 2},
     500: {"target": {"lost_at": range(10_000), "lost_with": Cause.FAILED}},
@@ -212,7 +219,11 @@ async def test_a_refusal_is_as_it_is_described(tokenizer, status):
     target = None if "without" in case else ScriptedTarget(ANSWER, **case.get("target", {}))
     limits, ask = case.get("limits", {}), {**ASK, **case.get("ask", {})}
     async with client_of(tokenizer, target, keys=case.get("keys", ()), **limits) as client:
-        asking = [client.post(COMPLETIONS, json=ask) for _ in range(case.get("at once", 1))]
+        content = case["content"]() if "content" in case else json.dumps(ask)
+        headers = {"content-type": "application/json"}
+        asking = [
+            client.post(COMPLETIONS, content=content, headers=headers) for _ in range(case.get("at once", 1))
+        ]
         response = max(await asyncio.gather(*asking), key=lambda response: response.status_code)
         assert response.status_code == status, response.text
         description = await described(client)
