@@ -154,6 +154,8 @@ def place_of(settings: EngineSettings, rank: int) -> Place:
             " no GPU here; install its build for CUDA and the node's driver, or give the worker gpus=0"
         )
     device = resolve_device(settings.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)  # of those that it sees
     memory = device_memory(device)
     return Place(
         rank=rank,

@@ -109,6 +109,7 @@ class Worker:
             "address": address,
             "pid": os.getpid(),
             "ranks": tuple(place.pid for place in self.places),
+            "gpus": gpus_given() or (),
             "places": tuple({**structs.asdict(place), "node": place.node or node} for place in self.places),
             "node": node,
             "vocab_size": self._ready.vocab_size,

@@ -1,24 +1,23 @@
 """How much memory the devices of a deployment have."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
+from cluster.gpus import gpus_here
 from cluster.settings import DEFAULT_DRAFT, Settings, WorkerSettings
 from outrider.engine.planning.memory import device_memory
 
-# Of accelerators by Ray's names, as their data sheets say.
+# GB of accelerators by Ray's names, as their data sheets say. A100 and V100 are not among them: Ray calls
+# cards of two sizes so, one twice the other, and half of the larger would be planned away.
 ACCELERATORS = {
     "T4": 16,
-    "V100": 16,
     "P100": 16,
     "A10G": 24,
     "L4": 24,
     "L40S": 48,
-    "A100": 40,
     "A100-40G": 40,
     "A100-80G": 80,
     "H100": 80,
@@ -26,6 +25,7 @@ ACCELERATORS = {
     "H200": 141,
     "B200": 180,
 }
+NOT_ASKED: Mapping[str, int] = MappingProxyType({})
 UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -37,17 +37,13 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 
-def gpus_here() -> list[int]:
-    """Bytes of each GPU of this machine, asked of its driver: to ask torch would take a part of them."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True)
-    return [int(line) * 2**20 for line in answer.stdout.split()] if answer.returncode == 0 else []
-
-
 def memories(
-    settings: Settings, memory: int | None = None, draft_memory: int | None = None, *, here: bool = True
+    settings: Settings,
+    memory: int | None = None,
+    draft_memory: int | None = None,
+    *,
+    here: bool = True,
+    asked: Mapping[str, int] = NOT_ASKED,
 ) -> dict[str, int] | None:
     """Bytes of each device by group of settings; None where one of them is not known. A draft is among them
     in any case, without one as the target is.
@@ -56,11 +52,13 @@ def memories(
         settings: with the GPUs of each worker.
         memory: bytes, if the caller knows better; of all, unless ``draft_memory`` says otherwise of drafts.
         here: whether the devices are this machine's.
+        asked: bytes of each GPU by group of settings, as nodes have told (cluster/gpus.py).
     """
-    found = {"target": memory or _memory_of(settings.target, here)}
+    found = {"target": memory or asked.get("target") or _memory_of(settings.target, here)}
     drafts: Mapping[str, WorkerSettings] = settings.drafts or {DEFAULT_DRAFT: settings.target}
     for name, draft in drafts.items():
-        found[f"drafts.{name}"] = draft_memory or memory or _memory_of(draft, here)
+        group = f"drafts.{name}"
+        found[group] = draft_memory or memory or asked.get(group) or _memory_of(draft, here)
     known = {group: size for group, size in found.items() if size is not None}
     return known if known.keys() == found.keys() else None
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster.settings import Settings
@@ -38,19 +39,20 @@ class Preflight:
         self._process.kill()
         self._process.communicate()
 
-    def find(self, settings: Settings, *, here: bool) -> Found:
+    def find(self, settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
         """As the function of that name. Raises RuntimeError if the process ends without an answer."""
-        answer, _ = self._process.communicate(pickle.dumps((settings, here)))
+        answer, _ = self._process.communicate(pickle.dumps((settings, here, asked)))
         if self._process.returncode:
             raise RuntimeError(f"the models could not be looked at: exit status {self._process.returncode}")
         found: Found = pickle.loads(answer)
         return found
 
 
-def find(settings: Settings, *, here: bool) -> Found:
+def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
     """
     settings: with the GPUs of each worker.
     here: whether the devices are this machine's.
+    asked: bytes of each GPU by group of settings, as nodes have told.
     """
     from cluster.devices import memories
     from cluster.plan import DeploymentPlan
@@ -68,7 +70,7 @@ def find(settings: Settings, *, here: bool) -> Found:
         settings = settings.with_parallel_drafts(parallel)
         found = Found(settings)
         check_shares(settings.target_engine())
-        if sizes := memories(settings, here=here):
+        if sizes := memories(settings, here=here, asked=asked):
             deployment = DeploymentPlan(settings, sizes)
             found = Found(deployment.settings, plan_table(deployment))
             deployment.check()
@@ -84,5 +86,5 @@ def main() -> None:
     gc.disable()  # it would take a fifth of the time
     import outrider.engine.loading.skeleton  # noqa: F401 torch and transformers, while nobody asks yet
 
-    settings, here = pickle.load(sys.stdin.buffer)
-    pickle.dump(find(settings, here=here), answer)
+    settings, here, asked = pickle.load(sys.stdin.buffer)
+    pickle.dump(find(settings, here=here, asked=asked), answer)

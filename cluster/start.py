@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 from cluster.announce import announce_when_ready
+from cluster.gpus import ask_nodes
 from cluster.preflight import Preflight
 from cluster.settings import Settings, TargetSettings, WorkerSettings
 from cluster.stop import stop_in_order
@@ -133,7 +134,8 @@ def check_models(settings: Settings, preflight: Preflight) -> Settings:
         ValueError: something does not fit; the message names what would.
         EngineError: a model cannot be served.
     """
-    found = preflight.find(settings, here=sum(node["Alive"] for node in ray.nodes()) == 1)
+    here = sum(node["Alive"] for node in ray.nodes()) == 1
+    found = preflight.find(settings, here=here, asked=ask_nodes(settings))
     if found.table is not None:
         print(f"\n{found.table}\n", flush=True)
     if found.refusal is not None:
@@ -141,7 +143,8 @@ def check_models(settings: Settings, preflight: Preflight) -> Settings:
     if found.table is None:
         logger.warning(
             "Nothing here tells how much memory the devices have, so it is not planned: "
-            "name the accelerator of target and draft, or see `outrider plan --memory`"
+            "name the accelerator of target and draft (A100-40G or A100-80G, as an A100 may be either), "
+            "or see `outrider plan --memory`"
         )
     return found.settings
 

@@ -60,6 +60,7 @@ class Worker:
     vocab_size: int
     max_length: int  # tokens of context
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
+    gpus: tuple[str, ...] = ()  # ids of those that Ray has set aside for the process that speaks gRPC
     places: tuple[dict[str, Any], ...] = ()  # of those: device, memory, threads (actors/messages.py, Place)
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
     promise: str = ""  # how far the same seed gives the same text, if it holds the target

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def given_settings(options: argparse.Namespace) -> "Settings":
     """On the devices of this machine. Raises ValueError."""
     from cluster.arguments import read_settings
-    from cluster.devices import gpus_here
+    from cluster.gpus import gpus_here
 
     return read_settings(_arguments(options.settings)).with_gpus(len(gpus_here()))
 
@@ -59,7 +59,8 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
         UnsupportedModelError: the devices cannot share the target.
     """
     from cluster.arguments import read_settings
-    from cluster.devices import gpus_here, memories, parse_bytes
+    from cluster.devices import memories, parse_bytes
+    from cluster.gpus import gpus_here
     from outrider.engine.loading.shares import check_shares
 
     memory = None if options.memory is None else parse_bytes(options.memory)

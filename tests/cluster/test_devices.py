@@ -23,8 +23,9 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.application.start_serve", lambda settings, key: None)
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": there}])
     monkeypatch.setattr(ray, "cluster_resources", lambda: there)
+    monkeypatch.setattr("cluster.start.ask_nodes", lambda settings: {})
     # In this process, which has torch already.
-    monkeypatch.setattr(Preflight, "find", lambda _, settings, here: find(settings, here=here))
+    monkeypatch.setattr(Preflight, "find", lambda _, settings, **found: find(settings, **found))
 
 
 def engines(arguments: dict[str, Any]) -> dict[str, EngineSettings]:

@@ -25,7 +25,7 @@ def of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {}}])
     monkeypatch.setattr(ray, "cluster_resources", dict)
     # In this process, which has torch already.
-    monkeypatch.setattr(Preflight, "find", lambda _, settings, here: find(settings, here=here))
+    monkeypatch.setattr(Preflight, "find", lambda _, settings, **found: find(settings, **found))
 
 
 def test_the_application_is_the_draft_s_deployment_alone() -> None:

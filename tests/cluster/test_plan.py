@@ -9,8 +9,10 @@ import ray
 from cluster import application
 from cluster.arguments import read_settings
 from cluster.devices import memories, parse_bytes
+from cluster.gpus import ask_nodes, size_for
 from cluster.plan import DeploymentPlan
 from cluster.preflight import Preflight, find
+from cluster.settings import WorkerSettings
 from outrider.tools.command_line import main
 
 GB = 10**9
@@ -189,6 +191,43 @@ def test_devices_are_as_large_as_the_settings_or_the_caller_say(monkeypatch):
     assert memories(read_settings(ON_GPUS)) == {TARGET: 6, DRAFT: 6}
 
 
+def test_memory_of_cards_of_two_sizes_is_asked_of_their_nodes():
+    fields = {"target.accelerator": "A100", "drafts.model.accelerator": "L4"}
+    on_gpus = read_settings({**ON_GPUS, **fields})
+    assert memories(on_gpus, here=False) is None
+    assert memories(on_gpus, here=False, asked={TARGET: 79 * GB}) == {TARGET: 79 * GB, DRAFT: 24 * GB}
+    assert memories(on_gpus, 7, here=False, asked={TARGET: 79 * GB}) == {TARGET: 7, DRAFT: 7}
+
+
+NODES: tuple[tuple[dict[str, float], list[int]], ...] = (
+    ({"GPU": 2.0, "accelerator_type:A100": 1.0, "big": 2.0}, [80 * GB, 79 * GB]),
+    ({"GPU": 1.0, "accelerator_type:A100": 1.0}, [40 * GB]),
+    ({"GPU": 1.0, "accelerator_type:L4": 1.0}, [24 * GB]),
+    ({"GPU": 1.0, "mute": 1.0}, []),
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"resources": {"big": 1.0}}, 79 * GB),
+        ({"accelerator": "A100", "resources": {"big": 1.0}}, 79 * GB),
+        ({"accelerator": "L4"}, 24 * GB),
+        ({"accelerator": "A100"}, None),  # of two sizes: Ray may take either
+        ({}, None),
+        ({"resources": {"mute": 1.0}}, None),
+    ],
+    ids=str,
+)
+def test_size_for_a_worker_is_that_of_the_nodes_that_can_hold_it(fields, size):
+    assert size_for(WorkerSettings(gpus=1.0, **fields), NODES) == size
+
+
+def test_ask_nodes_without_a_worker_on_gpus_asks_nobody(monkeypatch):
+    monkeypatch.setattr(ray, "nodes", lambda: pytest.fail("nodes were looked at"))
+    assert ask_nodes(read_settings({}).with_gpus(0)) == {}
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("80GB", 80 * GB), ("1.5 GiB", 3 * 2**29), ("512mb", 512 * 10**6), ("4096", 4096)]
 )
@@ -252,7 +291,7 @@ def test_ranks_that_cannot_share_the_target_are_refused(tmp_path, capsys):
 
 def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     monkeypatch.setattr(application, "start_ray", lambda _: None)
-    monkeypatch.setattr(Preflight, "find", lambda _, settings, here: find(settings, here=here))
+    monkeypatch.setattr(Preflight, "find", lambda _, settings, **found: find(settings, **found))
     monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {})
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}])

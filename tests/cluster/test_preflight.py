@@ -23,7 +23,7 @@ def settings(arguments: Mapping[str, object]) -> Settings:
 def test_the_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None:
     asked = settings(SMALL)
     with Preflight() as preflight:
-        found = preflight.find(asked, here=True)
+        found = preflight.find(asked, here=True, asked={})
     assert found.refusal is None
     assert found.table is not None
     assert "A device with" in found.table
@@ -33,18 +33,18 @@ def test_the_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None
     assert found.settings == asked.changed(target={"cache_memory": target}, drafts=caches)
     assert isinstance(target, int)
     assert isinstance(draft, int)
-    assert found == find(asked, here=True)
+    assert found == find(asked, here=True, asked={})
 
 
 def test_a_refusal_keeps_its_kind(tmp_path: Path) -> None:
     with Preflight() as preflight:
-        found = preflight.find(settings({"target.tensor_parallel": 3}), here=True)
+        found = preflight.find(settings({"target.tensor_parallel": 3}), here=True, asked={})
     assert isinstance(found.refusal, UnsupportedModelError)
     assert "tensor_parallel=3" in str(found.refusal)
 
 
 def test_what_does_not_fit_is_told_with_its_plan() -> None:
-    found = find(settings({"target.cache_memory": 0.95}), here=True)
+    found = find(settings({"target.cache_memory": 0.95}), here=True, asked={})
     assert isinstance(found.refusal, ValueError)
     assert "target.cache_memory=" in str(found.refusal)
     assert found.table is not None
@@ -52,14 +52,14 @@ def test_what_does_not_fit_is_told_with_its_plan() -> None:
 
 def test_without_a_known_device_nothing_is_planned() -> None:
     asked = settings({})
-    assert find(asked, here=False) == Found(asked)
+    assert find(asked, here=False, asked={}) == Found(asked)
 
 
 def test_a_process_that_is_lost_is_no_answer() -> None:
     with Preflight() as preflight:
         preflight._process.kill()
         with pytest.raises(RuntimeError, match="exit status -9"):
-            preflight.find(settings({}), here=True)
+            preflight.find(settings({}), here=True, asked={})
 
 
 def test_the_process_ends_with_the_context() -> None:
@@ -72,12 +72,12 @@ def test_a_draft_that_drafts_in_one_pass_is_another_drafter(tmp_path: Path) -> N
     draft = tmp_path / "draft"
     shutil.copytree(DEMO / "draft", draft)
     asked = settings({"drafts.model.model": str(draft), **SMALL})
-    assert find(asked, here=True).settings.gateway_settings().drafts == {"model": "model"}
+    assert find(asked, here=True, asked={}).settings.gateway_settings().drafts == {"model": "model"}
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps(config | {"pard_token": 7}))
-    assert find(asked, here=True).settings.gateway_settings().drafts == {"model": "parallel"}
-    assert find(asked, here=False).settings.gateway_settings().drafts == {"model": "parallel"}
+    assert find(asked, here=True, asked={}).settings.gateway_settings().drafts == {"model": "parallel"}
+    assert find(asked, here=False, asked={}).settings.gateway_settings().drafts == {"model": "parallel"}
     (draft / "config.json").write_text(json.dumps(config | {"pard_token": 10**6}))
-    refusal = find(asked, here=True).refusal
+    refusal = find(asked, here=True, asked={}).refusal
     assert isinstance(refusal, UnsupportedModelError)
     assert "pard_token=1000000" in str(refusal)

@@ -48,7 +48,8 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for step in ("start_ray", "start_serve"):
         monkeypatch.setattr(f"cluster.application.{step}", lambda *_: None)
     # In this process, which has torch already.
-    monkeypatch.setattr(Preflight, "find", lambda _, settings, here: find_models(settings, here=here))
+    monkeypatch.setattr("cluster.start.ask_nodes", lambda settings: {})
+    monkeypatch.setattr(Preflight, "find", lambda _, settings, **found: find_models(settings, **found))
 
     def deployed(manifests: list[Manifest]) -> tuple[ServeDeploySchema, BuiltApplication]:
         nodes = nodes_of(manifests)

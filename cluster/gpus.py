@@ -1,0 +1,61 @@
+"""GPUs of nodes, asked of their drivers. Ray's workers run this on each node: it imports nothing heavy."""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.settings import Settings, WorkerSettings
+
+ASK_S = 60.0  # for a process to start on every node, and its driver to answer
+ALIKE = 1.1  # times by which GPUs of one size may differ
+
+
+def gpus_here() -> list[int]:
+    """Bytes of each GPU of this machine, asked of its driver: to ask torch would take a part of them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True)
+    return [int(line) * 2**20 for line in answer.stdout.split()] if answer.returncode == 0 else []
+
+
+def ask_nodes(settings: Settings) -> dict[str, int]:
+    """Bytes of a GPU by group of settings, for workers whose nodes have GPUs of one size.
+
+    Ray's names for accelerators do not tell: an A100 has 40 GB or 80.
+    """
+    workers: dict[str, WorkerSettings] = {"target": settings.target}
+    workers |= {f"drafts.{name}": draft for name, draft in settings.drafts.items()}
+    on_gpus = {group: worker for group, worker in workers.items() if worker.gpus}
+    if not on_gpus:
+        return {}
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    ask = ray.remote(gpus_here)
+    try:
+        asked = [ask.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
+        answers = ray.get(asked, timeout=ASK_S)
+    except RayError:  # a node has gone, or is too slow: then its GPUs are not known
+        return {}
+    there = list(zip((node["Resources"] for node in nodes), answers, strict=True))
+    found = {group: size_for(worker, there) for group, worker in on_gpus.items()}
+    return {group: size for group, size in found.items() if size is not None}
+
+
+def size_for(worker: WorkerSettings, there: Iterable[tuple[Mapping[str, Any], list[int]]]) -> int | None:
+    """Bytes of a GPU on the nodes that can hold a worker; None: they tell nothing, or differ.
+
+    there: resources of each node, and bytes of its GPUs.
+    """
+    wanted = {*worker.resources} | (
+        {f"accelerator_type:{worker.accelerator}"} if worker.accelerator else set()
+    )
+    sizes = [size for resources, gpus in there if wanted <= resources.keys() for size in gpus]
+    if not sizes or max(sizes) > ALIKE * min(sizes):
+        return None
+    return min(sizes)
