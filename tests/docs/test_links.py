@@ -91,6 +91,21 @@ def missing_names(text: str) -> Iterator[str]:
             yield name
 
 
+SETTING = re.compile(rf"(?<![\w./:@-])(?:{'|'.join(Settings.model_fields)})(?:\.[a-z_]+)+(?![\w/(.-])")
+REFUSED = re.compile(r"^.*outrider plan .*\n(?:outrider: .*(?:\n|\Z))*", re.M)  # shown as a wrong name
+
+
+def missing_settings(text: str) -> Iterator[str]:
+    """Paths that begin as those of settings do and are none; a draft may have any name."""
+    for path in SETTING.findall(REFUSED.sub("", text)):
+        group, second, *_ = path.split(".")
+        is_module = (ROOT / group / second).is_dir() or _is_module(ROOT / group / second)
+        known = re.sub(r"^drafts\.[a-z_]+", "drafts.NAME", path)
+        is_other = Path(path).suffix in SUFFIXES or is_module or known == "drafts.NAME"
+        if not is_other and known not in SETTINGS:
+            yield path
+
+
 def missing_benchmarks(text: str) -> Iterator[str]:
     """Of those that ``python -m bench`` is told to run."""
     for space, name in BENCHMARK.findall(text):
@@ -111,6 +126,7 @@ def missing(text: str, page: Path) -> Iterator[str]:
     yield from broken_links(text, page)
     yield from missing_files(text, page)
     yield from missing_names(text)
+    yield from missing_settings(text)
     yield from missing_benchmarks(text)
 
 
@@ -165,6 +181,8 @@ def test_no_paragraph_is_long(name: str) -> None:
         "`python -m bench streams`",
         "`python -m bench.tables`",
         "bench.no_such_module",
+        "`target.prefill_chunk`",
+        "drafts.model.replica=2",
         "gateway.proxy.add_generation_servicer",
         "`outrider.client.generation.Client`",
         "`outrider/engine/no_such_folder/`",
@@ -183,6 +201,8 @@ def test_what_does_not_exist_is_seen(text: str) -> None:
         "`/v1/completions`, `http/protobuf`, `owner/name@revision`, `config.json`",
         "`bench/results/*.json`, `tests/fuzz/`, `python -m bench tables`, outrider.yaml, `outrider.Client`",
         "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app, bench.tables.pages",
+        "`target.tensor_parallel=4`, `drafts.next.cache_memory`, pace.md, `drafts.next`",
+        "$ outrider plan target.replica=2\noutrider: target.replica=2 is no setting",
         "`python -m bench`, `python -m bench NAME`, `python -m bench gpu --device cpu`",
     ],
 )

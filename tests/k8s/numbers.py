@@ -137,6 +137,22 @@ def _caches(where: str, pod: Manifest, variables: Mapping[str, Any]) -> list[str
     ]
 
 
+def requested_memory(manifests: list[Manifest]) -> float:
+    """GiB that the pods of an overlay ask for, with one cluster of Ray and its autoscaler."""
+    spec = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
+    replicas = {group["groupName"]: group["replicas"] for group in spec["workerGroupSpecs"]}
+    return _gib(spec["autoscalerOptions"]) + sum(
+        replicas.get(name, 1) * sum(_gib(one) for one in template["spec"]["containers"])
+        for name, template in pod_templates(manifests).items()
+    )
+
+
+def _gib(container: Manifest) -> float:
+    requests = container.get("resources", {}).get("requests", {})
+    number, unit = requests.get("memory", "0Gi")[:-2], requests.get("memory", "0Gi")[-2:]
+    return float(number) * {"Gi": 1.0, "Mi": 2.0**-10}[unit]
+
+
 def code(manifests: list[Manifest]) -> list[str]:
     """Names and numbers that the code fixes."""
     wrong = []

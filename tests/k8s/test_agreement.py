@@ -1,5 +1,6 @@
 """The parts of a deployment agree with each other and with the code, and each check notices a slip."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 from tests.k8s.kustomize import Manifest
 from tests.k8s.mutations import GONE, mutated
 from tests.k8s.names import labels, mounts, ports, references, services
-from tests.k8s.numbers import code, drains, resources, security, weights
-from tests.k8s.overlays import built
+from tests.k8s.numbers import code, drains, requested_memory, resources, security, weights
+from tests.k8s.overlays import K8S, built
 
 Check = Callable[[list[Manifest]], list[str]]
 CHECKS: list[Check] = [
@@ -128,3 +129,10 @@ def test_a_slip_is_noticed(check: Check, place: str, value: Any, told: str) -> N
 
 def test_every_check_has_a_slip_that_it_notices() -> None:
     assert {check for check, *_ in SLIPS} == set(CHECKS)
+
+
+def test_the_guide_names_enough_memory_for_the_overlay_of_kind():
+    """Beside the pods there are KubeRay's operator, with 0.5 GiB, and Kubernetes itself."""
+    named = re.search(r"cpu: (\d+) GiB of memory for kind", (K8S / "README.md").read_text())
+    assert named is not None
+    assert requested_memory(built("cpu")) + 0.5 + 1.0 <= int(named[1])
