@@ -2,12 +2,14 @@
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from ipaddress import ip_address
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from gateway.errors import UnauthenticatedError
 
 LOCAL = "this machine"
+LOCAL_NAMES = "localhost and loopback addresses are accepted there"
 NEEDED = "an API key is needed: send it as 'Authorization: Bearer <key>'"
 
 
@@ -34,22 +36,27 @@ class Authentication:
         self._key_digests = key_digests
         self._anonymous = anonymous
 
-    def check(self, authorization: str | None, host: str | None) -> str | None:
+    def check(
+        self, authorization: str | None, host: str | None, foreign_name: str | None = None
+    ) -> str | None:
         """Who asks: the digest of a key, LOCAL for callers on this machine without one, None for anybody.
 
         Args:
             authorization: the header's or metadata's value.
-            host: address of the caller, None where it is not known.
+            host: address of the caller, None if it is not known.
+            foreign_name: as the function says. The caller may be a browser with another site's page.
 
         Raises:
             UnauthenticatedError: the caller may not ask; the message says what would be accepted.
         """
         if not self._key_digests:
-            if _is_loopback(host):
+            if _is_loopback(host) and foreign_name is None:
                 return LOCAL
-            if not self._anonymous:
-                raise UnauthenticatedError("without API keys only callers on this machine are answered")
-            return None
+            if self._anonymous:
+                return None
+            if _is_loopback(host):
+                raise UnauthenticatedError(f"without API keys {foreign_name} is refused: {LOCAL_NAMES}")
+            raise UnauthenticatedError("without API keys only callers on this machine are answered")
         scheme, _, key = (authorization or "").partition(" ")
         presented = digest(key.strip())
         # Every key is compared, so that the time taken tells nothing about which one came close.
@@ -57,6 +64,26 @@ class Authentication:
         if scheme.lower() != "bearer" or not any(matches):
             raise UnauthenticatedError(NEEDED)
         return presented
+
+
+def foreign_name(headers: Mapping[str, str]) -> str | None:
+    """Returns which header names another machine than this one, with its value; None if none does.
+
+    A page from elsewhere can have its own name resolved to a loopback address, and then ask as if it was from
+    here (DNS rebinding). Its name still stands in Host, and in Origin.
+    """
+    addresses = {
+        "Host": f"//{headers.get('host', 'localhost')}",
+        "Origin": headers.get("origin", "//localhost"),
+    }
+    for header, address in addresses.items():
+        try:
+            name = urlsplit(address).hostname or ""
+        except ValueError:
+            name = ""
+        if not (name.endswith(".localhost") or _is_loopback(name)):
+            return f"{header} {address.removeprefix('//')!r}"
+    return None
 
 
 def peer_host(peer: str) -> str | None:

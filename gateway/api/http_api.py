@@ -12,7 +12,7 @@ from fastapi.telemetry import TelemetryConfig
 from pydantic import TypeAdapter
 from starlette.requests import Request as HttpRequest
 
-from gateway.api.access import Authentication
+from gateway.api.access import Authentication, foreign_name
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
@@ -67,7 +67,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     def is_known(request: HttpRequest) -> str | None:
         host = request.client.host if request.client else None
-        return authentication.check(request.headers.get("authorization"), host)
+        headers = request.headers
+        return authentication.check(headers.get("authorization"), host, foreign_name(headers))
 
     prompts = ChatPrompts(
         template,

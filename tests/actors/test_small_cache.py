@@ -40,7 +40,9 @@ async def served(**caches: int) -> AsyncIterator[httpx.AsyncClient]:
         generation = Generation(settings, Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json")), fleet)
         template = load_chat_template(str(DEMO / "target"))
         app = http_api.build(generation, template, Authentication((), anonymous=True))
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60)
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60
+        )
         yield await stack.enter_async_context(client)
 
 

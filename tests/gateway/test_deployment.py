@@ -143,7 +143,7 @@ def test_reconfigure_with_a_wrong_live_setting_names_it_and_keeps_what_was_in_fo
 async def test_health_with_refused_live_settings_says_why():
     gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
     app = http_api.build(gateway.generation, ChatTemplate(None, {}), Authentication((), anonymous=True))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert "refused_live_settings" not in (await client.get("/health")).json()
         gateway.reconfigure({"max_dept": 2})
         told = (await client.get("/health")).json()["refused_live_settings"]

@@ -34,7 +34,7 @@ async def client_of(
         generation = Generation(settings, tokenizer, fleet, defaults or {})
         app = http_api.build(generation, template, authentication)
         transport = httpx.ASGITransport(app, client=(host, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client
 
 

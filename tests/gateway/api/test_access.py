@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from gateway.api.access import LOCAL, Authentication, digest, peer_host
+from gateway.api.access import LOCAL, Authentication, digest, foreign_name, peer_host
 from gateway.errors import UnauthenticatedError
+from tests.fakes.scripted import ScriptedTarget
+from tests.support.http_calls import ANSWER, ASK, client_of
 
 KEYS = (digest("first-key"), digest("second-key"))
 
@@ -48,6 +50,59 @@ def test_nothing_else_is_not_even_on_this_machine(presented, host):
 def test_without_keys_only_this_machine_is_answered(host, allowed):
     assert allows(Authentication((), anonymous=False), host=host) is allowed
     assert allows(Authentication((), anonymous=True), host=host)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": "localhost:8000"},
+        {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"},
+        {"host": "[::1]:8000", "origin": "http://[::1]:8000"},
+        {"host": "models.localhost", "origin": "http://localhost:3000"},
+    ],
+)
+def test_foreign_name_of_names_of_this_machine_is_none(headers):
+    assert foreign_name(headers) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        ({"host": "evil.example:8000"}, "Host 'evil.example:8000'"),
+        ({"host": "localhost.evil.example"}, "Host 'localhost.evil.example'"),
+        ({"host": "10.0.0.7:8000"}, "Host '10.0.0.7:8000'"),
+        ({"host": "[evil"}, "Host '[evil'"),
+        ({"host": ""}, "Host ''"),
+        ({"host": "localhost", "origin": "https://evil.example"}, "Origin 'https://evil.example'"),
+        ({"host": "localhost", "origin": "null"}, "Origin 'null'"),
+    ],
+)
+def test_foreign_name_of_another_machines_name_tells_header_and_value(headers, told):
+    assert foreign_name(headers) == told
+
+
+def test_check_foreign_name_on_this_machine_is_refused_unless_anybody_may_ask():
+    with pytest.raises(UnauthenticatedError, match="Host 'evil' is refused: localhost"):
+        Authentication((), anonymous=False).check(None, "127.0.0.1", "Host 'evil'")
+    assert Authentication((), anonymous=True).check(None, "127.0.0.1", "Host 'evil'") is None
+    assert (
+        Authentication(KEYS, anonymous=False).check("Bearer first-key", "127.0.0.1", "Host 'evil'") == KEYS[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "foreign", [{"Host": "evil.example:8000"}, {"Origin": "http://evil.example:8000"}], ids=["Host", "Origin"]
+)
+async def test_endpoints_asked_by_a_page_from_elsewhere_are_refused(tokenizer, foreign):
+    async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
+            refused = await client.post(path, json=ASK, headers=foreign)
+            assert refused.status_code == 401, path
+            assert "evil.example" in refused.json()["error"]["message"]
+        for path in ("/v1/models", "/v1/models/m", "/loads"):
+            assert (await client.get(path, headers=foreign)).status_code == 401, path
+        assert (await client.get("/health", headers=foreign)).json().keys() == {"status"}
 
 
 def test_who_asks_is_told_by_the_key_or_by_being_on_this_machine():

@@ -21,7 +21,7 @@ async def proxied(client):
     """The app as Serve's proxy wraps it."""
     app = RequestIdMiddleware(client._transport.app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as proxied:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as proxied:
         yield proxied
 
 

@@ -101,7 +101,9 @@ async def test_what_is_thought_is_free_and_what_is_answered_is_not_with_drafts_a
     async with service_of() as service:
         app = http_api.build(service.generation, template, ANYBODY)
         told = []
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as client:
             for mode in ("fixed", "off"):
                 body = {**ask, "temperature": 0, "speculation": {"mode": mode}}
                 choice = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]

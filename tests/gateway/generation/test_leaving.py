@@ -30,7 +30,7 @@ class Service:
         self._fleet = fleet_of(*self.workers)
         self.generation = Generation(self._settings, self._tokenizer, await self._fleet.__aenter__())
         app = http_api.build(self.generation, TEMPLATE, Authentication((), anonymous=True))
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         return self
 
     async def __aexit__(self, *error):
