@@ -14,6 +14,7 @@ from gateway.api.access import Authentication
 from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
+from gateway.api.refusals_log import shorten_refusals
 from gateway.generation.generation import Generation
 from gateway.generation.sampling_defaults import load_sampling_defaults
 from gateway.generation.text import load_tokenizer
@@ -55,6 +56,7 @@ class Gateway(GenerationServicer):
             start_tracing: starts tracing in this process and returns what ends it.
             pace: settings of the start, in force until Serve hands over others.
         """
+        shorten_refusals()
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.

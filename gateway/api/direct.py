@@ -1,12 +1,19 @@
 """The gRPC API at a port of the gateway's own, past Serve's proxy."""
 
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
+from gateway.api.refusals_log import logger
+from gateway.errors import DEFECT
 from protos import generation_pb2_grpc
 
+NO_MESSAGE = "request: its bytes are no message that this method takes"
 GRACE_S = 15.0  # for answers under way when the gateway is told to leave; Serve ends it after 20 s
 
 
@@ -21,11 +28,50 @@ def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[
         RuntimeError: another program has the port.
     """
     server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 1)]
+        interceptors=[_Told()],
+        options=[("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 1)],
     )
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(_Health(servicer), server)
     return server, server.add_insecure_port(address)
+
+
+class _Told(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Ends calls as their contexts were told. Of an exception grpc.aio would send the class and the text."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+
+        async def unary(data: bytes, context: Any) -> Any:
+            async with _told(context):
+                reply = handler.unary_unary(handler.request_deserializer(data), context)
+                return await reply if isawaitable(reply) else reply
+
+        async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:
+            async with _told(context):
+                async for reply in handler.unary_stream(handler.request_deserializer(data), context):
+                    yield reply
+
+        method = {"unary_stream": stream} if handler.response_streaming else {"unary_unary": unary}
+        return handler._replace(request_deserializer=None, **method)
+
+
+@asynccontextmanager
+async def _told(context: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+    except NotImplementedError:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, context.details())
+    except Exception:
+        logger.exception("Request failed.")
+        code = context.code()
+        await context.abort(code or grpc.StatusCode.INTERNAL, context.details() if code else DEFECT)
 
 
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import wraps
 from typing import Any
 
+from gateway.api.refusals_log import shorten_refusals
 from protos.generation_pb2_grpc import add_GenerationServicer_to_server
 
 StreamHandler = Callable[[Any, Any], AsyncGenerator[bytes, None]]
@@ -12,6 +13,7 @@ StreamHandler = Callable[[Any, Any], AsyncGenerator[bytes, None]]
 
 def add_generation_servicer(servicer: Any, server: Any) -> None:
     """Serve calls this with its own server, which routes every method to a gateway."""
+    shorten_refusals()
     route = server.service_handler_factory
 
     def routed(service_method: str, streaming_type: Any) -> Any:

@@ -1,0 +1,27 @@
+"""Log lines of refused calls: one line each, since the caller was told why and nothing is defective."""
+
+import logging
+
+from gateway.errors import GatewayError
+
+logger = logging.getLogger("ray.serve")  # Serve logs each exception that leaves a gRPC method, and so do we
+
+
+class _Refusals(logging.Filter):
+    """Takes traceback and text, which could hold parts of a prompt, from what callers were told."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        error = getattr(error, "original_exception", error)  # Serve wraps what has a status code
+        if isinstance(error, GatewayError):
+            line = f"{record.getMessage()} {type(error).__name__}"
+            vars(record).update(msg=line, args=(), exc_info=None, exc_text=None)
+        return True
+
+
+_REFUSALS = _Refusals()
+
+
+def shorten_refusals() -> None:
+    """Logs refusals of this process in one line each. A second call changes nothing."""
+    logger.addFilter(_REFUSALS)
