@@ -57,8 +57,8 @@ def memories(
     found = {"target": memory or asked.get("target") or _memory_of(settings.target, here)}
     drafts: Mapping[str, WorkerSettings] = settings.drafts or {DEFAULT_DRAFT: settings.target}
     for name, draft in drafts.items():
-        group = f"drafts.{name}"
-        found[group] = draft_memory or memory or asked.get(group) or _memory_of(draft, here)
+        told = asked.get(f"drafts.{name}" if settings.drafts else "target")
+        found[f"drafts.{name}"] = draft_memory or memory or told or _memory_of(draft, here)
     known = {group: size for group, size in found.items() if size is not None}
     return known if known.keys() == found.keys() else None
 

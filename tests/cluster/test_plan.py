@@ -199,6 +199,12 @@ def test_memory_of_cards_of_two_sizes_is_asked_of_their_nodes():
     assert memories(on_gpus, 7, here=False, asked={TARGET: 79 * GB}) == {TARGET: 7, DRAFT: 7}
 
 
+def test_memory_of_a_draft_that_is_not_there_is_that_of_the_target_s_node():
+    alone = read_settings({**TARGET_ALONE, "target.gpus": 1.0})
+    assert not alone.drafts
+    assert memories(alone, here=False, asked={TARGET: 79 * GB}) == {TARGET: 79 * GB, DRAFT: 79 * GB}
+
+
 NODES: tuple[tuple[dict[str, float], list[int]], ...] = (
     ({"GPU": 2.0, "accelerator_type:A100": 1.0, "big": 2.0}, [80 * GB, 79 * GB]),
     ({"GPU": 1.0, "accelerator_type:A100": 1.0}, [40 * GB]),
