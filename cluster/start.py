@@ -1,5 +1,6 @@
 """Ray and Serve under the application: started where nothing runs yet, used as they are otherwise."""
 
+import errno
 import logging
 import os
 import socket
@@ -28,7 +29,11 @@ ADD_SERVICERS = [
 
 
 def start_ray(settings: Settings) -> None:
-    """Joins the cluster, or starts one of this machine. Raises ValueError if its metrics port is taken."""
+    """Joins the cluster, or starts one of this machine.
+
+    Raises:
+        ValueError: another program has a port that is to be listened on.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.gateway.max_message_bytes))
     # Ray's own 15 leaves a worker a thirtieth of what any other process gets: on a busy machine it would take
@@ -37,11 +42,15 @@ def start_ray(settings: Settings) -> None:
     # A proxy that has not started after three times this many seconds is ended, and started once more.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     if not ray.is_initialized():
-        _check_free("ray.metrics_port", settings.ray.metrics_port)
-        _check_free("addresses.direct_grpc_port", settings.addresses.direct_grpc_port)
+        _check_free("ray.metrics_port", "", settings.ray.metrics_port)
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)
         if threading.current_thread() is threading.main_thread():
             stop_in_order(settings.gateway.stop_within_s)
+    if not _serve_is_running():  # Serve that runs may have the ports itself
+        addresses = settings.addresses
+        _check_free("addresses.http_port", addresses.http_host, addresses.http_port)
+        _check_free("addresses.grpc_port", "", addresses.grpc_port)
+        _check_free("addresses.direct_grpc_port", addresses.http_host, addresses.direct_grpc_port)
 
 
 def start_serve(settings: Settings, key: str | None) -> None:
@@ -155,16 +164,23 @@ def _resources(worker: WorkerSettings) -> dict[str, float]:
     return {"GPU": worker.gpus or 0.0, **of_type, **worker.resources}
 
 
-def _check_free(setting: str, port: int | None) -> None:
-    """Raises ValueError if a port of this machine is taken: the start would only fail later, and say less."""
+def _check_free(setting: str, host: str, port: int | None) -> None:
+    """Raises ValueError if a port of this machine is taken: the start would only fail later, and say less.
+
+    host: that is to be listened on; empty: all addresses.
+    """
     if port is None:
         return
-    with socket.socket() as listener:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("", port))
+            listener.bind((host, port))
         except OSError as error:
-            raise ValueError(f"{setting}={port} is taken: give a free one, or none") from error
+            if error.errno == errno.EADDRINUSE:
+                raise ValueError(
+                    f"{setting}={port} is taken by another program, which may be another service of Outrider:"
+                    " give a free port"
+                ) from error
 
 
 def _metrics_address() -> str:

@@ -129,6 +129,7 @@ class Generation:
         sampling = self._with_defaults(request.sampling)
         for name in TOKEN_ID_FIELDS:
             self.check_ids(name, getattr(sampling, name) or ())
+        self._check_bad_ids(sampling.bad_token_ids)
         prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
         grammar = None if request.form is None else await self._grammar(request.form, request, deadline)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
@@ -303,6 +304,13 @@ class Generation:
         if not 1 <= prompts * n <= most:
             raise InvalidRequestError(
                 "prompt", f"{prompts} prompts with n={n}: 1 to {most} answers are accepted"
+            )
+
+    def _check_bad_ids(self, bad_token_ids: Collection[int]) -> None:
+        if len({*bad_token_ids}) == self.vocab_size:
+            raise InvalidRequestError(
+                "bad_token_ids",
+                f"all {self.vocab_size} token ids, at most {self.vocab_size - 1} are accepted",
             )
 
     def _check_drafter(self, name: str) -> None:

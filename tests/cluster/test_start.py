@@ -1,6 +1,7 @@
 """Resources that replicas need are there, come in time, or are named, as is a port that is taken."""
 
 import socket
+from contextlib import ExitStack
 
 import pytest
 import ray
@@ -46,10 +47,45 @@ def test_nodes_that_never_join_are_not_waited_for_for_ever(monkeypatch):
         check_resources(settings(nodes_join_within_s=0.05))
 
 
-def test_a_metrics_port_that_is_taken_is_refused() -> None:
+@pytest.fixture
+def taken_port():
+    """A port of this machine that another program listens on."""
     with socket.socket() as listener:
-        listener.bind(("", 0))
+        listener.bind(("127.0.0.1", 0))
         listener.listen()
-        port = listener.getsockname()[1]
-        with pytest.raises(ValueError, match=f"ray.metrics_port={port} is taken"):
-            start_ray(read_settings({"ray.metrics_port": port}))
+        yield listener.getsockname()[1]
+
+
+def test_a_metrics_port_that_is_taken_is_refused(taken_port) -> None:
+    with pytest.raises(ValueError, match=f"ray.metrics_port={taken_port} is taken"):
+        start_ray(read_settings({"ray.metrics_port": taken_port}))
+
+
+PORTS = ["addresses.http_port", "addresses.grpc_port", "addresses.direct_grpc_port"]
+
+
+@pytest.fixture
+def free_ports(monkeypatch):
+    """Ray runs, as far as the start can see, and the ports that a test does not take are free."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    with ExitStack() as listeners:
+        sockets = [listeners.enter_context(socket.socket()) for _ in PORTS]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        ports = [listener.getsockname()[1] for listener in sockets]
+    return dict(zip(PORTS, ports, strict=True))
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_start_port_that_another_program_has_is_refused_by_setting_and_number(
+    monkeypatch, free_ports, taken_port, name
+):
+    monkeypatch.setattr("cluster.start._serve_is_running", lambda: False)
+    start_ray(read_settings(free_ports))
+    with pytest.raises(ValueError, match=f"{name}={taken_port} is taken by another program"):
+        start_ray(read_settings({**free_ports, name: taken_port}))
+
+
+def test_start_ports_that_serve_itself_has_are_left_to_it(monkeypatch, free_ports, taken_port):
+    monkeypatch.setattr("cluster.start._serve_is_running", lambda: True)
+    start_ray(read_settings({**free_ports, "addresses.http_port": taken_port}))

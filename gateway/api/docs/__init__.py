@@ -5,10 +5,9 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse, JSONResponse
-from starlette.staticfiles import StaticFiles
 
 from gateway.api.docs.description import described
-from gateway.api.page import HEADERS
+from gateway.api.page import HEADERS, PageFiles
 
 FILES = Path(__file__).parent
 
@@ -22,4 +21,4 @@ def add_docs(app: FastAPI) -> None:
     async def description() -> JSONResponse:
         return JSONResponse(await asyncio.to_thread(described, app))  # the first time takes half a second
 
-    app.mount("/docs-page", StaticFiles(directory=FILES))
+    app.mount("/docs-page", PageFiles(directory=FILES))

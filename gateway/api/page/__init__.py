@@ -1,6 +1,7 @@
 """The live page at the gateway's root: three files as they are, and no resource from elsewhere."""
 
-from pathlib import Path
+import os
+from pathlib import Path, PurePath
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
@@ -15,9 +16,19 @@ HEADERS = {
 }
 
 
+SERVED = (".html", ".css", ".js")  # beside them lie modules of the gateway
+
+
+class PageFiles(StaticFiles):
+    """What a browser reads of a folder; whatever else lies in it is not found."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        return super().lookup_path(path) if PurePath(path).suffix in SERVED else ("", None)
+
+
 def add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(FILES / "index.html", headers=HEADERS)
 
-    app.mount("/page", StaticFiles(directory=FILES))
+    app.mount("/page", PageFiles(directory=FILES))

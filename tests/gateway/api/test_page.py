@@ -27,6 +27,13 @@ async def test_the_page_and_all_that_it_names_are_served_without_a_key(stranger)
         assert (await stranger.get(f"/{path}")).status_code == 200, path
 
 
+@pytest.mark.parametrize(
+    "path", ["/page/__init__.py", "/page/", "/docs-page/__init__.py", "/docs-page/description.py"]
+)
+async def test_modules_beside_the_pages_are_not_served(stranger, path):
+    assert (await stranger.get(path)).status_code == 404
+
+
 async def test_what_the_page_shows_needs_the_key(stranger):
     assert (await stranger.get("/loads")).status_code == 401
     assert (await stranger.get("/loads", headers={"authorization": "Bearer secret"})).status_code == 200

@@ -111,6 +111,16 @@ async def test_what_is_wrong_is_named_and_reaches_no_worker(tokenizer, wrong, fi
     assert target.requests == []
 
 
+async def test_prepare_bad_token_ids_that_leave_none_are_refused_by_their_name(tokenizer):
+    count = tokenizer.get_vocab_size()
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation = Generation(SETTINGS, tokenizer, fleet)
+        await generation.prepare(request(bad_token_ids=tuple(range(count - 1))))
+        with pytest.raises(InvalidRequestError, match=f"at most {count - 1} are accepted") as refused:
+            await generation.prepare(request(bad_token_ids=tuple(range(count))))
+    assert refused.value.field == "bad_token_ids"
+
+
 async def test_another_model_is_unknown(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         with pytest.raises(UnknownModelError, match="'other' is not served"):
