@@ -23,6 +23,7 @@ BLOCK = 16  # outputs and inputs that have a scale in common
 GROUP = 32  # inputs of one output that have a scale in common, in 4 bit
 PER_INT32 = 8  # numbers of 4 bit
 MIDDLE_INT4 = 8
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitudes of MXFP4
 
 Tensors = dict[str, Tensor]
 Quantize = Callable[[Tensor], tuple[Tensors, Tensor]]  # what is stored, by suffix; what it stands for
@@ -76,6 +77,19 @@ def _packed(codes: Tensor) -> Tensor:
     """Along the last dimension, into int32."""
     shifts = 4 * torch.arange(PER_INT32)
     return (codes.long().unflatten(-1, (-1, PER_INT32)) << shifts).sum(-1).to(torch.uint32).view(torch.int32)
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Experts of gpt-oss, [experts, inputs, outputs], two codes a byte, the first one lowest."""
+    groups = weight.transpose(1, 2).unflatten(-1, (-1, GROUP))
+    exponents = (groups.abs().amax(-1, keepdim=True) / E2M1[-1]).log2().ceil()
+    scaled = groups / exponents.exp2()
+    codes = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(-1)
+    meant = torch.tensor(E2M1)[codes] * scaled.sign() * exponents.exp2()
+    codes = (codes + 8 * (scaled < 0)).to(torch.uint8)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    stored = {"blocks": blocks, "scales": (exponents.squeeze(-1) + 127).to(torch.uint8)}
+    return stored, meant.flatten(-2).transpose(1, 2).contiguous()
 
 
 def gptq(weight: Tensor) -> tuple[Tensors, Tensor]:
@@ -147,6 +161,10 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     ),
 }
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": ["self_attn", "router", "embed_tokens", "lm_head"],
+}
 METHODS = {name: said["quant_method"] for name, (_, said) in FORMATS.items()}
 
 
@@ -177,6 +195,23 @@ def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
                 parts, meant[key] = quantize_one(weight)
                 del stored[key]
                 stored |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
+    return _write_both(folder, into, stored, meant, said)
+
+
+def quantize_experts(folder: Path, into: Path) -> tuple[Path, Path]:
+    """The same in MXFP4, of a checkpoint of gpt-oss."""
+    stored, meant = {}, {}
+    for key, weight in load_file(folder / "model.safetensors").items():
+        stored[key] = meant[key] = weight
+        if key.endswith("_proj") and weight.ndim == 3:
+            parts, meant[key] = mxfp4(stored.pop(key))
+            stored |= {f"{key}_{suffix}": part for suffix, part in parts.items()}
+    return _write_both(folder, into, stored, meant, MXFP4)
+
+
+def _write_both(
+    folder: Path, into: Path, stored: Tensors, meant: Tensors, said: dict[str, Any]
+) -> tuple[Path, Path]:
     config = json.loads((folder / "config.json").read_text())
     for tensors, kind, fields in ((stored, "quantized", {"quantization_config": said}), (meant, "meant", {})):
         (into / kind).mkdir(parents=True)

@@ -5,18 +5,24 @@ transformers loads it, by the library of its ``quant_method``. What becomes of i
     fp8                   FP8, with a scale for each block of weights or for all of a layer
     compressed-tensors    FP8, with a scale for each output, where all have weights and inputs in FP8;
                           others are dequantized as they load
-    awq, gptq, others     as the library keeps them
+    mxfp4                 4 bit on a GPU, by kernels from the hub; elsewhere dequantized as they load
+    awq, gptq,            as the library keeps them
+    bitsandbytes
 
+Other methods are refused: what transformers does not know it would load as if the stored codes were weights.
 On devices that do not multiply FP8, such weights are dequantized as they load.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from torch import nn
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
@@ -26,12 +32,15 @@ from transformers.utils import (
     is_gptqmodel_available,
     is_kernels_available,
     is_optimum_available,
+    is_triton_available,
 )
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.parallel.plan import generic, style_of_parameter
 
 FP8_CAPABILITY = 8, 9  # of the first GPUs that multiply FP8
+MXFP4_CAPABILITY = 7, 5  # of the first GPUs that transformers' kernels for MXFP4 run on
+MXFP4_TRITON = "3.4.0"  # the first version that these take
 ROW_UNIT = 16  # outputs and inputs come in multiples of this to the product with a scale for each output
 FP8_STRATEGIES = ("channel", "tensor")  # of compressed-tensors: scales that this product takes
 SCALE_BYTES = 4
@@ -54,6 +63,7 @@ class Requirement:
 
     extra: str  # of pyproject.toml, which brings it
     libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds one in a version that it takes
+    kernels: str | None = None  # repository of the hub that it fetches kernels from, at first use
 
 
 REQUIREMENTS = {
@@ -62,8 +72,11 @@ REQUIREMENTS = {
     "compressed-tensors": Requirement(
         "compressed-tensors", {"compressed-tensors": is_compressed_tensors_available}
     ),
-    "fp8": Requirement("fp8", {"kernels": is_kernels_available}),
+    "fp8": Requirement("fp8", {"kernels": is_kernels_available}, "kernels-community/finegrained-fp8"),
     "gptq": Requirement("gptq", {"gptqmodel": is_gptqmodel_available, "optimum": is_optimum_available}),
+    "mxfp4": Requirement(
+        "mxfp4", {"kernels": is_kernels_available}, "kernels-community/gpt-oss-triton-kernels"
+    ),
 }
 
 
@@ -88,6 +101,21 @@ def multiplies_fp8(device: torch.device) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
+def keeps_mxfp4(device: torch.device) -> bool:
+    """Whether transformers keeps MXFP4 there. A GPU that is not in this machine is taken for one that can."""
+    if device.type != "cuda" or not is_triton_available(MXFP4_TRITON):
+        return False
+    can = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= MXFP4_CAPABILITY
+    return can and all(is_available() for is_available in REQUIREMENTS["mxfp4"].libraries.values())
+
+
+def _are_cached(repository: str) -> bool:
+    """Whether the hub's cache of this machine has some version of it."""
+    caches = os.environ.get("KERNELS_CACHE"), constants.HF_HUB_CACHE
+    folder = f"*--{repository.replace('/', '--')}"
+    return any(any(Path(cache).glob(folder)) for cache in caches if cache)
+
+
 class QuantizedCheckpoint:
     """What the config says of it; no weight is read."""
 
@@ -96,16 +124,24 @@ class QuantizedCheckpoint:
         Args:
             config: of transformers, of a checkpoint that ``is_quantized``.
             name: for messages.
+
+        Raises:
+            UnsupportedModelError: nothing here knows what its weights mean.
         """
         self.name = name
         self._config = config
         self._said: dict[str, Any] = config.quantization_config
         self.method: str = self._said.get("quant_method") or "bitsandbytes"  # older checkpoints name none
+        if self.method not in REQUIREMENTS:
+            raise UnsupportedModelError(
+                f"model={name!r}: quant_method={self.method!r} is not served; these are:"
+                f" {', '.join(sorted(REQUIREMENTS))}. Give such a checkpoint, or the one it was made from"
+            )
 
     def check_libraries(self, device: torch.device) -> None:
-        """Raises UnsupportedModelError naming what is not installed, and what installs it."""
-        requirement = REQUIREMENTS.get(self.method)
-        if requirement is None or (self.method == "fp8" and not multiplies_fp8(device)):
+        """Raises UnsupportedModelError naming what is not installed or fetched, and what brings it."""
+        requirement = REQUIREMENTS[self.method]
+        if self.is_dequantized(device):
             return
         missing = [name for name, is_available in requirement.libraries.items() if not is_available()]
         if missing:
@@ -114,9 +150,34 @@ class QuantizedCheckpoint:
                 f" not installed here, or not in a version that transformers takes:"
                 f" pip install 'outrider[{requirement.extra}]'"
             )
+        source = requirement.kernels
+        if source is not None and constants.HF_HUB_OFFLINE and not _are_cached(source):
+            raise UnsupportedModelError(
+                f"model={self.name!r}: quant_method={self.method!r} takes kernels of {source} from the hub,"
+                f" HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} does not have them: load it once with"
+                " the hub in reach, and keep this cache"
+            )
+
+    def is_dequantized(self, device: torch.device) -> bool:
+        """Whether its weights become ordinary ones as they load, as the device does not multiply them."""
+        if self.method == "mxfp4":
+            return not keeps_mxfp4(device)
+        return self.method == "fp8" and not multiplies_fp8(device)
+
+    def lacks(self, device: torch.device) -> str | None:
+        """A sentence on what would keep MXFP4 on this GPU; None: nothing is missing."""
+        if self.method != "mxfp4" or device.type != "cuda" or keeps_mxfp4(device):
+            return None
+        return (
+            f"model={self.name!r}: quant_method='mxfp4' is dequantized to some four times its size; it stays"
+            f" in 4 bit on GPUs of compute capability {'.'.join(map(str, MXFP4_CAPABILITY))} or above, with"
+            f" Triton {MXFP4_TRITON} or above and kernels: pip install 'outrider[mxfp4]'"
+        )
 
     def told_to_transformers(self, device: torch.device) -> dict[str, Any]:
         """The config's ``quantization_config``, with what is to become of the weights on this device."""
+        if self.method == "mxfp4":
+            return {**self._said, "dequantize": self.is_dequantized(device)}
         if self.method != "compressed-tensors":
             return self._said
         if self.keeps_fp8(device):
@@ -129,10 +190,9 @@ class QuantizedCheckpoint:
         """Else its weights are dequantized, or kept as another library does."""
         return bool(self.fp8) and multiplies_fp8(device)
 
-    @property
-    def is_kept_as_stored(self) -> bool:
-        """By a library that knows how to multiply it."""
-        return self.method not in ("fp8", "compressed-tensors")
+    def is_kept_as_stored(self, device: torch.device) -> bool:
+        """Whether a library keeps it that knows how to multiply it."""
+        return self.method not in ("fp8", "compressed-tensors") and not self.is_dequantized(device)
 
     @cached_property
     def fp8(self) -> dict[str, Fp8Weight]:

@@ -25,7 +25,8 @@ from outrider.engine.forward.output import states_of
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
-from outrider.engine.loading.weights import attach, context_length
+from outrider.engine.loading.stored import check_stored
+from outrider.engine.loading.weights import attach, context_length, resolve_device
 from outrider.engine.parallel.plan import generic
 from outrider.engine.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
@@ -221,10 +222,11 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = AutoConfig.from_pretrained(settings.model)
+    check_stored(settings.model, config)
     stored, fp8 = None, {}
     if is_quantized(config):
         checkpoint = QuantizedCheckpoint(config, settings.model)
-        if checkpoint.is_kept_as_stored:
+        if checkpoint.is_kept_as_stored(resolve_device(settings.device)):
             stored = sum(file.stat().st_size for file in Path(settings.model).glob("*.safetensors")) or None
         elif multiplies_fp8(torch.device("cuda")):
             fp8 = {name: weight.num_bytes for name, weight in checkpoint.fp8.items()}

@@ -1,5 +1,6 @@
 """Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
 
+import logging
 from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
@@ -15,8 +16,11 @@ from outrider.engine.forward.batch_invariant import check_rows_are_apart
 from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.loading.shares import check_shares
+from outrider.engine.loading.stored import check_stored, check_unexpected
 from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 30  # positions of a model that states no limit
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # rotations change with the longest sequence of a batch
@@ -46,11 +50,15 @@ def load_model(settings: EngineSettings) -> Any:
         config = AutoConfig.from_pretrained(settings.model)
         options = _loading(config, settings, device)
         check_config(config, settings)
-        model = AutoModelForCausalLM.from_pretrained(settings.model, **options)
+        check_stored(settings.model, config)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            settings.model, output_loading_info=True, **options
+        )
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
+    check_unexpected(settings.model, model, found["unexpected_keys"])
     model = model.eval()
     if not is_quantized(model.config):
         model = model.to(device)
@@ -94,6 +102,8 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
             )
         checkpoint = QuantizedCheckpoint(config, settings.model)
         checkpoint.check_libraries(device)
+        if lacks := checkpoint.lacks(device):
+            logger.warning("%s", lacks)
         options["config"] = deepcopy(config)
         options["config"].quantization_config = checkpoint.told_to_transformers(device)
         checkpoint.check_device(device, ranks)

@@ -9,20 +9,35 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.quantized_checkpoint import REQUIREMENTS, Requirement
+from outrider.engine.loading import quantized_checkpoint
+from outrider.engine.loading.quantized_checkpoint import (
+    REQUIREMENTS,
+    QuantizedCheckpoint,
+    Requirement,
+    keeps_mxfp4,
+)
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.weights import load_model
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint
-from tests.support.quantized_checkpoints import FORMATS, METHODS, fp8_on_cpu, params_of, quantize
+from tests.support.quantized_checkpoints import (
+    FORMATS,
+    METHODS,
+    MXFP4,
+    fp8_on_cpu,
+    params_of,
+    quantize,
+    quantize_experts,
+)
 
 REQUESTS = [
     Request(prompt, Sampling(max_tokens=16, temperature=heat), 7)
@@ -169,6 +184,60 @@ def test_weights_of_parts_of_blocks_are_not_dequantized(tmp_path: Path) -> None:
     named = r"weight_block_size=\[16, 16\] .*mlp\.gate_proj\.weight of 24 outputs .* capability 8\.9"
     with pytest.raises(UnsupportedModelError, match=named):
         load_model(settings_of(folder))
+
+
+def test_mxfp4_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
+    """On a CPU it is dequantized; on a GPU it is kept if kernels are there, as its files hold it."""
+    plain = write_checkpoint(tmp_path / "plain", "gpt_oss")
+    quantized, meant = quantize_experts(plain, tmp_path)
+    assert texts(quantized) == texts(meant)
+    loaded = load_model(settings_of(quantized))
+    assert allocated_weights(loaded) == skeleton(settings_of(quantized)).weight_bytes(on_cuda=False)
+    on_gpu = settings_of(quantized, device="cuda")
+    dequantized = skeleton(on_gpu).weight_bytes()
+    with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: device.type == "cuda"):
+        kept = skeleton(on_gpu).weight_bytes()
+    assert kept == (quantized / "model.safetensors").stat().st_size
+    assert dequantized > 2 * kept
+
+
+def test_what_would_keep_mxfp4_on_a_gpu_is_said() -> None:
+    checkpoint = QuantizedCheckpoint(AutoConfig.for_model("gpt_oss", quantization_config=MXFP4), "a model")
+    assert checkpoint.lacks(torch.device("cpu")) is None
+    with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: False):
+        assert "pip install 'outrider[mxfp4]'" in str(checkpoint.lacks(torch.device("cuda")))
+    with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: True):
+        assert checkpoint.lacks(torch.device("cuda")) is None
+
+
+def test_mxfp4_is_kept_where_kernels_are_installed_and_triton_is_new_enough() -> None:
+    found = Requirement("mxfp4", {"kernels": lambda: True})
+    with patch.dict(REQUIREMENTS, mxfp4=found):
+        for version in (True, False):
+            with patch.object(
+                quantized_checkpoint, "is_triton_available", lambda least, version=version: version
+            ):
+                assert keeps_mxfp4(torch.device("cuda")) == version
+                assert not keeps_mxfp4(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_kernels_that_an_offline_worker_cannot_fetch_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    source = REQUIREMENTS[method].kernels
+    assert source is not None
+    monkeypatch.setitem(REQUIREMENTS, method, Requirement(method, {}, source))
+    monkeypatch.setattr(quantized_checkpoint, "keeps_mxfp4", lambda device: True)
+    monkeypatch.setattr(quantized_checkpoint, "multiplies_fp8", lambda device: True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    config = AutoConfig.for_model("gpt_oss", quantization_config={"quant_method": method})
+    checkpoint = QuantizedCheckpoint(config, "a model")
+    with pytest.raises(UnsupportedModelError, match=f"{source} from the hub, HF_HUB_OFFLINE is set"):
+        checkpoint.check_libraries(torch.device("cuda"))
+    (tmp_path / f"models--{source.replace('/', '--')}").mkdir()
+    checkpoint.check_libraries(torch.device("cuda"))
 
 
 def _merged(said: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""Makes sure that what a checkpoint's files hold is what the model takes for weights."""
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from outrider.engine.errors import UnsupportedModelError
+
+OF_MODELOPT = "hf_quant_config.json"  # where NVIDIA's tools say it, beside a config that may not
+FLOATS = ("F8_E4M3", "F8_E5M2")  # of one byte, by the names of safetensors: codes, which a scale belongs to
+ONE_BYTE = (*FLOATS, "F8_E8M0", "I8", "U8")
+LENGTH_BYTES = 8  # of a safetensors file, before its header: how long that is
+SCALES = re.compile(r"[._](scale|scale_inv|scales|qzeros)$")
+# Scales of activations and of cached keys and values, without which weights mean what they mean.
+NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$")
+
+
+def check_stored(model: str, config: Any) -> None:
+    """Looks at the headers of a local folder's files.
+
+    Raises:
+        UnsupportedModelError: it is quantized and its config does not say so, or a scale is missing.
+    """
+    folder = Path(model)
+    if getattr(config, "quantization_config", None) is not None:
+        _check_scales(model, dict(_stored_types(folder)))
+        return
+    if (folder / OF_MODELOPT).exists():
+        raise UnsupportedModelError(
+            f"model={model!r}: {OF_MODELOPT} says that its weights are quantized, and config.json has no"
+            " quantization_config, so they would be loaded as if they were not; give the checkpoint it was"
+            " made from, or one whose config says it"
+        )
+    for name, kind in _stored_types(folder):
+        if kind in ONE_BYTE and name.endswith("weight"):
+            raise UnsupportedModelError(
+                f"model={model!r}: {name} is stored in {kind}, and config.json has no quantization_config"
+                " that says what its numbers mean; give a checkpoint whose config says it"
+            )
+
+
+def _check_scales(model: str, types: dict[str, str]) -> None:
+    scaled = {SCALES.sub("", name) for name in types if SCALES.search(name)}
+    for name, kind in types.items():
+        if kind in FLOATS and not {name, _owner(name)} & scaled:
+            raise UnsupportedModelError(
+                f"model={model!r}: {name} is stored in {kind} without a scale, so nothing says what its"
+                " numbers mean; give a checkpoint that is complete"
+            )
+
+
+def check_unexpected(model: str, loaded: Any, unexpected: Collection[str]) -> None:
+    """Looks at the tensors of the files that found no place in the model.
+
+    Raises:
+        UnsupportedModelError: one of them scales a weight, which was loaded without.
+    """
+    modules = {name for name, _ in loaded.named_modules()}
+    lost = [
+        name
+        for name in sorted(unexpected)
+        if SCALES.search(name) and not NOT_OF_WEIGHTS.search(name) and _owner(name) in modules
+    ]
+    if lost:
+        raise UnsupportedModelError(
+            f"model={model!r} stores {lost[0]}, {len(lost)} such in all, which its layers do not take: their"
+            " weights would be read without their scales. Its config says otherwise than its files"
+        )
+
+
+def _owner(tensor: str) -> str:
+    """Name of its module."""
+    return tensor.rpartition(".")[0]
+
+
+def _stored_types(folder: Path) -> Iterator[tuple[str, str]]:
+    """Name and type of each tensor."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(LENGTH_BYTES), "little")
+            header: dict[str, Any] = json.loads(content.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                yield name, tensor["dtype"]
