@@ -14,6 +14,7 @@ from gateway.api.access import Authentication
 from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
+from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
 from gateway.generation.generation import Generation
 from gateway.generation.sampling_defaults import load_sampling_defaults
@@ -56,6 +57,7 @@ class Gateway(GenerationServicer):
             start_tracing: starts tracing in this process and returns what ends it.
             pace: settings of the start, in force until Serve hands over others.
         """
+        bound_heads()  # with HAProxy in front, Serve reads HTTP in this process
         shorten_refusals()
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from functools import wraps
 from typing import Any
 
+from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
 from protos.generation_pb2_grpc import add_GenerationServicer_to_server
 
@@ -12,7 +13,12 @@ StreamHandler = Callable[[Any, Any], AsyncGenerator[bytes, None]]
 
 
 def add_generation_servicer(servicer: Any, server: Any) -> None:
-    """Serve calls this with its own server, which routes every method to a gateway."""
+    """Serve calls this with its own server, which routes every method to a gateway.
+
+    No other code of ours runs in the proxy. So the bound on what it reads over HTTP is set here too: Serve
+    calls this before its HTTP server chooses how to read.
+    """
+    bound_heads()
     shorten_refusals()
     route = server.service_handler_factory
 
