@@ -19,8 +19,9 @@ from outrider.engine.forward.batch import Item
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import NO_TAIL
+from outrider.engine.loading.context import context_length
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import context_length, end_of_sequence, mask_token
+from outrider.engine.loading.weights import end_of_sequence, mask_token
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.sampler import Choices, Choosing, begin_choosing, compile_kernels

@@ -73,7 +73,8 @@ def attend(
         given = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         outrider.see(module, key, value, {**others, **given, "a mask of its own": attention_mask})
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-    assert outrider is not None
+    if outrider is None:
+        raise TypeError("its layers do not hand on to attention what the model is given")
     layer: int = module.layer_idx  # type: ignore[assignment]
     store(outrider, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     output = attended(

@@ -244,6 +244,11 @@ def _context(
     return torch.from_numpy(slots).to(device)
 
 
+def _are_experts(path: str, module: Any) -> bool:
+    """Whether a token chooses between the module's weights, by the names that transformers gives such."""
+    return path.rpartition(".")[2] == "experts" or "Experts" in type(module).__name__
+
+
 def check_rows_are_apart(model: Any, name: str) -> None:
     """
     Raises:
@@ -256,6 +261,6 @@ def check_rows_are_apart(model: Any, name: str) -> None:
 def why_rows_mix(model: Any) -> str | None:
     """Why one token's result depends on others beyond attention, whatever the shape; None: it does not."""
     reasons = {MIXES_ROWS.get(type(module).__name__) for module in model.modules()} - {None}
-    if any(parameter.ndim > 2 for parameter in model.parameters()):
+    if any(_are_experts(path, module) for path, module in model.named_modules()):
         reasons.add("how many tokens an expert multiplies at once depends on the others")
     return "; ".join(sorted(map(str, reasons))) or None

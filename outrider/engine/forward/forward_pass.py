@@ -37,12 +37,13 @@ from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.forward.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
+from outrider.engine.loading.context import context_because, context_length
 from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import attach, context_length, load_model, resolve_device
+from outrider.engine.loading.weights import attach, load_model, resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.device_room import DeviceRoom
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
@@ -84,6 +85,8 @@ class ForwardPass:
             with room.for_weights(settings):
                 self.model = load_model(settings)
             layers = attach(self.model, settings.model)
+        if because := context_because(self.model):
+            logger.info("model=%r: %s", settings.model, because)
         shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
         if settings.batch_invariant:
             check_rows_are_apart(self.model, settings.model)

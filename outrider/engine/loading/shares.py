@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.parallel.plan import Plan, generic, is_shared, style_of_parameter
 from outrider.engine.settings import EngineSettings
@@ -66,6 +67,7 @@ def check_shares(settings: EngineSettings) -> None:
         return
     whole = AutoConfig.from_pretrained(settings.model)
     config = whole.get_text_config()
+    check_kind(whole, settings.model)
     given = f"tensor_parallel={size}: model={settings.model!r}"
     if not config.base_model_tp_plan:
         raise UnsupportedModelError(

@@ -22,11 +22,13 @@ from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.batch_invariant import why_rows_mix
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
+from outrider.engine.loading.context import context_length
+from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.stored import check_stored
-from outrider.engine.loading.weights import attach, context_length, resolve_device
+from outrider.engine.loading.weights import attach, resolve_device
 from outrider.engine.parallel.plan import generic
 from outrider.engine.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
@@ -78,6 +80,7 @@ class ModelSkeleton:
         self._hidden_layers = () if beside is None else beside.hidden_layers
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
+        check_kind(config, name)
         try:
             with self._fake:
                 self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()

@@ -1,7 +1,6 @@
 """Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
 
 import logging
-from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +12,8 @@ from outrider.decoding.checkpoint_files import end_of_text, read_json
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
+from outrider.engine.loading.context import fix_rotations
+from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.loading.shares import check_shares
@@ -21,9 +22,6 @@ from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
-
-UNLIMITED = 1 << 30  # positions of a model that states no limit
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # rotations change with the longest sequence of a batch
 
 
 def resolve_device(name: str) -> torch.device:
@@ -48,6 +46,7 @@ def load_model(settings: EngineSettings) -> Any:
         torch.cuda.set_device(device)  # kernels and graphs that are not torch's own run on the current one
     try:
         config = AutoConfig.from_pretrained(settings.model)
+        check_kind(config, settings.model)
         options = _loading(config, settings, device)
         check_config(config, settings)
         check_stored(settings.model, config)
@@ -59,6 +58,7 @@ def load_model(settings: EngineSettings) -> Any:
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
     check_unexpected(settings.model, model, found["unexpected_keys"])
+    fix_rotations(model)
     model = model.eval()
     if not is_quantized(model.config):
         model = model.to(device)
@@ -176,26 +176,6 @@ def attach(model: Any, name: str) -> Probe:
 def _kind_of(config: Any, layer: int) -> str | None:
     kinds = getattr(config, "layer_types", None)
     return kinds[layer] if kinds else None
-
-
-def context_length(model: Any) -> int:
-    """Positions that the model computes alike whatever else is in the batch."""
-    config = model.config.get_text_config()
-    limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
-    limits += [
-        rope.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        for rope in _ropes(getattr(config, "rope_parameters", None) or {})
-        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE
-    ]
-    return min((limit for limit in limits if limit is not None), default=UNLIMITED)
-
-
-def _ropes(parameters: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """A model's rotary settings: one set, or one per kind of layer."""
-    return (
-        [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
-    )
 
 
 def end_of_sequence(model: Any, source: str) -> frozenset[int]:

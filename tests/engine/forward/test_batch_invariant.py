@@ -21,7 +21,7 @@ from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.batch_invariant import QUERIES, ROWS
+from outrider.engine.forward.batch_invariant import QUERIES, ROWS, check_rows_are_apart
 from outrider.engine.sampler import Choosing, begin_choosing
 from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Output, Request, generate
@@ -312,3 +312,16 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "qwen3_moe")
     with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*expert"):
         Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
+
+
+def test_a_convolution_is_not_taken_for_experts() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4))
+    check_rows_are_apart(model, "a vision tower")
+
+
+@pytest.mark.parametrize("kind", ["JetMoeParallelExperts", "Linear"])
+def test_experts_are_found_by_their_names(kind: str) -> None:
+    experts = type(kind, (torch.nn.Module,), {})()
+    model = torch.nn.ModuleDict({"experts" if kind == "Linear" else "input": experts})
+    with pytest.raises(UnsupportedModelError, match="expert"):
+        check_rows_are_apart(model, "a mixture")

@@ -1,0 +1,76 @@
+"""Kinds of models that cannot be served, told from the config alone, each with the reason that holds."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from outrider.engine.errors import UnsupportedModelError
+
+SPARSE_LAYERS = {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"}
+RECURRENT_LAYERS = {"linear_attention", "hybrid", "mamba", "recurrent", "conv", "short_conv"}
+RECURRENT = {"rwkv", "falcon_h1", "xlstm"}  # kinds whose configs do not list what their layers are
+SEVERAL_ATTENTIONS = {"diffllama", "dory", "hrm_text"}
+HIDDEN_ATTENTION = {"nemotron"}  # kinds whose layers do not hand on what attention needs to find the cache
+
+
+def _layers(config: Any) -> set[str]:
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return {*kinds}
+
+
+def _is_sparse(config: Any) -> bool:
+    """Whether an indexer chooses which tokens are attended to."""
+    return getattr(config, "index_topk", None) is not None or bool(_layers(config) & SPARSE_LAYERS)
+
+
+def _is_recurrent(config: Any) -> bool:
+    """Whether some layer keeps a state in place of keys and values."""
+    return bool(_layers(config) & RECURRENT_LAYERS) or config.model_type in RECURRENT
+
+
+# In this order, as a model may have several traits: whether its text config has one, and what that means.
+TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (
+        _is_sparse,
+        "attends to tokens that an indexer chooses (sparse attention), for which there is no cache here",
+    ),
+    (
+        _is_recurrent,
+        "keeps a recurrent state in some layers, and only keys and values are cached here",
+    ),
+    (
+        lambda config: config.model_type in SEVERAL_ATTENTIONS,
+        "has several attentions in a layer, and one for each is cached here",
+    ),
+    (
+        lambda config: config.model_type in HIDDEN_ATTENTION,
+        "does not hand on to its attention what the model is given, so that cannot find the cache",
+    ),
+)
+
+
+def check_kind(config: Any, name: str) -> None:
+    """
+    Args:
+        config: of transformers.
+        name: for messages.
+
+    Raises:
+        UnsupportedModelError: models of its kind cannot be served, with the reason.
+    """
+    text = config.get_text_config()
+    for has_trait, reason in TRAITS:
+        if has_trait(text):
+            raise UnsupportedModelError(f"model={name!r}, a {text.model_type}, {reason}")
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if text is not config:
+        raise UnsupportedModelError(
+            f"model={name!r}, a {config.model_type}, is made for images or sound beside text, and its text"
+            f" part, a {text.model_type}, is not taken out of it; give a checkpoint of the text part alone"
+        )
+    raise UnsupportedModelError(
+        f"model={name!r}, a {config.model_type}, is no decoder-only model of transformers, which alone are"
+        " served"
+    )

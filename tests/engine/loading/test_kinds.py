@@ -1,0 +1,68 @@
+"""Models that cannot be served are refused from their config alone, with a reason that holds."""
+
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.kinds import check_kind
+from outrider.engine.loading.shares import check_shares
+from outrider.engine.loading.skeleton import skeleton
+from outrider.engine.loading.weights import load_model
+from outrider.engine.settings import EngineSettings
+
+SPARSE, STATE, ALONE = "sparse attention", "recurrent state", "text part alone"
+REASONS = {
+    "deepseek_v32": SPARSE,
+    "deepseek_v4": SPARSE,
+    "glm_moe_dsa": SPARSE,
+    "glm5_next": SPARSE,
+    "qwen4_exp": SPARSE,
+    "qwen3_next": STATE,
+    "qwen3_5": STATE,
+    "qwen3_5_moe": STATE,
+    "nemotron_h": STATE,
+    "kimi_linear": STATE,
+    "bamba": STATE,
+    "jamba": STATE,
+    "falcon_h1": STATE,
+    "zamba2": STATE,
+    "mamba": STATE,
+    "rwkv": STATE,
+    "minimax": STATE,
+    "nemotron": "cannot find the cache",
+    "diffllama": "several attentions in a layer",
+    "mistral3": ALONE,
+    "kimi_k25": ALONE,
+    "llava": ALONE,
+    "minimax_m3_vl": ALONE,
+    "qwen2_5_vl": ALONE,
+    "qwen3_vl": ALONE,
+    "qwen3_vl_moe": ALONE,
+    "mistral4": "no decoder-only model",
+    "t5": "no decoder-only model",
+}
+SERVED = ["llama", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "glm4_moe", "minimax_m2"]
+
+
+@pytest.mark.parametrize(("kind", "reason"), REASONS.items())
+def test_a_kind_that_cannot_be_served_is_refused_with_its_reason(kind: str, reason: str) -> None:
+    config = CONFIG_MAPPING[kind]()
+    with pytest.raises(UnsupportedModelError, match=f"model='it', a .*{reason}") as refusal:
+        check_kind(config, "it")
+    assert len(str(refusal.value)) < 250  # no list of classes
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_kind_that_is_served_passes(kind: str) -> None:
+    check_kind(CONFIG_MAPPING[kind](), "it")
+
+
+@pytest.mark.parametrize("look", [skeleton, load_model, check_shares])
+def test_whoever_looks_at_a_checkpoint_gives_the_reason_before_weights_are_read(
+    look: object, tmp_path: Path
+) -> None:
+    CONFIG_MAPPING["qwen3_5"]().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=STATE):
+        look(EngineSettings(model=str(tmp_path), tensor_parallel=2))  # type: ignore[operator]
