@@ -151,7 +151,7 @@ def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     for name, part in [*linear.named_parameters()]:
         parts = part.new_empty(size * len(part), *part.shape[1:])
-        dist.all_gather_into_tensor(parts, part.detach().contiguous())
+        dist.all_gather_single(parts, part.detach().contiguous())
         own = parts.chunk(size // copies)[rank // copies].clone()  # so that the others' can go
         setattr(linear, name, nn.Parameter(own, requires_grad=False))
     linear.out_features = len(linear.weight)

@@ -26,7 +26,7 @@ def add_up_in_order(part: Tensor) -> Tensor:
     """
     size = dist.get_world_size()
     parts = part.new_empty(size * len(part), *part.shape[1:])
-    dist.all_gather_into_tensor(parts, part.contiguous())
+    dist.all_gather_single(parts, part.contiguous())
     first, *others = parts.chunk(size)
     total = first.float()
     for other in others:

@@ -28,10 +28,11 @@ SHORT = LONG[: ORIGINAL // 2]
 COUNT = 12
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["llama", "phi3"])  # with layers of ours, and of transformers
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     fields: dict[str, Any] = {"max_position_embeddings": LONGEST, "rope_parameters": LONG_ROPE}
-    return write_checkpoint(tmp_path_factory.mktemp("longrope"), "llama", **fields)
+    fields["original_max_position_embeddings"] = ORIGINAL
+    return write_checkpoint(tmp_path_factory.mktemp("longrope"), request.param, **fields)
 
 
 def engine_of(folder: Path) -> Engine:

@@ -1,18 +1,9 @@
 """What each rank is planned to hold is what a model of tensors without content holds, sharded by its plan."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM
-from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -20,8 +11,8 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import shares
 from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.loading.weights import attach
-from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
+from tests.support.sharded import bytes_of, group_of, sharded
 from tests.support.small_models import small
 
 WITH_A_PLAN = [
@@ -33,37 +24,13 @@ WITH_A_PLAN = [
 QUICK = ["llama", "phi3", "olmo2", "minimax_m2", "gpt_oss", "deepseek_v2", "afmoe", "gpt_neox", "qwen3_moe"]
 
 
-@pytest.fixture
-def rank_0_of(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A group whose other ranks do not exist: whatever is exchanged is empty."""
-    size: int = request.param
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    yield size
-    dist.destroy_process_group()
-
-
-def sharded(config: Any, size: int) -> Any:
-    """Rank 0's share of the model, without content."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=size))
-    apply_tensor_parallelism(model, init_device_mesh("cpu", (size,)), plan)
-    use_parallel_layers(model)
-    return model
-
-
-def bytes_of(model: Any) -> int:
-    tensors = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
-    return sum(tensor.nbytes for tensor in (*tensors, *model.buffers()))
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rank_0_of", [2, 4], indirect=True)
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in WITH_A_PLAN]
 )
 def test_the_plan_of_a_rank_is_what_it_holds(
-    kind: str, rank_0_of: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shares, "LEAST_SHARED", 0)  # of a model as small as this embeddings are the most
     model = small(kind)
@@ -74,12 +41,13 @@ def test_the_plan_of_a_rank_is_what_it_holds(
     config.save_pretrained(tmp_path)
     try:
         planned = ModelSkeleton(config, kind, torch.bfloat16)
-        shares.check_shares(EngineSettings(model=str(tmp_path), tensor_parallel=rank_0_of))
+        shares.check_shares(EngineSettings(model=str(tmp_path), tensor_parallel=size))
     except (UnsupportedModelError, RuntimeError) as error:
         pytest.skip(f"refused: {error}")
-    found = sharded(config, rank_0_of)
-    assert planned.layers_of(rank_0_of) == attach(found, kind).shapes
-    assert planned.weight_bytes(rank_0_of) == pytest.approx(bytes_of(found), rel=0.002)
+    with group_of(size):
+        found = sharded(config, size)
+        assert planned.layers_of(size) == attach(found, kind).shapes
+    assert planned.weight_bytes(size) == pytest.approx(bytes_of(found), rel=0.002)
 
 
 def test_a_number_that_layers_have_of_their_own_is_found_in_each() -> None:

@@ -1,0 +1,41 @@
+"""A rank's share of a model of tensors without content, as transformers' plan and our layers leave it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+from outrider.engine.parallel.layers import use_parallel_layers
+
+
+@contextmanager
+def group_of(size: int) -> Iterator[None]:
+    """A group of which this process is rank 0 and no other rank exists: what is exchanged is empty."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(config: Any, size: int) -> Any:
+    """Rank 0's share of the model, without content."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=size))
+    apply_tensor_parallelism(model, init_device_mesh("cpu", (size,)), plan)
+    use_parallel_layers(model)
+    return model
+
+
+def bytes_of(model: Any) -> int:
+    tensors = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+    return sum(tensor.nbytes for tensor in (*tensors, *model.buffers()))
