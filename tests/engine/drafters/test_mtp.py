@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
@@ -17,7 +18,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.speculate import Request, generate
 from tests.support.beside import TOKENS, Drafted, engine_with, rounds
 from tests.support.mtp import KINDS, LAYERS, SIZE, TRAPS, Reference, published, reference, write_target
-from tests.support.quantized_checkpoints import FP8, needs_compressed_tensors, quantize
+from tests.support.quantized_checkpoints import needs_compressed_tensors, quantize
 
 PROMPTS = [tuple((7 * number * place + 3) % 256 for place in range(5 + 15 * number)) for number in range(3)]
 SETTINGS = {"dtype": "float32", "threads": 1, "cache_memory": 2**22, "block_size": 4}
@@ -200,20 +201,26 @@ def test_a_layer_that_cannot_be_served_is_refused(folder: Path, tmp_path: Path) 
     assert "head='eagle' is none of its" in refusal(folder, head="eagle")
 
 
-def test_weights_in_a_form_that_is_not_read_are_refused_by_name(tmp_path: Path) -> None:
+def test_target_in_fp8_with_a_layer_that_it_cannot_read_is_refused_by_the_weights_name(
+    tmp_path: Path,
+) -> None:
     layer, name = published("qwen3"), "mtp.layers.0.mlp.up_proj.weight"
-    others = {other: tensor for other, tensor in layer.items() if other != name}
-    packed = {**others, "mtp.layers.0.mlp.up_proj.qweight": torch.zeros(2, 2, dtype=torch.int32)}
-    in_fp8 = {**others, name: layer[name].to(FP8)}
-    scaled = {**in_fp8, f"{name}_scale_inv": torch.ones(3, 1)}
+    kept = {other: tensor for other, tensor in layer.items() if other != name}
+    packed = {**kept, "mtp.layers.0.mlp.up_proj.qweight": torch.zeros(2, 2, dtype=torch.int32)}
+    (tmp_path / "packed").mkdir()
+    said = refusal(write_target(tmp_path / "packed", "qwen3", packed))
+    assert "mtp.layers.0.mlp.up_proj.qweight is packed" in said
 
-    def said(case: str, tensors: dict[str, Any]) -> str:
-        (tmp_path / case).mkdir()
-        return refusal(write_target(tmp_path / case, "qwen3", tensors))
-
-    assert "mtp.layers.0.mlp.up_proj.qweight is packed" in said("packed", packed)
-    assert f"{name} is torch.float8_e4m3fn, and there is no scale for it" in said("bare", in_fp8)
-    assert f"the scales of {name} are [3, 1] and must be [1, 1]" in said("blocks", scaled)
+    (tmp_path / "whole").mkdir()
+    in_fp8, _ = quantize(write_target(tmp_path / "whole", "qwen3"), "fp8", tmp_path / "in")
+    (file,) = (file for file in in_fp8.glob("*.safetensors") if name in load_file(file))
+    stored = load_file(file)
+    scale = next(other for other in stored if other.startswith(f"{name}_scale"))
+    save_file({**stored, scale: torch.ones(3, 1)}, file, {"format": "pt"})
+    assert f"the scales of {name} are [3, 1] and must be [" in refusal(in_fp8)
+    del stored[scale]
+    save_file(stored, file, {"format": "pt"})
+    assert f"{name} is stored in F8_E4M3 without a scale" in refusal(in_fp8)
 
 
 def test_a_layer_that_lacks_something_is_refused_by_its_name(tmp_path: Path) -> None:
