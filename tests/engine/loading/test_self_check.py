@@ -216,10 +216,10 @@ MLA = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
         ("bert", {}, "BertLMHeadModel needs to look ahead, as encoders do"),
         ("roberta", {}, "RobertaForCausalLM needs to look ahead"),
         ("electra", {}, "ElectraForCausalLM needs to look ahead"),
-        ("diffllama", {}, "DiffLlamaForCausalLM needs several attentions in one layer"),
+        ("diffllama", {}, "a diffllama, has several attentions in a layer"),
         ("doge", {}, "DogeForCausalLM needs a mask of its own"),
-        ("nemotron", {}, "NemotronForCausalLM does not run on the paged cache: AssertionError"),
-        ("deepseek_v32", MLA, "DeepseekV32ForCausalLM does not run on the paged cache: TypeError"),
+        ("nemotron", {}, "a nemotron, does not hand on to its attention"),
+        ("deepseek_v32", MLA, "a deepseek_v32, attends to tokens that an indexer"),
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM does not route its attention"),
     ],
 )
