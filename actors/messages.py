@@ -75,12 +75,12 @@ class Place(Message, frozen=True):
     pid: int
     gpus: str | None  # its CUDA_VISIBLE_DEVICES; None: it may see all of its node
     sees: tuple[str, ...]  # names of the GPUs that torch finds
-    device: str  # that it takes
+    device: str  # name of the device that the process takes
     memory: int  # bytes of the device
     may_take: int  # bytes of those, at most
     threads: int
-    interface: str | None  # of the network, over which it meets other ranks; None: none, or left to chance
-    node: str = ""  # of Ray, as the process tells that Ray started
+    interface: str | None  # network interface to other ranks; None: none, or left to chance
+    node: str = ""  # id of Ray's node, told by the process that Ray started
 
 
 class Ready(Message, frozen=True):

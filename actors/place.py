@@ -155,7 +155,7 @@ def place_of(settings: EngineSettings, rank: int) -> Place:
         )
     device = resolve_device(settings.device)
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", 0)  # of those that it sees
+        device = torch.device("cuda", 0)  # the first of the devices that this process sees
     memory = device_memory(device)
     return Place(
         rank=rank,

@@ -59,7 +59,7 @@ class Worker:
     """One Serve replica: a gRPC server, and behind it an engine in a process of its own."""
 
     role: ClassVar[Role]
-    places: tuple[Place, ...]  # of the engine's processes: rank 0 first
+    places: tuple[Place, ...]  # places of the engine's processes, rank 0 first
 
     def __init__(
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]

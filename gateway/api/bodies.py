@@ -19,7 +19,7 @@ CLOSE = {"Connection": "close"}  # whoever did not send all of it may not go on 
 @dataclass(frozen=True)
 class Body:
     text: bytes
-    deadline: float  # of the request, in the event loop's time
+    deadline: float  # the request's, in the event loop's time
 
 
 class Bodies:

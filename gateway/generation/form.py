@@ -114,7 +114,7 @@ class Grammars:
         self._trials = GrammarTrials(Vocabulary(tokenizer.to_str(), size))
         self._compile_s = compile_s
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
-        self._tried: OrderedDict[bytes, _Trial] = OrderedDict()  # by SHA-256
+        self._tried: OrderedDict[bytes, _Trial] = OrderedDict()  # key: SHA-256 of the grammar
 
     def warm_up(self) -> None:
         """Starts what tries grammars. Returns at once."""

@@ -21,7 +21,7 @@ class Readiness:
     def __init__(self, fleet: Fleet, drafts: Collection[str]) -> None:
         """drafts: names of those that the deployment starts with."""
         self._fleet = fleet
-        self._awaited = set(drafts)  # that no worker was seen of yet
+        self._awaited = set(drafts)  # drafts without a worker so far
         self._target_since: float | None = None  # in the event loop's time
         self.is_leaving = False
 

@@ -9,7 +9,7 @@ from outrider.decoding.checkpoint_files import read_json
 from outrider.decoding.settings import RequestedSampling
 
 FILE = "generation_config.json"
-FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # those that vLLM takes too
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # vLLM takes these fields too
 
 
 def load_sampling_defaults(settings: GatewaySettings) -> dict[str, Any]:

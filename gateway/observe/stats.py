@@ -31,7 +31,7 @@ class Stats:
     drafted: int = 0  # tokens
     verified: int = 0  # drafted tokens whose position was reached
     forced: int = 0  # tokens that stand because a grammar left nothing else; they count as nothing else
-    ends: int = 0  # of those that stand, ends of answers: the target said these itself too
+    ends: int = 0  # accepted tokens that end an answer: the target said these itself too
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
     prepared_for: int = 0  # verdicts for which the draft worker had prepared
     ahead_hits: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token

@@ -61,7 +61,9 @@ class Worker:
     max_length: int  # tokens of context
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
     gpus: tuple[str, ...] = ()  # ids of those that Ray has set aside for the process that speaks gRPC
-    places: tuple[dict[str, Any], ...] = ()  # of those: device, memory, threads (actors/messages.py, Place)
+    places: tuple[
+        dict[str, Any], ...
+    ] = ()  # device, memory, threads of each rank (actors/messages.py, Place)
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
     promise: str = ""  # how far the same seed gives the same text, if it holds the target
     settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs

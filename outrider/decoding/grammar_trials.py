@@ -148,7 +148,7 @@ def _file(content: bytes) -> Iterator[int]:
 
 
 def _bytes(answer: dict[str, Any], processor_s: int) -> int:
-    """As the answer tells. Raises GrammarError."""
+    """Returns bytes that the answer tells. Raises GrammarError."""
     match answer:
         case {"bytes": int(taken)}:
             return taken

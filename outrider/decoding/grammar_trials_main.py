@@ -23,7 +23,7 @@ from llguidance import LLTokenizer
 from outrider.decoding.grammar import GrammarError, compiled, token_table
 from outrider.decoding.grammar_trials import MEMORY, STACK, Vocabulary
 
-NICENESS = 10  # of processes: answers under way come before grammars
+NICENESS = 10  # nice value: answers under way come before grammars
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_MESSAGE = 16  # bytes: digits of seconds
 

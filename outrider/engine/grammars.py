@@ -24,7 +24,7 @@ from outrider.engine.tasks.task import Task
 logger = logging.getLogger(__name__)
 
 MAX_KEPT = 64  # compiled grammars, the one not asked for for longest is dropped
-MAX_KEPT_BYTES = 2**30  # of the memory that the kept grammars took to compile
+MAX_KEPT_BYTES = 2**30  # memory that the kept grammars took to compile
 AT_ONCE = 4  # grammars that are compiled at a time
 # Seconds of processor time, twice what a gateway can be set to allow: this machine may be the slower one.
 LONGEST_COMPILE_S = 20
@@ -35,7 +35,7 @@ LONGEST_WAIT_S = 0.001  # of a step that has nothing but grammars to wait for
 @dataclass(frozen=True)
 class Compiled:
     matcher: LLMatcher  # at the beginning of an answer
-    bytes: int  # of memory that it took to compile
+    bytes: int  # memory that it took to compile
 
 
 class Grammars:
@@ -60,7 +60,7 @@ class Grammars:
         self._trials = trials
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
         self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
-        self._waiting: dict[int, tuple[Sequence, Future[Compiled]]] = {}  # by number of the sequence
+        self._waiting: dict[int, tuple[Sequence, Future[Compiled]]] = {}  # key: number of the sequence
 
     @classmethod
     def of_checkpoint(cls, model: str, vocab_size: int, end_token_ids: frozenset[int]) -> "Grammars":

@@ -89,7 +89,7 @@ class Pace:
         # As last decided, by the costs: seconds of rounds, of a token of plain decoding or of its trial.
         self._expected_s: dict[bool, float] = {}
         self._counts = Counter[str]()  # sequences in rounds by drafter, as last decided
-        self._plain_s: float | None = None  # of a step of plain decoding, averaged; None: not known
+        self._plain_s: float | None = None  # seconds of a step of plain decoding, averaged; None: not known
         self._averaged_s = self._busy_s = 0.0  # seconds of steps that are in it, and since then
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences

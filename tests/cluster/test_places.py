@@ -47,7 +47,7 @@ class Deployment:
     settings: Mapping[str, Any]
     target: tuple[tuple[str, ...], ...]  # per replica: types of the GPU that each rank takes
     draft: tuple[str, ...]  # type of the GPU of each replica
-    parts: tuple[float, float] = (1.0, 1.0)  # of a device's memory: target's, draft's
+    parts: tuple[float, float] = (1.0, 1.0)  # shares of a device's memory: target's, draft's
     environment: Mapping[str, str] = field(default_factory=dict)
     nodes_of_a_target: int = 1
     is_shared: bool = False  # target and draft share a GPU

@@ -20,7 +20,7 @@ from gateway.errors import InvalidRequestError
 from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json, special_tokens
 
 TEMPLATE, OF_TOOLS = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
-OF_PROCESSOR = "chat_template.json"  # of models that take pictures too
+OF_PROCESSOR = "chat_template.json"  # file of models that take pictures too
 
 logger = logging.getLogger("ray.serve")
 

@@ -165,7 +165,7 @@ UNSERVED: dict[str, tuple[Any, ...]] = {
     "truncate": (),
     "typical": (1,),
     "watermark": (False,),
-    # of other services whose clients are pointed here
+    # Fields of other services whose clients are pointed here
     "enable_thinking": (),
     "format": ("",),
     "images": ([],),

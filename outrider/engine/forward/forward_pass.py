@@ -115,7 +115,7 @@ class ForwardPass:
         self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
         self.is_asynchronous = self.kernel is not None and self.kernel.is_asynchronous
         self._check_and_optimize(layers)
-        empty_cache(device)  # of joined weights, and of the checks: pieces that are too small for the cache
+        empty_cache(device)  # joined weights and checks leave pieces that are too small for the cache
         if beside is not None:
             with self.load_timings.timed("weights"):
                 beside.load(self)

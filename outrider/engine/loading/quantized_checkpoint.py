@@ -39,7 +39,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.parallel.plan import generic, style_of_parameter
 
 FP8_CAPABILITY = 8, 9  # of the first GPUs that multiply FP8
-MXFP4_CAPABILITY = 7, 5  # of the first GPUs that transformers' kernels for MXFP4 run on
+MXFP4_CAPABILITY = 7, 5  # the least with which transformers' kernels for MXFP4 run
 MXFP4_TRITON = "3.4.0"  # the first version that these take
 ROW_UNIT = 16  # outputs and inputs come in multiples of this to the product with a scale for each output
 FP8_STRATEGIES = ("channel", "tensor")  # of compressed-tensors: scales that this product takes

@@ -15,7 +15,7 @@ from outrider.engine.settings import EngineSettings
 KEYS = ("k_proj", "kv_b_proj", "qkv_proj", "query_key_value")
 DIVIDED = "colwise"  # style after which each rank has its own outputs alone
 KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
-LEAST_SHARED = 0.6  # of the bytes: below, more ranks hardly make room for a larger model
+LEAST_SHARED = 0.6  # share of the bytes: below, more ranks hardly make room for a larger model
 NAMED = 4  # kinds of weights that a message names
 
 

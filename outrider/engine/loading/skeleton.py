@@ -94,7 +94,7 @@ class ModelSkeleton:
         self.vocab_size: int = text.vocab_size
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
-        self.query_heads = max(numbers_of(text, "num_attention_heads"))  # of the widest layer
+        self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
 
     def promise(self, settings: EngineSettings) -> str:
         """How far the same seed gives the same text, as its engine would say."""

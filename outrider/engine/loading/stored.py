@@ -9,9 +9,9 @@ from typing import Any
 from outrider.engine.errors import UnsupportedModelError
 
 OF_MODELOPT = "hf_quant_config.json"  # where NVIDIA's tools say it, beside a config that may not
-FLOATS = ("F8_E4M3", "F8_E5M2")  # of one byte, by the names of safetensors: codes, which a scale belongs to
+FLOATS = ("F8_E4M3", "F8_E5M2")  # one-byte floats as safetensors names them: codes that need a scale
 ONE_BYTE = (*FLOATS, "F8_E8M0", "I8", "U8")
-LENGTH_BYTES = 8  # of a safetensors file, before its header: how long that is
+LENGTH_BYTES = 8  # bytes before a safetensors file's header, which hold its length
 SCALES = re.compile(r"[._](scale|scale_inv|scales|qzeros)$")
 # Scales of activations and of cached keys and values, without which weights mean what they mean.
 NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$")

@@ -19,7 +19,7 @@ from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
 # Layers of one input, of which each rank keeps some outputs, and the one that reads these.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
-KEYS_AND_VALUES = ("k_proj", "v_proj")  # of which there may be fewer heads than ranks
+KEYS_AND_VALUES = ("k_proj", "v_proj")  # these may have fewer heads than there are ranks
 # Styles of transformers' plans after which the ranks' outputs are added up.
 SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", "moe_tp_experts")
 
@@ -96,7 +96,7 @@ class VocabParallelEmbedding(nn.Module):
         own = token_ids - self.first
         foreign = (own < 0) | (own >= len(self.weight))
         rows = embedding(own.masked_fill(foreign, 0), self.weight).masked_fill(foreign[..., None], 0.0)
-        return add_up(rows)  # of which all but one rank's are zero, so any order does
+        return add_up(rows)  # rows of all ranks but one are zero, so any order does
 
 
 def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> None:

@@ -41,7 +41,7 @@ class DeviceRoom:
     """A device as it is found before an engine is loaded."""
 
     device: torch.device
-    share: float  # of the device's memory that the engine may take
+    share: float  # part of the device's memory that the engine may take
     memory: int  # bytes of the device, used or not
     held: int  # bytes of it that other processes hold; 0 on a CPU, whose memory is taken as it is written
 
