@@ -68,7 +68,7 @@ def answer(http: str, number: int, mode: dict[str, Any]) -> dict[str, Any]:
 
 
 def workers(http: str) -> dict[str, dict[str, Any]]:
-    """By their roles."""
+    """Returns places by their roles."""
     return {one["role"]: one for one in httpx.get(f"{http}/health", timeout=LIMIT_S).json()["workers"]}
 
 

@@ -219,7 +219,7 @@ NODES: tuple[tuple[dict[str, float], list[int]], ...] = (
         ({"resources": {"big": 1.0}}, 79 * GB),
         ({"accelerator": "A100", "resources": {"big": 1.0}}, 79 * GB),
         ({"accelerator": "L4"}, 24 * GB),
-        ({"accelerator": "A100"}, None),  # of two sizes: Ray may take either
+        ({"accelerator": "A100"}, None),  # cards of two sizes have this name: Ray may take either
         ({}, None),
         ({"resources": {"mute": 1.0}}, None),
     ],

@@ -122,7 +122,7 @@ def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) 
 
 @needs_compiler
 def test_a_pod_compiles_the_kernels_of_a_gpu_and_keeps_them_in_tmp(tmp_path: Path) -> None:
-    """In the folder that the manifests name; without it in one of its own."""
+    """Compiles in the folder that the manifests name, and without it in a folder of its own."""
     pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
     lines, said = in_a_pod(tmp_path, COMPILE_IN_THE_POD, {"MODEL": str(DEMO / "target")})
     assert [line.get("folder") for line in lines] == ["/tmp/triton", f"/tmp/triton-{os.getuid()}"], said

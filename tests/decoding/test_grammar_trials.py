@@ -25,7 +25,7 @@ Processes = Callable[[], list[psutil.Process]]
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = Vocabulary(tokenizer().to_str(), VOCAB_SIZE, ENDS)
-TIME_S = 5  # of the processor, more than any of these grammars takes that is to pass
+TIME_S = 5  # processor seconds: more than any grammar takes here that is to pass
 ENDLESS = json_grammar({"type": "integer", "multipleOf": 99_999_989})
 
 
@@ -97,7 +97,7 @@ def test_run_grammar_deeper_than_the_stack_is_refused_and_the_next_passes(trials
 def test_run_deep_grammar_that_passes_overflows_no_thread_that_compiles(
     trials: GrammarTrials, kind: str
 ) -> None:
-    """In a process of its own: what is tested would end this one."""
+    """Runs in a process of its own, since what is tested would end this process."""
     trials.run(DEEP[kind], TIME_S)
     assert in_fork(DEEP[kind], COMPILE_STACK) == 0
 

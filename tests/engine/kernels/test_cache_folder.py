@@ -111,7 +111,7 @@ def test_an_engine_without_a_home_compiles_its_kernels(temporary: Path) -> None:
         **os.environ,
         "TRITON_INTERPRET": "0",
         "TMPDIR": str(temporary),
-        "XDG_CACHE_HOME": str(temporary),  # of the simulated GPU
+        "XDG_CACHE_HOME": str(temporary),  # cache of the simulated GPU
     }
     command = [sys.executable, "-m", "tests.support.ahead_of_time", str(DEMO / "target")]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

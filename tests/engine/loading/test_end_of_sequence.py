@@ -9,7 +9,7 @@ import pytest
 from outrider.engine.loading.weights import end_of_sequence
 from tests.fakes.tokenizers import byte_tokenizer
 
-END = {"id": 256, "content": "<|end|>"}  # of the tokenizer
+END = {"id": 256, "content": "<|end|>"}  # end token of the tokenizer
 CONFIGS: dict[str, tuple[dict[str, dict[str, Any]], Any, set[int]]] = {
     "generation_config alone": ({}, [3, 4], {3, 4}),
     "config too": ({"config.json": {"eos_token_id": 7}}, 3, {3, 7}),

@@ -99,7 +99,7 @@ def test_a_70b_is_planned_as_its_tensors_are_shared(tmp_path: Path, ranks: int) 
 
 
 def test_gpt_oss_120b_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
-    """In bfloat16, and in MXFP4 without what would keep it in 4 bit."""
+    """Plans bfloat16, and MXFP4 without what would keep it in 4 bit."""
     for quantized in ({}, {"quantization_config": MXFP4}):
         settings = settings_of(tmp_path, {**GPT_OSS_120B, **quantized})
         model = skeleton(settings)

@@ -133,7 +133,7 @@ def test_for_older_processors_too_a_row_in_8_bit_is_the_same_in_any_company(name
 
 
 def saturating(codes: Tensor, scales: Tensor) -> Int8Product:
-    """As without instructions for 8 bit: two products are added up in 16 bit."""
+    """Adds two products up in 16 bit, as processors without instructions for 8 bit do."""
 
     def product(given: Tensor) -> Tensor:
         products = given[:, None, :].long() * codes.long()

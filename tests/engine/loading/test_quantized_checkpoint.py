@@ -187,7 +187,7 @@ def test_weights_of_parts_of_blocks_are_not_dequantized(tmp_path: Path) -> None:
 
 
 def test_mxfp4_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
-    """On a CPU it is dequantized; on a GPU it is kept if kernels are there, as its files hold it."""
+    """MXFP4 is dequantized on a CPU; a GPU keeps it as its files hold it, if kernels are there."""
     plain = write_checkpoint(tmp_path / "plain", "gpt_oss")
     quantized, meant = quantize_experts(plain, tmp_path)
     assert texts(quantized) == texts(meant)

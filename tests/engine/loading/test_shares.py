@@ -32,7 +32,7 @@ QUICK = ["llama", "phi3", "olmo2", "minimax_m2", "gpt_oss", "deepseek_v2", "afmo
 def test_the_plan_of_a_rank_is_what_it_holds(
     kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "LEAST_SHARED", 0)  # of a model as small as this embeddings are the most
+    monkeypatch.setattr(shares, "LEAST_SHARED", 0)  # embeddings are most of a model as small as this
     model = small(kind)
     if model is None:
         pytest.skip("no small model of this kind")

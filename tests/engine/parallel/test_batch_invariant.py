@@ -41,7 +41,7 @@ def other_rank(group: RankGroup, shared: EngineSettings) -> None:
 
 @pytest.mark.slow
 def test_four_processes_that_share_a_model_do_too(four_ranks: Ranks, tmp_path: Path) -> None:
-    """Of two key/value heads each, so that two ranks hold the same."""
+    """Two key/value heads each, so that two ranks hold equal heads."""
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
     shared = EngineSettings.model_validate({**fields, "batch_invariant": True, "tensor_parallel": 4})
