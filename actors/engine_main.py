@@ -21,7 +21,7 @@ from actors.place import address, place_of
 
 if TYPE_CHECKING:
     from actors.watchdog import Loading
-    from outrider.engine.engine import Engine
+    from outrider.engine.loop.engine import Engine
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
 
 def _build(start: Start, connection: "Connection[ToEngine]", place: Place, load: "Loading") -> "Engine":
     """Raises what an engine raises that cannot be built."""
-    from outrider.engine.engine import Engine
+    from outrider.engine.loop.engine import Engine
     from outrider.engine.planning.device_room import bound_allocator
 
     bound_allocator(start.settings)

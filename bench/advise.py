@@ -21,18 +21,18 @@ from cluster.arguments import read_settings
 from cluster.devices import memories
 from cluster.settings import DEFAULT_DRAFT, Settings
 from gateway.workers.streams import Worker
-from outrider.advice.advice import Judgement
-from outrider.advice.advise import Adviser
-from outrider.advice.answers import Prompt
-from outrider.advice.candidates import Candidate
-from outrider.advice.settings import AdviceSettings
-from outrider.advice.speed import expected_at
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.registry import drafter
-from outrider.engine.speculate import Request
+from outrider.engine.offline.speculate import Request
 from tests.support.process_worker import worker_process
+from workshop.advice.advice import Judgement
+from workshop.advice.advise import Adviser
+from workshop.advice.answers import Prompt
+from workshop.advice.candidates import Candidate
+from workshop.advice.settings import AdviceSettings
+from workshop.advice.speed import expected_at
 
 DEMO_SIZE = "demo"
 CACHE_BYTES = 2**28

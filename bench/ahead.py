@@ -30,7 +30,7 @@ from bench.report import save, table
 from bench.simulate import predicted
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS
-from outrider.engine.speculate import Request
+from outrider.engine.offline.speculate import Request
 from tests.support.process_worker import worker_process
 
 BRANCHES = 12

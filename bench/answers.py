@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gateway.drafters.proposal import NO_PROPOSAL
-from gateway.observe.answer_trace import NO_TRACE, NoTrace
-from gateway.observe.stats import Stats
-from gateway.rounds.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
+from gateway.loop.answer_trace import NO_TRACE, NoTrace
+from gateway.loop.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.rounds import Rounds
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence as GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
-from outrider.engine.speculate import Request
+from outrider.engine.offline.speculate import Request
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
 from tests.support.trust import TRUST

@@ -13,11 +13,11 @@ import torch
 
 from bench.checkpoints import INFLATED, inflated_target
 from bench.report import save, table
-from outrider.advice.steps import Steps
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate
+from workshop.advice.steps import Steps
 
 SHAPES = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))  # sequences, tokens of each
 PROMPT_TOKENS = 512

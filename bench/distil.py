@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 
 from bench.drafting import Pair, asked_of, with_draft
 from bench.report import save, table
-from outrider.advice.answers import Prompt
-from outrider.demo.consignments import KIND, consignments
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.distillation.distil import Distillation
-from outrider.distillation.questions import of_prompts
-from outrider.distillation.settings import DistilSettings
 from outrider.engine.settings import EngineSettings
+from workshop.advice.answers import Prompt
+from workshop.demo.consignments import KIND, consignments
+from workshop.distillation.distil import Distillation
+from workshop.distillation.questions import of_prompts
+from workshop.distillation.settings import DistilSettings
 
 TEMPERATURE = 0.7
 LEARNING_RATE = 2e-3  # the demo draft is small

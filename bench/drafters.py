@@ -26,7 +26,7 @@ from bench.drafting import DRAFTED_BY, PLAIN, SCOPE, Pairs, asked_of
 from bench.report import RESULTS, command, save, table
 from outrider.demo.prompts import KINDS, prompts
 from outrider.drafters.past_answers import PastAnswers
-from outrider.engine.speculate import Request, generate
+from outrider.engine.offline.speculate import Request, generate
 
 NAME = "drafters"
 PARTS = ("counts", "engine", "service")

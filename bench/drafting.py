@@ -21,16 +21,16 @@ from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.occurrences import Guess
 from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
-from outrider.engine.asked import Asked, Text
+from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.beside_target import beside_target
-from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.index import IndexDrafter
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.runner import ModelRunner
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.runner import ModelRunner
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.index import IndexDrafter
+from outrider.engine.offline.speculate import Generation, Request
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Generation, Request
 from outrider.engine.work import Verified, Verify
 
 SEED = 7

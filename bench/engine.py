@@ -21,11 +21,11 @@ from bench.report import save, table
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import KINDS, prompts
-from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Output, Request, generate
 from outrider.pace.expected import expected_tokens
 
 CACHE_BYTES = 2**29

@@ -29,15 +29,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.checkpoints import llama
 from bench.report import save, table
-from outrider.advice.steps import GREEDY, Steps
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.asked import Asked, Text
+from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from outrider.engine.work import Generate
+from workshop.advice.steps import GREEDY, Steps
 
 PROMPT = range(10, 210)
 SHAPES = (

@@ -33,9 +33,9 @@ from bench.plain import generate_seconds
 from bench.report import save, table
 from bench.streams import speculation_of
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import Service, serving
 

@@ -17,12 +17,12 @@ from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.ngram import NgramIndex
-from outrider.engine.drafters.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.index import IndexDrafter
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.index import IndexDrafter
+from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Output, Request, generate
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = 40  # per kind

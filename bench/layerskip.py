@@ -23,12 +23,12 @@ from torch.nn.functional import cross_entropy
 from bench.checkpoints import FOLDER
 from bench.drafting import asked_of, leaving_early
 from bench.report import save, table
-from outrider.demo.batches import make_stream
-from outrider.demo.corpus import load_corpus
-from outrider.demo.pair import load_model, load_tokenizer, save_model
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.demo.train import WEIGHTS, Phase, batches
-from outrider.training.optimization import Optimization
+from workshop.demo.batches import make_stream
+from workshop.demo.corpus import load_corpus
+from workshop.demo.pair import load_model, load_tokenizer, save_model
+from workshop.demo.train import WEIGHTS, Phase, batches
+from workshop.training.optimization import Optimization
 
 TARGET = DEMO / "target"
 TEXTS = ("code", "prose", "json", "arithmetic")

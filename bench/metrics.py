@@ -18,11 +18,11 @@ import ray
 from actors.messages import Report, Stepped
 from actors.metrics import EngineMetrics
 from bench.report import save, table
+from gateway.loop.stats import Stats
 from gateway.observe.metrics import publish
-from gateway.observe.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.settings import Speculation
-from outrider.engine.step_timings import StepTimings
+from outrider.engine.loop.step_timings import StepTimings
 from outrider.engine.work import Load
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS

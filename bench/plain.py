@@ -17,7 +17,7 @@ from bench.checkpoints import random_llama
 from bench.peers.transformers_generate import padded
 from bench.report import save, table
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate
 

@@ -16,12 +16,12 @@ from bench.checkpoints import inflated_draft
 from bench.engine import acceptance_rate
 from bench.identity import requests
 from bench.report import save, table
-from outrider.advice.steps import Steps
 from outrider.demo.prompts import DEMO
-from outrider.engine.drafters.draft_model import DraftModel
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import generate
 from outrider.engine.settings import EngineSettings, Quantization
-from outrider.engine.speculate import generate
+from workshop.advice.steps import Steps
 
 WEIGHTS: tuple[Quantization | None, ...] = (None, "int8", "int4")
 TOKENS = (1, 2, 5, 9, 17)  # of one sequence in one step; 17: a tree of draft-ahead

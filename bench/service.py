@@ -29,7 +29,7 @@ from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.report import save, table
 from gateway.workers.streams import CHANNEL_OPTIONS, Worker
 from outrider.demo.prompts import KINDS
-from outrider.engine.speculate import Request
+from outrider.engine.offline.speculate import Request
 from protos import rounds_pb2, rounds_pb2_grpc
 from tests.support.process_worker import process_of, worker_process
 from tests.support.trust import TRUST

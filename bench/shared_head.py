@@ -24,12 +24,12 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Verified, Verify
 

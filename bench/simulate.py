@@ -35,9 +35,9 @@ from bench.simulated import (
     simulated_fleet,
 )
 from bench.simulated_runner import NO_HOST, Hardware, Host
-from gateway.observe.stats import Stats
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling

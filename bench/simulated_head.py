@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.simulated_runner import RIGHT, SETTINGS, WRONG, Cost, RankOf, StepClock
 from outrider.decoding.draft import Draft
-from outrider.engine.asked import Asked
+from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target
 from outrider.pace.cost_model import StepSize
 

@@ -14,7 +14,7 @@ from bench.simulated_runner import NO_HOST, Cost, Host, Launching, SimulatedRunn
 from gateway.sequence import Sequence
 from gateway.workers.streams import Role
 from outrider.decoding.row import Row
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Failed, Result

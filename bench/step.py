@@ -15,13 +15,13 @@ from torch import nn
 
 from bench.checkpoints import inflated_target
 from bench.report import save, table
-from outrider.advice.steps import Steps
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.linear import PackedLinear
 from outrider.engine.kernels.cpu.product import PanelProduct
-from outrider.engine.runner import ModelRunner
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
+from workshop.advice.steps import Steps
 
 TOKENS = (1, 2, 3, 5, 9)  # of one sequence in one step: a committed one and drafted ones
 BATCHES = (8, 32)  # sequences of one token each

@@ -28,11 +28,11 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.grammar import Matcher, compiled, token_table
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.schema_answers import schema_answer_document
-from outrider.engine.drafters.draft_model import DraftModel
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
+from workshop.demo.schema_answers import schema_answer_document
 
 SEED = 1_000_003  # of chats that no training has seen
 CACHE_BYTES = 2**28

@@ -18,10 +18,10 @@ from outrider.drafters.index import Index
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
-from outrider.engine.drafters.index import IndexDrafter
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.index import IndexDrafter
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 
 SCOPE = Scope("this bench")
 

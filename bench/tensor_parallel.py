@@ -20,12 +20,12 @@ from transformers import AutoConfig
 from bench.checkpoints import inflated_target
 from bench.report import save, table
 from bench.step import BATCHES, TOKENS, Stopwatch
-from outrider.advice.steps import Steps
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loop.engine import Engine
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import FRAME, RankGroup
 from outrider.engine.settings import EngineSettings
+from workshop.advice.steps import Steps
 
 RANKS = 2
 ALONE = 200  # repetitions of an exchange without a step around it

@@ -15,7 +15,7 @@ from bench.checkpoints import INFLATED
 from bench.drafting import PLAIN, Pairs, asked_of
 from bench.report import save, table
 from outrider.demo.prompts import KINDS, prompts
-from outrider.engine.speculate import Request
+from outrider.engine.offline.speculate import Request
 
 HEADS = ("eagle3", "medusa")
 TEXTS = ("code", "prose", "json", "arithmetic")

@@ -18,9 +18,10 @@ MAY_IMPORT = {
     "protos": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.engine": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
     "outrider.client": {"protos"},
-    "outrider.checking": {"outrider.decoding"},
-    "outrider.training": {"outrider.decoding", "outrider.engine"},
-    "outrider.demo": {"outrider.decoding", "outrider.engine", "outrider.training"},
+    "workshop.checking": {"outrider.decoding"},
+    "workshop.training": {"outrider.decoding", "outrider.engine"},
+    "outrider.demo": set(),
+    "workshop.demo": {"outrider.demo", "outrider.decoding", "outrider.engine", "workshop.training"},
     "actors": {
         "outrider.decoding",
         "outrider.drafters",
@@ -38,17 +39,17 @@ MAY_IMPORT = {
         "protos",
     },
 }
-NOT_SERVED = {"outrider.demo", "outrider.training", "outrider.client", "outrider.checking"}
+NOT_SERVED = {"outrider.demo", "workshop.demo", "workshop.training", "outrider.client", "workshop.checking"}
 MAY_IMPORT["cluster"] = {*MAY_IMPORT} - NOT_SERVED
-MAY_IMPORT["outrider.advice"] = {*MAY_IMPORT} - NOT_SERVED
-MAY_IMPORT["outrider.distillation"] = {
-    "outrider.advice",
+MAY_IMPORT["workshop.advice"] = {*MAY_IMPORT} - NOT_SERVED
+MAY_IMPORT["workshop.distillation"] = {
+    "workshop.advice",
     "outrider.decoding",
     "outrider.engine",
     "outrider.traffic",
-    "outrider.training",
+    "workshop.training",
 }
-MAY_IMPORT["outrider.tools"] = {*MAY_IMPORT} - {"outrider.demo"}
+MAY_IMPORT["outrider.cli"] = {*MAY_IMPORT} - {"workshop.demo"}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}
 FILES = sorted(
     path.relative_to(ROOT)
@@ -114,7 +115,7 @@ def test_an_import_that_points_upwards_is_seen(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["outrider/decoding", "outrider/engine", "outrider/training", "outrider/demo"]
+    "package", ["outrider/decoding", "outrider/engine", "workshop/training", "workshop/demo"]
 )
 def test_nothing_below_the_workers_imports_ray(package: str) -> None:
     sources = [(ROOT / path).read_text() for path in FILES if str(path).startswith(package)]
@@ -134,7 +135,7 @@ def test_the_gateway_loads_no_torch() -> None:
 
 
 def test_the_command_line_loads_only_what_a_command_needs() -> None:
-    assert loaded_by("outrider.tools.command_line", {"torch", "ray", "transformers"}) == ""
+    assert loaded_by("outrider.cli.command_line", {"torch", "ray", "transformers"}) == ""
 
 
 HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
@@ -150,9 +151,9 @@ HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
         ("gateway.api.proxy", HEAVY | {"tokenizers", "outrider.engine"}),  # in Serve's proxies
         ("gateway.deployment", HEAVY | {"outrider.engine", "actors", "cluster"}),
         ("cluster.preflight", HEAVY | {"ray", "fastapi"}),
-        ("outrider.engine.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
+        ("outrider.engine.loop.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
         ("outrider.client.client", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
-        ("outrider.checking.check", HEAVY | {"ray", "fastapi", "grpc"}),
+        ("workshop.checking.check", HEAVY | {"ray", "fastapi", "grpc"}),
     ],
 )
 def test_a_process_loads_only_what_it_uses(module: str, watched: set[str]) -> None:

@@ -8,10 +8,10 @@ from bench.engine import CACHE_BYTES
 from bench.peers.answering import Answers, answer_task, read_task
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.engine.drafters.draft_model import DraftModel
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 
 
 def main() -> None:

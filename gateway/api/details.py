@@ -4,7 +4,7 @@ from gateway.api.message_json import as_json
 from gateway.api.openai.answer_types import EventDetails
 from gateway.generation.request import Chunk
 from gateway.generation.token_bytes import TokenBytes
-from gateway.rounds.events import VerdictFell
+from gateway.loop.events import VerdictFell
 from protos import generation_pb2
 
 

@@ -9,7 +9,7 @@ from gateway.errors import (
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.observe.waiting import traceparent_of_waiting
+from gateway.loop.waiting import traceparent_of_waiting
 from gateway.sequence import Sequence
 from gateway.workers.fleet import DraftStream, Fleet
 from outrider.decoding.draft import Draft

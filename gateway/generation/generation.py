@@ -22,13 +22,13 @@ from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.keeping import Keeping
-from gateway.observe.stats import Stats
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.stats import Stats
 from gateway.observe.totals import Totals
 from gateway.observe.tracing import GenerationTrace
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
-from gateway.rounds.rollout import Rollout
-from gateway.rounds.router import Kind
+from gateway.routing.paces import Paces
+from gateway.routing.rollout import Rollout
+from gateway.routing.router import Kind
 from gateway.sequence import Sequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.workers.fleet import Fleet

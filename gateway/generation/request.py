@@ -6,8 +6,8 @@ from opentelemetry.trace import Span
 
 from gateway.generation.form import Form
 from gateway.generation.text import Piece
-from gateway.observe.stats import Stats
-from gateway.rounds.events import VerdictFell
+from gateway.loop.events import VerdictFell
+from gateway.loop.stats import Stats
 from gateway.sequence import Sequence, Token
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import Sampling

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from gateway.generation.generation import Generation
-from gateway.observe.stats import Stats
+from gateway.loop.stats import Stats
 from gateway.observe.totals import Kind
 from gateway.workers.streams import Link
 from protos import generation_pb2

@@ -3,11 +3,11 @@
 import asyncio
 
 from gateway.generation.generation import Generation
-from gateway.observe.stats import Stats
+from gateway.loop.reasons import EMPTY, LATE, LOST
+from gateway.loop.stats import Stats
 from gateway.observe.timing import Timing
 from gateway.observe.totals import Kind
 from gateway.observe.tracing import PROVIDER
-from gateway.rounds.reasons import EMPTY, LATE, LOST
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import REASONS
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.observe.stats import Stats
+from gateway.loop.rounds import Rounds
+from gateway.loop.stats import Stats
 from gateway.observe.timing import Timing, timed
-from gateway.rounds.rounds import Rounds
 from gateway.settings import Speculation
 
 MAX_TASKS = 64  # labels come from clients: what is beyond these counts as OTHER

@@ -14,7 +14,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from gateway.generation.request import Chunk, Prepared, Usage
-from gateway.observe.answer_trace import NO_TRACE, AnswerTrace, NoTrace
+from gateway.loop.answer_trace import NO_TRACE, AnswerTrace, NoTrace
 from gateway.settings import Speculation
 from protos.trace_context import context_of
 

@@ -90,7 +90,7 @@ register(
         "model",
         "a smaller model with the target's vocabulary, in a worker of its own",
         Place.DRAFT_WORKER,
-        "outrider.engine.drafters.draft_model:DraftModel",
+        "outrider.engine.offline.draft_model:DraftModel",
         steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
         steps_per_token=1.0,
         width=Width.LEAVES,
@@ -99,7 +99,7 @@ register(
         "parallel",
         "a smaller model that drafts all its tokens in one pass, in a worker of its own",
         Place.DRAFT_WORKER,
-        "outrider.engine.drafters.draft_model:DraftModel",
+        "outrider.engine.offline.draft_model:DraftModel",
         steps_per_draft=1.5,  # one, and half a step of waiting
         is_parallel=True,
         width=Width.LEAVES,

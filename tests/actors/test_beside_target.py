@@ -6,15 +6,15 @@ from typing import Any, Literal
 import pytest
 from opentelemetry.trace import get_tracer
 
-from gateway.rounds import rounds
-from gateway.rounds.paces import PaceObserver
+from gateway.loop import rounds
+from gateway.routing.paces import PaceObserver
 from gateway.settings import Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.draft import Draft
 from outrider.drafters import registry
-from outrider.engine import drafting_beside
-from outrider.engine.asked import Asked
-from outrider.engine.engine import Engine
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.loop import drafting_beside
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.controller import Pace
 from protos import rounds_pb2

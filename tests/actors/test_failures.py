@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from actors.messages import Start
-from outrider.engine.engine import Engine
 from outrider.engine.forward.batch import Batch
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from protos import rounds_pb2
 from tests.support.checkpoints import write_checkpoint

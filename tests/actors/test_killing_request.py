@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.rounds.reasons import OF_LOSSES
+from gateway.loop.reasons import OF_LOSSES
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS, prompts
 from tests.support.patience import START_S, eventually

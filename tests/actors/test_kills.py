@@ -18,9 +18,9 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import gateway.workers.streams
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.rounds import Rounds
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.stats import Stats
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
@@ -23,7 +23,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DRAFTERS, KINDS
 from outrider.drafters.past_answers import Scope
 from outrider.drafters.registry import DrafterInfo, Place, drafters
-from outrider.engine.speculate import Request, generate
+from outrider.engine.offline.speculate import Request, generate
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.near_ties import near_ties

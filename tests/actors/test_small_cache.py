@@ -16,7 +16,7 @@ from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.pair import worker_of
 from tests.support.trust import TRUST

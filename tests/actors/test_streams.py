@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from protos import rounds_pb2
 from tests.support.messages import (
     PROMPT,

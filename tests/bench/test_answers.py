@@ -7,8 +7,8 @@ import pytest
 from bench import answers
 from bench.answers import PARTS, RoundTimes, Run, mean_round
 from gateway.drafters.proposal import Proposal
-from gateway.observe.stats import Stats
-from gateway.rounds.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.loop.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.loop.stats import Stats
 from outrider.decoding.draft import Draft
 from protos import rounds_pb2
 

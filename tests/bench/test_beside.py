@@ -11,8 +11,8 @@ from bench.simulate import FAR_AHEAD_S, HOP_S, SETTINGS, fixed
 from bench.simulated import rank_at, simulated_fleet
 from bench.simulated_head import SimulatedHead
 from bench.simulated_runner import RIGHT
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
+from gateway.loop.factory import RoundsFactory
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling

@@ -7,8 +7,8 @@ import pytest
 
 from bench import distil, report
 from bench.drafting import asked_of
-from outrider.demo.consignments import KIND, consignments
 from outrider.demo.prompts import KINDS, prompts
+from workshop.demo.consignments import KIND, consignments
 
 SMALL = {"texts": 12, "steps": 2, "prompts": 1, "tokens": 12, "depth": 2, "threads": 1}
 

@@ -15,7 +15,7 @@ from bench.inflate import Size
 from cluster.arguments import read_settings
 from outrider.demo.prompts import prompts
 from outrider.drafters.past_answers import PastAnswers
-from outrider.engine.speculate import generate
+from outrider.engine.offline.speculate import generate
 from protos import generation_pb2, generation_pb2_grpc
 
 SIZE = "a little larger"

@@ -10,8 +10,8 @@ from bench import virtual
 from bench.simulate import FAR_AHEAD_S, HOP_S, MODES, PAIRS, SETTINGS, Load, closed_loop, fixed
 from bench.simulated import Ahead, SimulatedDraft, rank_at, simulated_fleet
 from bench.simulated_runner import RIGHT, Host, Launching
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
+from gateway.loop.factory import RoundsFactory
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from bench import layerskip
 from bench.drafting import asked_of, leaving_early
 from bench.layerskip import TARGET, LeftEarly
-from outrider.demo.pair import load_model
 from outrider.demo.prompts import prompts
-from outrider.demo.train import Phase
+from workshop.demo.pair import load_model
+from workshop.demo.train import Phase
 
 TOKENS = torch.arange(6, 46).reshape(2, 20)
 

@@ -37,9 +37,9 @@ from bench.simulated import (
 )
 from bench.simulated_runner import RIGHT, Hardware
 from bench.simulated_worker import Hop
-from gateway.observe.stats import Stats
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
 from outrider.engine.loading.skeleton import ModelSkeleton

@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from outrider.cli import generate_command
+from outrider.cli.command_line import main
 from outrider.client import client as generation
 from outrider.client.client import Client
-from outrider.tools import generate_command
-from outrider.tools.command_line import main
 from protos import generation_pb2, generation_pb2_grpc
 
 CHUNKS = [([5], ["The "]), ([6, 7, 8], ["c", "", "ä"]), ([9], ["t"]), ([10, 11], [" s", "at"])]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from outrider.demo.facts import COUNTRIES
 from outrider.demo.prompts import DEMO
 from tests.clients.program import run
 from tests.clients.served import Served
 from tests.support.environments import TORCH
+from workshop.demo.facts import COUNTRIES
 
 pytestmark = pytest.mark.slow
 LM_EVAL = ("lm-eval", TORCH, "lm-eval[api]==0.4.13", "transformers==5.23.0")

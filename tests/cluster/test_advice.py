@@ -3,12 +3,12 @@
 import httpx
 import pytest
 
-from outrider.advice.answers import Prompt, answered
-from outrider.advice.judged import counted
-from outrider.advice.judging import judge_text
 from outrider.demo.prompts import KINDS, prompts
-from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.offline.draft_model import DraftModel
 from tests.support.demo_pair import engine, prompt_of
+from workshop.advice.answers import Prompt, answered
+from workshop.advice.judged import counted
+from workshop.advice.judging import judge_text
 
 DEPTH, TOKENS, SEED, NEAR = 4, 48, 5, 0.05
 PROMPTS = 3  # of each kind

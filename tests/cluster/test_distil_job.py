@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobSubmissionClient
 
-from outrider.demo.consignments import KIND, consignments
 from tests.support.machines import raylets
 from tests.support.running import free_port
+from workshop.demo.consignments import KIND, consignments
 
 pytestmark = pytest.mark.slow
 

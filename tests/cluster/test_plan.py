@@ -13,7 +13,7 @@ from cluster.gpus import ask_nodes, size_for
 from cluster.plan import DeploymentPlan
 from cluster.preflight import Preflight, find
 from cluster.settings import WorkerSettings
-from outrider.tools.command_line import main
+from outrider.cli.command_line import main
 
 GB = 10**9
 TARGET, DRAFT = "target", "drafts.model"

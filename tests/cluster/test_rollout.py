@@ -21,7 +21,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from cluster.access import TOKEN
-from gateway.rounds.rollout import ROUNDS
+from gateway.routing.rollout import ROUNDS
 from outrider.demo.prompts import DEMO, prompts
 from tests.support.machines import Machines, deployed, raylets
 from tests.support.patience import LIMIT_S, START_S, wait_until

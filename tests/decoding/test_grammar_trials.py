@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError, compiled
 from outrider.decoding.grammar_trials import MEMORY, GrammarTrials, TrialsError, Vocabulary
-from outrider.engine.grammars import COMPILE_STACK
+from outrider.engine.loop.grammars import COMPILE_STACK
 from tests.support.grammars import ENDS, GRAMMARS, VOCAB_SIZE, json_grammar, lark_grammar, tokenizer, tokens
 from tests.support.patience import LIMIT_S, START_S, wait_until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
+from gateway.loop.factory import RoundsFactory
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling

@@ -11,9 +11,9 @@ import torch
 import outrider.engine.forward.graphs
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.forward.batch_invariant import ROWS
-from outrider.engine.sampler import choose_tokens
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 from tests.support.simulated_cuda.counts import Counts

@@ -19,13 +19,13 @@ import torch
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.asked import Asked, Text
-from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.engine import Engine
 from outrider.engine.forward.graphs import CudaCapture
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated, TopUp
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.gpu import gpu

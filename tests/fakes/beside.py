@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from outrider.decoding.draft import Draft
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.registry import DrafterInfo, Place
-from outrider.engine.asked import Asked, Text
+from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.beside_target import BesideTarget, Target
-from outrider.engine.drafters.index import IndexDrafter
+from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.settings import EngineSettings
 
 ROW = DrafterInfo(

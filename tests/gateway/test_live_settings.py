@@ -13,12 +13,12 @@ from gateway.drafters.roster import BY_TASK
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
+from gateway.loop.reasons import LOST, NAMED, ROLLED_OUT, WENT_BACK
+from gateway.loop.stats import Stats
 from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
-from gateway.observe.stats import Stats
-from gateway.rounds import rollout, route, router
-from gateway.rounds.reasons import LOST, NAMED, ROLLED_OUT, WENT_BACK
-from gateway.rounds.rollout import SHARES
+from gateway.routing import rollout, route, router
+from gateway.routing.rollout import SHARES
 from gateway.settings import GatewaySettings, LiveSettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.controller import Pace

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.simulated_cuda.install import simulated_cuda
 

@@ -9,9 +9,9 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.demo_pair import engine, prompt_of
 

@@ -15,9 +15,9 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
-from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO
 from tests.support.heads import RIDGE, written_texts
+from workshop.demo.pair import load_model
 
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 256, 4, 2, 64, 384, 2048
 EPS = 1e-5

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from tests.support.demo_pair import engine, prompt_of
+from workshop.demo.pair import load_model
 
 HEADS = 4
 KINDS = ("json", "stories", "code")

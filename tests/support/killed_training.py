@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.training.loop import Training
+from workshop.training.loop import Training
 
 
 @contextmanager

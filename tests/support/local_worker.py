@@ -13,7 +13,7 @@ from actors.engine_client import EngineClient
 from actors.engine_loop import EngineLoop
 from actors.messages import decode_to_engine
 from gateway.workers.streams import Role, Worker
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.process_worker import front
 

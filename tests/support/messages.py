@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from tests.support.patience import eventually
 from tests.support.trust import TRUST

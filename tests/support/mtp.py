@@ -18,9 +18,9 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
-from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO
 from tests.support.checkpoints import COMMON, VOCAB_SIZE
+from workshop.demo.pair import load_model
 
 SIZE, LAYERS = COMMON["hidden_size"], COMMON["num_hidden_layers"]
 EXPERTS = {

@@ -6,10 +6,10 @@ from torch import Tensor
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import process
-from outrider.demo.pair import load_model
 from outrider.demo.prompts import DEMO
-from outrider.engine.speculate import Request
+from outrider.engine.offline.speculate import Request
 from tests.support.demo_pair import engine
+from workshop.demo.pair import load_model
 
 NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
 

@@ -8,11 +8,11 @@ from functools import cache
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from gateway.observe.answer_trace import NO_TRACE, AnswerTrace
-from gateway.observe.stats import Stats
-from gateway.rounds.factory import RoundsFactory
-from gateway.rounds.paces import Paces
-from gateway.rounds.rounds import Rounds
+from gateway.loop.answer_trace import NO_TRACE, AnswerTrace
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.rounds import Rounds
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet

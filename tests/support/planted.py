@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 import outrider.decoding.verify
-import outrider.engine.sampler
-from outrider.checking.check import check
-from outrider.checking.deployment import Deployment
-from outrider.checking.report import Report
-from outrider.checking.settings import CheckSettings
+import outrider.engine.choosing.sampler
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.verify import VerifyTask
 from tests.support.local_worker import LocalWorker
 from tests.support.patience import LIMIT_S
 from tests.support.service import Service, service_of
+from workshop.checking.check import check
+from workshop.checking.deployment import Deployment
+from workshop.checking.report import Report
+from workshop.checking.settings import CheckSettings
 
 ONE_IN = 200  # rounds, of which the Draft is emitted unverified
 
@@ -72,7 +72,7 @@ def _top_p_at_draft_only(target: LocalWorker) -> Planted:
         whole = [replace(row, sampling=row.sampling.model_copy(update={"top_p": 1.0})) for row in rows]
         return right(logits, whole, *settings)
 
-    return _only_in(target, outrider.engine.sampler, "process", wrong)
+    return _only_in(target, outrider.engine.choosing.sampler, "process", wrong)
 
 
 def _shared_block(target: LocalWorker) -> Planted:

@@ -1,7 +1,7 @@
 """A token that harms whoever is fed it, beside prompts without it."""
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.work import Generate, Generated, Result
 

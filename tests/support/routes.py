@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from gateway.drafters.beside_target import BesideTarget
-from gateway.rounds.candidates import Candidate
-from gateway.rounds.router import Kind
+from gateway.routing.candidates import Candidate
+from gateway.routing.router import Kind
 from gateway.sequence import Sequence
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import DrafterInfo, Place

@@ -8,8 +8,8 @@ import json
 import os
 import sys
 
-from outrider.engine.engine import Engine
 from outrider.engine.forward.batch import Batch
+from outrider.engine.loop.engine import Engine
 from tests.support.local_worker import local_worker
 from tests.support.model import before_passes
 from tests.support.service import engine_settings

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from outrider.decoding.draft import ROOT, Draft, agreed
 from outrider.decoding.outcomes import FORGETTING_OF_ONE, RANKS, Branch, Outcomes, faded
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.tasks.propose import CoupledProposeTask, chain, extended, leaves_of
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask
 from outrider.engine.tasks.task import Task

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
-from outrider.engine.asked import Asked, Text
 from outrider.engine.cache.paged_cache import KeyValues
+from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.beside_target import Fed, feed_of, rows_at
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.trees import Trees, with_room

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from outrider.decoding.draft import Draft
-from outrider.engine.asked import Asked, Text
+from outrider.engine.choosing.asked import Asked, Text
 
 
 class Drafter(ABC):

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
-from outrider.engine.asked import Asked
+from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target, feed_of
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
 from outrider.engine.drafters.trained_exits import TrainedExits

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from outrider.decoding.draft import Draft
-from outrider.engine.asked import Asked
+from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import Target, rows_at
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.trees import Trees

@@ -25,9 +25,9 @@ from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import Mask
 from outrider.decoding.outcomes import RANKS
 from outrider.decoding.row import Row
-from outrider.engine.asked import Asked
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices, choose_tokens
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.step_input import Feed
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.drafters.beside_target import feed_of
-from outrider.engine.sampler import choose_tokens
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.step_input import Feed
 

@@ -48,7 +48,7 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.device_room import DeviceRoom
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
-from outrider.engine.promise import first_promise
+from outrider.engine.planning.promise import first_promise
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Numbers, StepInput
 

@@ -30,7 +30,7 @@ from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that
 from outrider.engine.loading.stored import check_stored
 from outrider.engine.loading.weights import attach, resolve_device
 from outrider.engine.parallel.plan import generic
-from outrider.engine.promise import first_promise
+from outrider.engine.planning.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other

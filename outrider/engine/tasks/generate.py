@@ -3,9 +3,9 @@
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import reads_text
-from outrider.engine.asked_logprobs import comes_along
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.asked_logprobs import comes_along
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Generated, Result

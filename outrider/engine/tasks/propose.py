@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import Branch
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, Propose, Proposed, Result

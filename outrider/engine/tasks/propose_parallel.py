@@ -6,7 +6,7 @@ Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draf
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.outcomes import Branch
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.propose import ProposeTask, extended
 from outrider.engine.work import AheadOutcome, Propose, Result

@@ -6,7 +6,7 @@ from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.grammar import Mask
 from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.work import Result, Timings
 from outrider.pace.cost_model import Step, StepSize

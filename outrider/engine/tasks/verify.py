@@ -6,9 +6,9 @@ from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Constrained
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.verify import verify_block, verify_rejection
-from outrider.engine.asked import Asked
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.sampler import Choices
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Forced, Result, Verified

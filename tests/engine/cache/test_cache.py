@@ -12,7 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.cache.paged_cache import PagedCache, composed
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Move

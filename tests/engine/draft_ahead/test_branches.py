@@ -9,7 +9,7 @@ from outrider.decoding.draft import MAX_NODES, ROOT, Draft
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Extend, Prepared, Propose, Proposed, Verified, Verify

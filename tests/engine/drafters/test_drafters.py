@@ -10,13 +10,13 @@ from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
-from outrider.engine.asked import Asked
-from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.index import IndexDrafter
 from outrider.engine.errors import VocabularyMismatchError
 from outrider.engine.loading.vocabulary import check_vocabulary
-from outrider.engine.speculate import Generation, Request, generate
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.index import IndexDrafter
+from outrider.engine.offline.speculate import Generation, Request, generate
 from tests.support.demo_pair import engine, prompt_of, text_of
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import Form, hidden_of, reference, write_eagle3

@@ -20,8 +20,8 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.early_exit import EarlyExit
-from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheLostError, UnsupportedModelError
+from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import Sequence as Text
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Move, Numbers

@@ -9,8 +9,8 @@ from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
-from outrider.engine.asked import Asked
-from outrider.engine.engine import Engine
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import Sequence
 from outrider.engine.work import Extend, Generate, Generated, TopUp, Verified, Verify
 from tests.fakes.beside import ROW, Beside

@@ -7,8 +7,8 @@ import pytest
 from outrider.decoding.grammar import compiled
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
-from outrider.engine.speculate import Request, generate
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from tests.support.beside import TOKENS, engine_with, rounds
 from tests.support.demo_pair import engine
 from tests.support.eagle3 import Form, write_eagle3

@@ -13,10 +13,10 @@ import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.engine.asked import Asked
+from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
-from outrider.engine.engine import Engine
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.beside import Drafted, rounds

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from outrider.demo.prompts import DEMO
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.beside import drafted_texts, engine_with, plain_texts
 from tests.support.heads import HEADS, medusa_tensors, refusal_of, write_medusa

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp import Mtp
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from tests.support.beside import TOKENS, Drafted, engine_with, rounds
 from tests.support.mtp import KINDS, LAYERS, SIZE, TRAPS, Reference, published, reference, write_target
 from tests.support.quantized_checkpoints import needs_compressed_tensors, quantize

@@ -16,13 +16,13 @@ from outrider.decoding.row import Row
 from outrider.decoding.sampling import process, runners_up
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
-from outrider.engine.drafters.draft_model import DraftModel
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.weights import mask_token
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from outrider.engine.work import Prepared, Propose, Proposed
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import engine as demo_engine

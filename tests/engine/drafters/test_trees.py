@@ -15,11 +15,11 @@ from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DRAFTERS
-from outrider.engine.asked import Asked
+from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.trees import Trees
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.sequence import Sequence
-from outrider.engine.speculate import Request, generate
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import Form, Reference, hidden_of, reference, write_eagle3

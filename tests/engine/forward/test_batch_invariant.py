@@ -11,20 +11,20 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-import outrider.engine.runner
+import outrider.engine.loop.runner
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
-from outrider.engine.choice_input import PackedRows
-from outrider.engine.drafters.draft_model import DraftModel
+from outrider.engine.choosing.choice_input import PackedRows
+from outrider.engine.choosing.sampler import Choosing, begin_choosing
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch_invariant import QUERIES, ROWS, check_rows_are_apart
-from outrider.engine.sampler import Choosing, begin_choosing
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Output, Request, generate
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gpu import gpu
@@ -67,7 +67,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(outrider.engine.runner, "begin_choosing", recorder)
+    monkeypatch.setattr(outrider.engine.loop.runner, "begin_choosing", recorder)
     return recorder
 
 

@@ -17,13 +17,13 @@ import outrider.engine.forward.forward_pass
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.batch_invariant import ROWS
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.kernel import find_kernel, part_slots
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from outrider.engine.step_input import Feed, StepInput
 from tests.support.capture import Capture, capturing
 from tests.support.checkpoints import write_checkpoint

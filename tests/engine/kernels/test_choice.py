@@ -15,8 +15,8 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.row import Row
 from outrider.decoding.sampling import process, runners_up
 from outrider.decoding.settings import Sampling
-from outrider.engine import sampler
-from outrider.engine.choice_input import ChoiceInput, PackedRows
+from outrider.engine.choosing import sampler
+from outrider.engine.choosing.choice_input import ChoiceInput, PackedRows
 
 choice = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
 

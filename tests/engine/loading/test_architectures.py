@@ -8,7 +8,7 @@ import pytest
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import (

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
 from outrider.engine.loading.context import context_because, context_length, fix_rotations
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from tests.support.checkpoints import differences, reference, write_checkpoint
 
 ORIGINAL, LONGEST = 32, 256

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import quantized_checkpoint
 from outrider.engine.loading.quantized_checkpoint import (
@@ -25,8 +24,9 @@ from outrider.engine.loading.quantized_checkpoint import (
 )
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.weights import load_model
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint
 from tests.support.quantized_checkpoints import (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.engine import Engine
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.drafters.draft_model import DraftModel
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from tests.support.checkpoints import write_checkpoint
 from tests.support.ranks import Ranks
 

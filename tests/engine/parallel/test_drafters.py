@@ -15,9 +15,9 @@ from outrider.demo.prompts import DEMO, DRAFTERS
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.shared_head import SharedHead
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.skeleton import skeleton
+from outrider.engine.loop.engine import Engine
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup

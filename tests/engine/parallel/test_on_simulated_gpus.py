@@ -21,16 +21,16 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
-from outrider.engine.drafters.index import IndexDrafter
-from outrider.engine.engine import Engine
 from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.runner import ModelRunner
+from outrider.engine.offline.index import IndexDrafter
+from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.runner import ModelRunner
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.speculate import Request, generate
 from outrider.engine.work import Generate
 from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import write_checkpoint

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from outrider.engine.engine import Engine
 from outrider.engine.errors import DeviceTooSmallError
+from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.device_room import DeviceRoom, bound_allocator
 from outrider.engine.planning.memory_plan import RUNTIME_BYTES
 from outrider.engine.settings import EngineSettings

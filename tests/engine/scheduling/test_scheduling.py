@@ -7,8 +7,8 @@ import pytest
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
 from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.loop.engine import Engine
 from outrider.engine.scheduling.scheduler import SPARE_SHARE, Scheduler
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings

@@ -9,8 +9,8 @@ import torch
 
 from outrider.decoding.sampling import scores
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
 from outrider.engine.forward.linear import PackedLinear
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed, Generate, Generated, Score, Scored
 from outrider.pace.settings import MAX_DEPTH

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.api.openai.answer_parser import AnswerParser, joined
 from gateway.api.openai.response_template import marks, of_chat_template
-from outrider.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
+from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 TOOLS = [
     {

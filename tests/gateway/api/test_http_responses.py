@@ -5,11 +5,11 @@ import json
 import pytest
 
 from gateway.api.openai.chat_template import ChatTemplate
-from outrider.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, TEXT, client_of
 from tests.support.service import service_of
+from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 PATH = "/v1/responses"
 ASK = {"input": "x", "max_output_tokens": len(ANSWER)}

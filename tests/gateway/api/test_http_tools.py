@@ -7,12 +7,12 @@ from copy import deepcopy
 import pytest
 
 from gateway.api.openai.chat_template import ChatTemplate
-from outrider.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
-from outrider.demo.facts import CITIES
-from outrider.demo.tools import TOOLS
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import client_of, events_of
 from tests.support.service import service_of
+from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
+from workshop.demo.facts import CITIES
+from workshop.demo.tools import TOOLS
 
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE, {}, response_template=RESPONSE_TEMPLATE)
 WEATHER = {

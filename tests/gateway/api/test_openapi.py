@@ -9,11 +9,11 @@ import pytest
 from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS, RESPONSES
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.text_api import DETOKENIZE, TOKENIZE
-from outrider.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, client_of
 from tests.support.service import service_of
+from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE, {}, response_template=RESPONSE_TEMPLATE)
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}

@@ -12,9 +12,9 @@ from gateway.api.openai.response_template import of_chat_template
 from gateway.api.openai.thinking import thoughts_before
 from gateway.generation.form import Form, Thoughts, choice, json_schema
 from outrider.decoding.grammar import compiled, token_table
-from outrider.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 from tests.fakes.tokenizers import byte_tokenizer
 from tests.support.service import ANYBODY, service_of
+from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 TURN = "<|im_start|>assistant\n"
 # The token layout that Qwen 3 publishes, in a template of our own.

@@ -9,10 +9,10 @@ from gateway.api.message_json import as_json
 from gateway.errors import OverloadedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
+from gateway.loop.reasons import LOST
 from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
 from gateway.observe.totals import MAX_TASKS, OTHER, Totals
-from gateway.rounds.reasons import LOST
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.telemetry.metrics import REASONS

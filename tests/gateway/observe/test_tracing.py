@@ -11,7 +11,7 @@ from opentelemetry.trace import StatusCode
 from gateway.errors import DeadlineError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.rounds import drafting
+from gateway.loop import drafting
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from protos.trace_context import context_of

@@ -21,7 +21,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Verified, Verify
 from tests.support.checkpoints import write_checkpoint

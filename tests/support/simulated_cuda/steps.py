@@ -2,7 +2,7 @@
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.engine import Engine
+from outrider.engine.loop.engine import Engine
 from outrider.engine.work import Result, Verified, Verify
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda

@@ -1,0 +1,234 @@
+"""The spans of one answer: one for every round and for every stretch of plain decoding.
+
+A round's span begins when its Draft is asked for, and ends with its own Verdict. Where the target held the
+Draft before it had finished the round before, the span begins when the Draft was sent there. Its attributes
+count what the answer's Stats gained meanwhile, so over an answer they sum up to the usage that the client is
+told.
+"""
+
+import time
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.util.types import AttributeValue
+
+from gateway.loop.events import (
+    Ended,
+    Event,
+    FellBack,
+    Forgone,
+    Resumed,
+    RoundBegan,
+    Routed,
+    SendingAhead,
+    StretchBegan,
+    TargetLost,
+    TokenDecoded,
+    VerdictFell,
+)
+from gateway.loop.stats import Stats
+from gateway.settings import Speculation
+from protos import rounds_pb2
+from protos.trace_context import traceparent_of
+
+TRACER = trace.get_tracer("outrider")
+
+ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
+COUNTED = (
+    "drafted", "verified", "accepted", "forced", "prepared_for", "continued", "saved_ms", "wasted",
+    "target_passes", "late_drafts", "lost_drafts", "empty_drafts",
+)  # fmt: skip
+
+
+class NoTrace:
+    """Of an answer that is not recorded: nothing is computed, and nothing crosses to the workers."""
+
+    request = ""  # traceparent for work that no round waits for
+    current = ""  # traceparent of the round or stretch under way
+    ahead = ""  # traceparent of the round whose Draft is sent before it begins
+
+    def on(self, event: Event) -> None:
+        """Something happened to the answer."""
+
+
+NO_TRACE = NoTrace()
+
+
+class AnswerTrace(NoTrace):
+    """Of an answer that is recorded. At most one round or stretch is under way."""
+
+    def __init__(self, generation: Span, choice: int, speculation: Speculation) -> None:
+        self.request = traceparent_of(generation)
+        self._generation = generation
+        self._context = trace.set_span_in_context(generation)
+        self._shared: dict[str, AttributeValue] = {
+            "outrider.choice": choice,
+            "outrider.mode": speculation.mode,
+            "outrider.drafter": speculation.drafter or "",
+            "outrider.verification": speculation.verification,
+        }
+        self._counted = Stats()  # since the newest span ended
+        self._span: Span = INVALID_SPAN
+        self._next: Span = INVALID_SPAN  # of the next round; dropped unless the target continues with it
+        self._begun_ns = 0
+        self._waits = self._continued = False
+        self._stretch: _Stretch | None = None  # None: a round is under way
+        self._decoded = 0  # tokens in that round, before the target came to its Draft
+
+    def on(self, event: Event) -> None:
+        self._counted.on(event)
+        match event:
+            case RoundBegan():
+                is_begun = event.continued and self._next is not INVALID_SPAN
+                self._enter(ROUND, self._next if is_begun else None, event.reason)
+                self._span.set_attribute("outrider.waited", event.waits)
+                self._waits, self._continued, self._stretch = event.waits, event.continued, None
+            case StretchBegan():
+                self._enter(PLAIN, None, event.reason)
+                self._stretch = _Stretch()
+            case SendingAhead():
+                self._next = self._started(ROUND, time.time_ns())
+                self._next.set_attribute("outrider.tree_size", len(event.proposal.draft))
+                self.ahead = traceparent_of(self._next)
+            case Forgone():
+                _abandon(self._next, event.reason)
+                self._next.end()
+            case VerdictFell():
+                self._verdict(event)
+            case TokenDecoded():
+                if self._stretch is None:
+                    self._decoded += len(event.reply.tokens)
+                else:
+                    self._stretch.add(event.reply)
+            case Ended():
+                self._end(event.reason)
+            case FellBack():
+                self._tell("fallback", f"{event.reason}: {event.detail}")
+            case Resumed():
+                self._tell("rounds", event.reason)
+            case Routed():
+                routed: dict[str, AttributeValue] = {
+                    "outrider.drafter": event.drafter,
+                    "outrider.reason": event.reason,
+                }
+                if event.share is not None:
+                    routed["outrider.share"] = event.share
+                self._generation.add_event("drafter", routed)
+            case TargetLost():
+                self._tell("reopening", event.detail)
+
+    def _enter(self, name: str, begun: Span | None, reason: str) -> None:
+        """begun: the span, if there is one already."""
+        self._begun_ns = time.time_ns()  # read once: the parts of a span are to sum up to its length
+        self._span = self._started(name, self._begun_ns) if begun is None else begun
+        self._next = INVALID_SPAN
+        self._span.set_attribute("outrider.reason", reason)
+        self.current = traceparent_of(self._span)
+
+    def _verdict(self, fell: VerdictFell) -> None:
+        ended_ns, proposal = time.time_ns(), fell.proposal
+        if proposal.draft:
+            self._span.set_attribute("outrider.depth", proposal.draft.chain_length)
+            self._span.set_attribute("outrider.drafted_by", proposal.drafter)
+            self._span.set_attribute("outrider.because", proposal.because)
+            if not self._continued:
+                self._span.set_attribute("outrider.tree_size", len(proposal.draft))
+            if proposal.ahead_hit is not None:
+                self._span.set_attribute("outrider.ahead_hit", proposal.ahead_hit)
+            if proposal.ahead is not None and proposal.ahead.rank is not None:
+                self._span.set_attribute("outrider.ahead_hit_rank", proposal.ahead.rank)
+        else:
+            self._span.update_name(PLAIN)  # a stretch of one token
+        times = self._round_times(fell, self._lasted_ms(ended_ns))
+        self._finish(len(fell.reply.tokens), times, fell.reply, ended_ns)
+
+    def _end(self, reason: str) -> None:
+        """Of a stretch, or of a round that for this reason has no Verdict."""
+        if not self._span.is_recording():
+            return
+        ended_ns, stretch = time.time_ns(), self._stretch
+        lasted = self._lasted_ms(ended_ns)
+        if stretch is None:
+            _abandon(self._span, reason)
+            self._finish(0, Times(wait=lasted), None, ended_ns)
+        else:
+            wire = max(lasted - stretch.total, 0.0)
+            times = Times(target=stretch.steps, wait=stretch.total - stretch.steps, wire=wire)
+            self._finish(stretch.tokens, times, stretch.newest, ended_ns)
+
+    def _tell(self, name: str, reason: str) -> None:
+        self._generation.add_event(name, {"outrider.reason": reason})
+
+    def _started(self, name: str, begun_ns: int) -> Span:
+        return TRACER.start_span(name, self._context, attributes=self._shared, start_time=begun_ns)
+
+    def _lasted_ms(self, ended_ns: int) -> float:
+        return (ended_ns - self._begun_ns) / 1e6
+
+    def _round_times(self, fell: VerdictFell, lasted: float) -> "Times":
+        """They sum up to the milliseconds since the round, or the Verdict before it, was begun with."""
+        proposal, reply = fell.proposal, fell.reply
+        step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
+        if self._continued:
+            target = min(step, lasted)
+            return Times(
+                target=target, wait=max(min(total, lasted) - target, 0.0), wire=max(lasted - total, 0.0)
+            )
+        times = Times(target=step, wait=total - step, wire=1e3 * fell.overhead_s)
+        if self._waits:
+            waited, outside = 1e3 * proposal.seconds, 1e3 * proposal.overhead_s
+            times.draft = proposal.step_s * 1e3
+            times.wait += waited - outside - times.draft
+            times.wire += outside
+        times.gateway = max(lasted - times.target - times.wait - times.wire - times.draft, 0.0)
+        return times
+
+    def _finish(
+        self, emitted: int, times: "Times", reply: rounds_pb2.TargetReply | None, ended_ns: int
+    ) -> None:
+        attributes: dict[str, AttributeValue] = {"outrider.tokens": self._decoded + emitted}
+        self._decoded = 0
+        for part, milliseconds in vars(times).items():
+            attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
+        for count in COUNTED:
+            attributes[f"outrider.{count}"] = getattr(self._counted, count)
+        self._counted = Stats()
+        if reply is not None:
+            attributes["outrider.batch_size"] = reply.timings.last_step.sequences
+            attributes["outrider.batch_tokens"] = reply.timings.last_step.tokens
+            attributes["outrider.free_blocks"] = reply.load.free_blocks
+        self._span.set_attributes(attributes)
+        self._span.end(ended_ns)
+        self._span, self.current = INVALID_SPAN, ""
+
+
+@dataclass
+class Times:
+    """Milliseconds of a round or a stretch; together they are as long as it."""
+
+    gateway: float = 0.0
+    wire: float = 0.0  # and the event loops at its ends
+    draft: float = 0.0  # steps of the draft
+    wait: float = 0.0  # for a step to begin, or for a Draft that never came
+    target: float = 0.0  # steps of the target
+
+
+class _Stretch:
+    """What the replies of a stretch say together."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.steps = self.total = 0.0  # milliseconds
+        self.newest: rounds_pb2.TargetReply | None = None
+
+    def add(self, reply: rounds_pb2.TargetReply) -> None:
+        self.tokens += len(reply.tokens)
+        self.steps += reply.timings.step_ns / 1e6
+        self.total += reply.timings.total_ns / 1e6
+        self.newest = reply
+
+
+def _abandon(span: Span, reason: str) -> None:
+    span.update_name(ABANDONED)
+    span.set_attribute("outrider.abandoned", reason)

@@ -1,0 +1,92 @@
+"""Puts together what generates one sequence."""
+
+from collections.abc import Iterator
+
+from gateway.drafters.factory import Drafters
+from gateway.loop.answer_trace import NO_TRACE, NoTrace
+from gateway.loop.drafting import Drafting
+from gateway.loop.events import Events
+from gateway.loop.rounds import Limits, Rounds
+from gateway.loop.stats import Stats
+from gateway.routing.candidates import Candidate
+from gateway.routing.paces import Paces
+from gateway.routing.rollout import Rollout
+from gateway.routing.route import Route
+from gateway.routing.router import Kind, Router
+from gateway.sequence import Sequence
+from gateway.settings import GatewaySettings, Priority, Speculation
+from gateway.workers.fleet import Fleet
+from outrider.drafters.past_answers import PastAnswers
+from outrider.drafters.registry import DrafterInfo, Place
+
+
+class RoundsFactory:
+    """Rounds for the sequences of one gateway."""
+
+    def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
+        self._fleet = fleet
+        self._paces = paces
+        self._router = Router(self._is_ready)
+        self._drafters = Drafters(fleet, settings.roster, PastAnswers(settings.past_answer_tokens))
+        self.use(settings)
+
+    def use(self, settings: GatewaySettings) -> None:
+        """In force for the sequences that begin from now on; of drafters only."""
+        self._settings = settings
+        self._roster = self._drafters.roster = settings.roster
+        self._router.roll_out(settings.new_drafts)
+
+    @property
+    def rollouts(self) -> Iterator[tuple[Kind, str, Rollout]]:
+        """Of each new draft, for each kind of sequences that there were."""
+        return self._router.rollouts
+
+    def of(
+        self,
+        sequence: Sequence,
+        speculation: Speculation,
+        deadline: float,
+        task: str | None = None,
+        priority: Priority = "interactive",
+        trace: NoTrace = NO_TRACE,
+    ) -> Rounds:
+        """
+        Args:
+            speculation: resolved.
+            deadline: when to give up, in the event loop's time.
+            task: label under which acceptance is counted.
+            trace: for the spans of its rounds.
+        """
+        stats = Stats()
+        events = Events([stats, trace])
+        assert speculation.drafter is not None
+        is_named = speculation.drafter in self._roster.names  # it may have left while the request waited
+        names = (speculation.drafter,) if is_named else self._settings.candidates
+        candidates = [
+            Candidate(
+                self._drafters.of(name, sequence),
+                self._paces.sequence(self._roster.find(name), speculation, task, priority),
+                is_new=not is_named and name in self._settings.new_drafts,
+            )
+            for name in names
+        ]
+        route = Route(candidates, self._router, Kind(task, speculation.verification), sequence, events)
+        longest_wait_s = self._settings.propose_deadline_ms / 1e3
+        drafting = Drafting(sequence, route, speculation, events, longest_wait_s)
+        return Rounds(
+            sequence,
+            self._fleet,
+            self._paces,
+            drafting,
+            events,
+            stats,
+            trace,
+            Limits(deadline, self._settings.max_losses),
+        )
+
+    def _is_ready(self, drafter: DrafterInfo) -> bool:
+        """Whether there is a worker where it needs one of its own."""
+        if drafter.place is not Place.DRAFT_WORKER:
+            return True
+        draft = drafter.mixes[0] if drafter.mixes else drafter.name
+        return any(worker.draft == draft for worker in self._fleet.workers("draft"))

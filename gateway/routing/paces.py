@@ -1,0 +1,165 @@
+"""The pace in force at this gateway: one for each target; what is known of the drafts is shared."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from gateway.drafters.proposal import Proposal
+from gateway.loop.events import (
+    Compared,
+    Drafted,
+    Event,
+    FellBack,
+    Judged,
+    Overtaken,
+    TokenDecoded,
+    VerdictFell,
+)
+from gateway.loop.reasons import LATE
+from gateway.routing.route import Route
+from gateway.sequence import Sequence
+from gateway.settings import Priority, Speculation
+from outrider.drafters.registry import DrafterInfo, Place
+from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
+from outrider.pace.controller import Pace, PacedSequence
+from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+from protos.conversions import step_from_message
+
+MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
+
+
+class Paces:
+    def __init__(self, settings: PaceSettings) -> None:
+        self._settings = settings
+        self._of_target: dict[str, Pace] = {}  # by address
+        self._acceptance = lru_cache(MAX_TASKS)(lambda task, drafter, rule: TaskAcceptance())
+
+    @property
+    def settings(self) -> PaceSettings:
+        return self._settings
+
+    def use(self, settings: PaceSettings) -> None:
+        """In force from the next round on."""
+        self._settings = settings
+        for pace in self._of_target.values():
+            pace.use(settings)
+
+    def of_target(self, address: str) -> Pace:
+        if address not in self._of_target:
+            self._of_target[address] = Pace(self._settings)
+        return self._of_target[address]
+
+    def plain_rate(self, sequences: Mapping[str, int]) -> float | None:
+        """Tokens per second that plain decoding would give so many sequences, by address of their target.
+
+        None as long as it is not known of a target that has some.
+        """
+        rates = [self.of_target(address).plain_rate(count) for address, count in sequences.items() if count]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if len(known) == len(rates) else None
+
+    def sequence(
+        self, drafter: DrafterInfo, speculation: Speculation, task: str | None, priority: Priority
+    ) -> PacedSequence:
+        """For one answer; ``speculation`` is resolved."""
+        acceptance = self._acceptance(task, drafter.name, speculation.verification)
+        return PacedSequence(
+            drafter,
+            SequenceAcceptance(acceptance),
+            speculation.depth or 0,
+            is_batch=priority == "batch",
+        )
+
+
+class PaceObserver:
+    """Has the pace, and the router, learn from what happens to one sequence."""
+
+    def __init__(self, route: Route, sequence: Sequence) -> None:
+        self._route = route
+        self._sequence = sequence
+        self._stretch = 0  # round of the newest token of plain decoding
+        self.pace: Pace | None = None  # of the target that verifies the sequence
+
+    def on(self, event: Event) -> None:
+        if self.pace is None:
+            return
+        match event:
+            case VerdictFell():
+                self._observe_target(self.pace, event.reply)
+                if event.proposal.draft:
+                    self._observe_round(self.pace, event)
+                else:
+                    self._observe_plain(self.pace, event.reply)
+            case TokenDecoded():
+                self._observe_target(self.pace, event.reply)
+                self._observe_plain(self.pace, event.reply)
+            case Drafted():
+                self._observe_drafting(self.pace, self._paced, event.proposal)
+                if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
+                    self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
+                if event.proposal.wanted and not event.proposal.draft:
+                    self._route.observe(event.proposal.asked, 0, 1)
+            case FellBack() if event.reason == LATE:  # it is worth nothing
+                self._route.observe(self._paced.drafter.name, 0, 1)
+            case Overtaken():
+                self._paced.acceptance.observe(event.right, event.verified)
+                self._route.observe(self._paced.drafter.name, event.right, event.verified)
+            case Compared():
+                self.pace.observe_probe(self._paced, event.right, event.verified)
+                self._route.observe(self._paced.drafter.name, event.right, event.verified)
+            case Judged():
+                self._observe_judged(self.pace, event)
+
+    @property
+    def _paced(self) -> PacedSequence:
+        """With the drafter that drafts."""
+        return self._route.now.paced
+
+    def _observe_judged(self, pace: Pace, event: Judged) -> None:
+        paced, guess = self._route.candidate(event.drafter).paced, event.guess
+        self._observe_drafting(pace, paced, guess)
+        if guess.draft:
+            paced.acceptance.observe(event.right, min(event.right + 1, guess.draft.chain_length))
+        self._route.observe(event.drafter, event.right, event.verified)
+
+    @staticmethod
+    def _observe_drafting(pace: Pace, paced: PacedSequence, proposal: Proposal) -> None:
+        """An index beside a drafter, which has no worker, may have made this one."""
+        paced.worker = proposal.worker or paced.worker
+        if proposal.step is not None:
+            pace.observe_drafting(paced, proposal.step)
+
+    def _observe_target(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
+        self._paced.length = len(self._sequence)
+        if reply.timings.HasField("last_step"):
+            pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
+
+    def _observe_round(self, pace: Pace, event: VerdictFell) -> None:
+        """Its leaves tell nothing of the chain, and what a grammar forces nothing of the drafter."""
+        proposal, path, forced = event.proposal, event.reply.accepted, event.reply.forced_nodes
+        depth = proposal.draft.chain_length
+        of_chain = [node for node in path if node < depth]
+        accepted = sum(node not in forced for node in of_chain)
+        was_reached = len(path) > len(of_chain) or event.is_refused
+        # A Draft that is shorter than was asked for guesses nothing at the next position.
+        is_short = proposal.draft.chain_length < proposal.wanted
+        self._route.observe(proposal.asked, accepted, accepted + (was_reached or is_short))
+        paced = self._route.candidate(proposal.asked).paced
+        if paced.drafter.place is Place.TARGET_WORKER and event.reply.HasField("rank"):
+            pace.observe_rank(paced, event.reply.rank)
+        pace.observe_round(
+            paced,
+            accepted,
+            accepted + was_reached,
+            depth - sum(node < depth for node in forced),
+            proposal.seconds + event.overhead_s,
+            proposal.overhead_s + event.overhead_s,
+            event.reply.timings.total_ns / 1e9,
+            proposal.ahead_hit,
+        )
+
+    def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
+        """The first token of a stretch waited for more than a step."""
+        if reply.round == self._stretch:
+            pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
+        self._stretch = reply.round

@@ -1,0 +1,49 @@
+"""``outrider trace FILE``: where the time of traced requests went."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from outrider.cli.trace_report import GENERATIONS, lines, report
+from outrider.telemetry.trace_file import FileSpan, read_spans
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("trace", help="say where the time of traced requests went")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="written with OTEL_TRACES_EXPORTER=file"
+    )
+    parser.add_argument("--id", default=None, help="beginning of a trace id [the newest]")
+    parser.add_argument("--all", action="store_true", help="all requests together")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        spans = [span for path in options.files for span in read_spans(path)]
+    except (OSError, ValueError) as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
+    chosen = spans if options.all else _one(spans, options.id)
+    found = report(chosen)
+    if not found.generations:
+        wanted = f" whose id begins with {options.id}" if options.id else ""
+        print(f"outrider: no generation{wanted} in {', '.join(map(str, options.files))}", file=sys.stderr)
+        return 1
+    if not options.all:
+        print(f"trace {chosen[0].trace_id}")
+    print("\n".join(lines(found)))
+    return 0
+
+
+def _one(spans: list[FileSpan], beginning: str | None) -> list[FileSpan]:
+    """Of the newest generation, or of the newest whose trace is named so."""
+    generations = [
+        span
+        for span in spans
+        if span.name.startswith(GENERATIONS) and span.trace_id.startswith((beginning or "").lower())
+    ]
+    if not generations:
+        return []
+    newest = max(generations, key=lambda span: span.end)
+    return [span for span in spans if span.trace_id == newest.trace_id]

@@ -1,0 +1,267 @@
+"""Chooses tokens for a whole step at once, and hands every piece of work its part."""
+
+import operator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
+from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.logprobs import TokenLogprobs
+from outrider.decoding.row import Row
+from outrider.decoding.sampling import (
+    GRAMMAR,
+    TOKEN_ADJUSTMENTS,
+    probabilities,
+    process,
+    scores,
+)
+from outrider.decoding.verify import sample_draft_token, verify_coupled
+from outrider.engine.choosing.asked_logprobs import AskedLogprobs
+from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows
+from outrider.engine.loop.device_time import Mark, mark, wait_for
+from outrider.engine.sequence import NO_DRAFT
+
+if TYPE_CHECKING:
+    from outrider.engine.kernels.choice import DeviceChoice
+
+_HAS_TRITON = find_spec("triton") is not None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the logits of one piece of work say."""
+
+    rows: list[Row]
+    logits: torch.Tensor  # [num_rows, vocab_size]
+    ranked: list[
+        tuple[int, ...]
+    ]  # [num_rows] the best tokens under the keyed noise, best first, one at least
+    perturbed: NDArray[np.float32]  # [num_rows, ranks] their perturbed logits, -inf where they are banned
+    are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
+    given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
+    # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
+    hidden: torch.Tensor | None = None
+    path: tuple[int, ...] = ()  # nodes of its Draft that stand by the coupled rule, root first
+    told: tuple[TokenLogprobs, ...] = ()  # [num_rows] of the chosen tokens, where they have come along
+
+    @cached_property
+    def processed(self) -> torch.Tensor:
+        """The logits after every sampling setting, float32 [num_rows, vocab_size]."""
+        return process(self.logits, self.rows) if self.given_processed is None else self.given_processed
+
+    @property
+    def chosen(self) -> list[int]:
+        """[num_rows] by the coupled rule."""
+        return [best[0] for best in self.ranked]
+
+    def limited(self, are_finite: list[bool]) -> "Choices":
+        """Without a token after one whose keys and values are not finite.
+
+        are_finite: per token that its piece of work fed; the rows are those of the last of them.
+        """
+        if all(are_finite):
+            return self
+        of_rows = are_finite[len(are_finite) - len(self.rows) :]
+        return replace(self, are_sound=[*map(operator.and_, self.are_sound, of_rows)])
+
+    def with_own_memory(self) -> "Choices":
+        """In the place of a graph's."""
+        hidden = None if self.hidden is None else self.hidden.clone()
+        return replace(self, logits=self.logits.clone(), hidden=hidden)
+
+    def verdict(self, count: int) -> Verdict:
+        """By the coupled rule, on the leading ``count`` nodes of its Draft."""
+        accepted = tuple(node for node in self.path if node < count)
+        return Verdict(accepted, tuple(self.ranked[1 + node][0] for node in (ROOT, *accepted)))
+
+    def target_probs(self) -> torch.Tensor:
+        """[num_rows, vocab_size]"""
+        return probabilities(self.processed)
+
+    def sample_draft_token(self, round: int, index: int = 0) -> tuple[int, SparseProbs]:
+        """A row's token under the ratio rules, and the distribution it was sampled from."""
+        row = self.rows[index]
+        return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
+
+    def logprobs(self, indices: Items[int], tokens: Items[int]) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless the request asked."""
+        sampling = self.rows[0].sampling
+        if sampling.logprobs is None:
+            return ()
+        if self.told:
+            return tuple(self.told[index] for index in indices)
+        source = self.logits if sampling.logprobs_of == "raw" else self.processed
+        return scores(source[[*indices]], tokens, sampling.logprobs)
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Tokens that a device is choosing, on their way to the host."""
+
+    rows: Items[list[Row]]  # of each piece of work
+    drafts: Items[Draft]  # likewise
+    logits: torch.Tensor  # [num_rows, vocab_size]
+    processed: torch.Tensor | None  # as Choices has it
+    ranks: int
+    # Integers: tokens [num_rows * ranks] and the bits of their perturbed logits; what is sound [num_rows],
+    # stands, is finite; log-probabilities.
+    numbers: torch.Tensor
+    arriving: torch.Tensor  # the same, at the host once ``arrival`` is over
+    arrival: Mark
+    asked: AskedLogprobs
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """[num_rows * ranks] on the device."""
+        return self.numbers[: sum(map(len, self.rows)) * self.ranks]
+
+    def wait(self) -> tuple[list[Choices], list[bool]]:
+        """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
+        wait_for(self.arrival)
+        count, choices, start = sum(map(len, self.rows)), list[Choices](), 0
+        ends = 2 * count * self.ranks, len(self.arriving) - self.asked.size
+        best_of_rows, flags, of_logprobs = np.split(self.arriving.numpy(), ends)
+        logprobs = self.asked.of_rows(of_logprobs)
+        ids, bits = best_of_rows.reshape(2, count, self.ranks)
+        ranked, perturbed = [*map(tuple, ids.tolist())], bits.astype(np.int32).view(np.float32)
+        told = flags.astype(bool).tolist()
+        stands = told[count : 2 * count] if self.processed is None and any(self.drafts) else None
+        for part, draft in zip(self.rows, self.drafts, strict=True):
+            own = slice(start, start + len(part))
+            best = ranked[own] if self.ranks == 1 else [*map(_allowed_ones, part, ranked[own])]
+            processed = None if self.processed is None else self.processed[own]
+            path = _path(draft, best, stands[own] if stands else None) if draft else ()
+            numbers = best, perturbed[own], told[own], processed
+            of_part = tuple(logprobs[row] for row in range(start, own.stop) if row in logprobs)
+            choices.append(Choices(part, self.logits[own], *numbers, path=path, told=of_part))
+            start = own.stop
+        return choices, told[2 * count if stands else count :]
+
+
+def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
+    """Of the nodes that stand. stands: [1 + nodes] where the device has found it."""
+    if stands is None:
+        return verify_coupled(draft, [best[0] for best in ranked]).accepted
+    return tuple(node for node in range(len(draft)) if stands[1 + node])
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    rows: Items[list[Row]],
+    are_finite: torch.Tensor,
+    ranks: int = 1,
+) -> tuple[list[Choices], list[bool]]:
+    """As ``begin_choosing`` without log-probabilities, until the host knows the tokens."""
+    return _begin(logits, rows, are_finite, ranks, [NO_DRAFT] * len(rows), None, AskedLogprobs([])).wait()
+
+
+def begin_choosing(
+    logits: torch.Tensor,
+    rows: Items[list[Row]],
+    are_finite: torch.Tensor,
+    ranks: int = 1,
+    drafts: Items[Draft] | None = None,
+    packed: PackedRows | None = None,
+) -> Choosing:
+    """On a GPU without a wait for it.
+
+    Args:
+        rows: of each piece of work; they follow one another in ``logits`` [num_rows, vocab_size].
+        are_finite: bool [num_tokens], which come along, without a second wait for the device.
+        ranks: tokens to be found for each row.
+        drafts: of each piece of work, to be verified by the coupled rule: its rows are the root's and the
+            nodes'. None: there are none.
+        packed: what the kernels know of the rows and the Drafts, where it has reached the device already.
+    """
+    asked = AskedLogprobs([row for part in rows for row in part])
+    return _begin(logits, rows, are_finite, ranks, drafts or [NO_DRAFT] * len(rows), packed, asked)
+
+
+def _begin(
+    logits: torch.Tensor,
+    rows: Items[list[Row]],
+    are_finite: torch.Tensor,
+    ranks: int,
+    drafts: Items[Draft],
+    packed: PackedRows | None,
+    asked: AskedLogprobs,
+) -> Choosing:
+    every = [row for part in rows for row in part]
+    processed, found = None, [are_finite]
+    if every:
+        if _has_kernels(logits):
+            if packed is None:
+                of_drafts = DraftRows.of(drafts, [*map(len, rows)])
+                packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
+            choice = _choose_on_device(logits, every, packed, ranks)
+            best, perturbed = choice.ranked, choice.perturbed
+            found = [choice.are_sound, choice.stands, are_finite]
+        else:
+            processed = process(logits, every)
+            best, perturbed = gumbel_max(processed, every, ranks)
+            sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
+            found = [sound, are_finite]
+        found = [best.flatten(), perturbed.view(torch.int32).flatten(), *found]
+        if asked.size:
+            found.append(asked.found(logits, processed, best[:, 0]))
+    numbers = torch.cat(found)
+    arriving = numbers.to("cpu", non_blocking=True)  # into pinned memory
+    arrival = mark(logits.device)
+    return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, arrival, asked)
+
+
+def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the banned tokens that follow where a grammar allows only few."""
+    return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
+
+
+def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Those that choose tokens on a GPU, so that no step waits for it. dtype: of the model's logits."""
+    if device.type == "cuda" and _HAS_TRITON:
+        from outrider.engine.kernels.choice import compile_choice
+
+        compile_choice(vocab_size, dtype, device)
+
+
+def _has_kernels(logits: torch.Tensor) -> bool:
+    return logits.is_cuda and _HAS_TRITON
+
+
+def _choose_on_device(
+    logits: torch.Tensor, rows: list[Row], packed: PackedRows, ranks: int
+) -> "DeviceChoice":
+    from outrider.engine.kernels.choice import choose_on_device
+
+    others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
+    adjusted = [row for row in rows if not row.needs_no_text]
+    if not any(setting.applies(row) for setting in others for row in adjusted):
+        return choose_on_device(logits, packed, ranks, _packed_masks(rows, logits))
+    processed = process(logits, rows, TOKEN_ADJUSTMENTS)
+    choice = choose_on_device(processed, packed, ranks)
+    return replace(choice, are_sound=choice.are_sound & _are_sound(logits))
+
+
+def _packed_masks(rows: list[Row], logits: torch.Tensor) -> torch.Tensor | None:
+    """int32 [num_rows, ceil(vocab_size / 32)], as the kernels take it; None where no row has a grammar."""
+    if not any(GRAMMAR.applies(row) for row in rows):
+        return None
+    size = len(rows), -(-logits.shape[1] // 32)
+    masks = torch.empty(size, dtype=torch.int32, pin_memory=logits.is_cuda)
+    for mask, row in zip(masks.numpy(), rows, strict=True):
+        mask[:] = -1 if row.mask is None else row.mask
+    return masks.to(logits.device, non_blocking=True)
+
+
+def _are_sound(logits: torch.Tensor) -> torch.Tensor:
+    """bool [num_rows]: the largest logit is a finite number.
+
+    That is so unless a logit is NaN or positive infinity, or all are negative infinity.
+    """
+    return logits.amax(dim=1).isfinite()

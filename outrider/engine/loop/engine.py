@@ -1,0 +1,312 @@
+"""One model and the sequences it works on: continuous batching over a paged cache."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from msgspec import structs
+
+from outrider.decoding.grammar import GrammarError
+from outrider.decoding.settings import Sampling
+from outrider.engine.choosing.sampler import Choices
+from outrider.engine.draft_ahead.draft_ahead import DraftAhead
+from outrider.engine.drafters.beside_target import BesideTarget, beside_target
+from outrider.engine.errors import CacheTooSmallError
+from outrider.engine.forward.batch import Item
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.loop.blame import BlamedError, blaming, reason_of
+from outrider.engine.loop.drafting_beside import DraftingBeside
+from outrider.engine.loop.grammars import Grammars
+from outrider.engine.loop.runner import Launched, ModelRunner, Outcome, Runner
+from outrider.engine.loop.step_timings import StepTimings
+from outrider.engine.loop.validation import check_sampling, check_work
+from outrider.engine.loop.work_queue import WorkQueue
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.scheduling.batch_delay import BatchDelay
+from outrider.engine.scheduling.scheduler import Scheduler, Selected
+from outrider.engine.sequence import Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.task import Task
+from outrider.engine.tasks.verify import VerifyTask
+from outrider.engine.work import Failed, Load, Propose, Result, Verified, Work
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Target or draft: one model, on one device or as rank 0 of several. One thread makes it and drives it.
+
+    ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
+    work at a time: a new one voids the old.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        beside: BesideTarget | None = None,
+        grammars: Grammars | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """
+        Args:
+            runner: the model; see ``from_settings`` for one of a checkpoint.
+            beside: the drafter that stands beside this target.
+            grammars: of the model's vocabulary; None: none is taken.
+            clock: in seconds.
+        """
+        self.runner = runner
+        self.settings = runner.settings
+        self.vocab_size = runner.vocab_size
+        self._cache = runner.cache
+        self.max_length = min(runner.context_length, self._cache.capacity)  # tokens of the longest sequence
+        self._clock = clock
+        self._scheduler = Scheduler(self.settings, self._cache)
+        self._batch_delay = BatchDelay(clock)
+        self._sequences: dict[int, Sequence] = {}  # by number, oldest first
+        self._draft_ahead = DraftAhead(self.settings.draft_ahead, runner.mask_token)
+        self._queue = WorkQueue(
+            self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
+        )
+        self._beside = None if beside is None else DraftingBeside(beside, clock)
+        self._launched: Launched | None = None  # the step that comes next, where it is under way already
+        self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
+        self._opened = 0
+
+    @classmethod
+    def from_settings(cls, settings: EngineSettings, group: RankGroup | None = None) -> "Engine":
+        """The engine of a checkpoint.
+
+        group: this process is its rank 0; where ``settings.tensor_parallel`` is more than 1.
+
+        Raises:
+            UnsupportedModelError: the checkpoint cannot run here, with the reason.
+            CacheTooSmallError: the memory budget buys no block.
+        """
+        beside = beside_target(settings)
+        runner = ModelRunner(ForwardPass(settings, group, beside), group)
+        return cls(runner, beside, _grammars_of(runner))
+
+    def open(
+        self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
+    ) -> Sequence:
+        """A sequence without tokens; it takes up cache once work is submitted for it.
+
+        number: by which work names it, above those of all that were opened before; None: the next one.
+
+        Raises:
+            ValueError: the sampling settings do not suit this model's vocabulary.
+        """
+        eos = frozenset[int]() if sampling.ignore_eos else self.runner.end_token_ids
+        ends = eos.union(sampling.stop_token_ids)
+        check_sampling(sampling, self.vocab_size, ends)
+        limit = min(prompt_length + sampling.max_tokens, self.runner.context_length)
+        number = self._opened if number is None else number
+        sequence = Sequence(number, prompt_length, noise_key, sampling, ends, limit, self._clock)
+        self._grammars.begin(sequence)
+        sequence.acceptance_rate = self._draft_ahead.acceptance_rate
+        self._opened = number + 1
+        self._sequences[sequence.number] = sequence
+        return sequence
+
+    def sequence(self, number: int) -> Sequence:
+        """That is open. Raises KeyError."""
+        return self._sequences[number]
+
+    def close(self, sequence: Sequence) -> None:
+        """Voids its work and frees its cache. Closing twice does nothing more."""
+        if self._sequences.pop(sequence.number, None) is not None:
+            self._batch_delay.left(sequence)
+            self._grammars.forget(sequence)
+            self._queue.void(sequence)
+            self._cache.release(sequence)
+            if not self._queue.tasks:
+                self._launched = None
+            if self._beside is not None:
+                self._beside.forget(sequence)
+
+    def fail(self, sequence: Sequence, error: BaseException) -> Failed:
+        """Closes a sequence that cannot go on, and says so."""
+        logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
+        self._cache.discard(sequence)
+        self.close(sequence)
+        return Failed(sequence.number, reason_of(error), isinstance(error, GrammarError))
+
+    def warm_up(self) -> None:
+        """Starts what only some requests need, so that the first of them does not wait. Returns at once."""
+        self._grammars.warm_up()
+
+    def shut_down(self) -> None:
+        """After the last step: lets the other ranks of its group go."""
+        self._grammars.shut_down()
+        self.runner.shut_down()
+
+    @property
+    def load_timings(self) -> LoadTimings:
+        """Where the time of loading went."""
+        return self.runner.load_timings
+
+    @property
+    def slow_because(self) -> tuple[str, ...]:
+        """Why steps on its GPU are slower than they could be: a sentence for each thing. Empty on a CPU."""
+        return self.runner.slow_because
+
+    @property
+    def promise(self) -> str:
+        """How far the same seed gives the same text, in one line."""
+        return self.runner.promise
+
+    @property
+    def last_step(self) -> StepTimings | None:
+        """Where the time of the newest step went."""
+        return self.runner.last_step
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue.tasks or self._queue.ready or self._draft_ahead.unfinished)
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has taken."""
+        return self.runner.free_memory()
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        running = sum(bool(task.sequence.blocks) for task in self._queue.tasks.values())
+        pool = self._cache.pool
+        return Load(
+            decoding=sum(
+                bool(sequence.blocks) and len(sequence.tokens) > sequence.prompt_length
+                for sequence in self._sequences.values()
+            ),
+            running=running,
+            waiting=len(self._queue.tasks) - running,
+            free_blocks=pool.available,
+            total_blocks=pool.num_blocks,
+            no_drafts_because="" if self._beside is None else self._beside.no_drafts_because,
+        )
+
+    def patience(self) -> float:
+        """Seconds that the next step should wait for sequences between two rounds; 0: none."""
+        tasks = self._queue.tasks.values()
+        if self._queue.ready or not all(isinstance(task, VerifyTask) for task in tasks):
+            return 0.0  # who decodes freely would lose what the others gain
+        return self._batch_delay.patience([task.num_tokens for task in tasks])
+
+    def submit(self, work: Work, arrived: float | None = None) -> None:
+        """Takes on work for an open sequence.
+
+        arrived: when it was asked for, by the engine's clock; None: now. Timings count from there.
+
+        Raises:
+            ValueError: the work contradicts its sequence; the message says how.
+            CacheTooSmallError: the sequence may outgrow the whole cache. (A Propose gets an empty Draft.)
+        """
+        sequence = self._sequences.get(work.sequence)
+        if sequence is None:
+            raise ValueError(f"sequence {work.sequence} is closed: open another")
+        check_work(sequence, work, self.vocab_size)
+        if not isinstance(work, Propose) and not self._queue.fits(sequence.limit):
+            raise CacheTooSmallError(
+                f"{sequence.limit} tokens of prompt and output do not fit into the cache, which holds "
+                f"{self._cache.capacity}"
+            )
+        self._queue.submit(sequence, work, self._clock() if arrived is None else arrived)
+
+    @torch.inference_mode()
+    def step(self) -> list[Result]:
+        """One forward pass over everything that may take part; returns what it completed.
+
+        A sequence with which the pass raises, or whose numbers are not finite, fails alone: the others go on.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+        if self._queue.ready:
+            results, self._queue.ready = self._queue.ready, []
+            return results
+        if uncompiled := self._grammars.take():
+            return [self.fail(sequence, error) for sequence, error in uncompiled]
+        try:
+            selected = self._select()
+        except BlamedError as blamed:
+            return [self.fail(blamed.sequence, blamed.__cause__ or blamed)]
+        if not selected:
+            self._grammars.wait()
+            return []
+        foresees = self.runner.launches_early
+        following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
+        outcome = self.runner.run(selected, self._launched, following)
+        self._launched = outcome.next_step
+        self._observe(outcome)
+        results = self._take(outcome.chosen)
+        if self._beside is not None:
+            results = self._continued(outcome.chosen, self._beside.stepped(outcome.chosen, results))
+        self._batch_delay.answered(
+            self._sequences[result.sequence]
+            for result in results
+            if isinstance(result, Verified)
+            and result.finish is None
+            and result.sequence not in self._queue.tasks
+        )
+        return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
+
+    def _observe(self, outcome: Outcome) -> None:
+        for step, tasks in outcome.passes:
+            if any(isinstance(task, VerifyTask) for task in tasks):
+                self._batch_delay.stepped(step)
+
+    def _select(self) -> Selected:
+        """Who takes part: who does in the step under way, or all that is waited for, or what is prepared."""
+        if self._launched is not None:
+            if selected := self._scheduler.still_wanted(self._launched.tasks, self._queue.tasks):
+                return selected
+            self._launched = None
+        if tasks := self._grammars.ready(self._queue.tasks):
+            return self._scheduler.select(tasks, self._sequences)
+        selected = self._scheduler.select_idle(self._draft_ahead.unfinished)
+        if not selected:
+            self._draft_ahead.unfinished.clear()  # there is no cache to spare
+        return selected
+
+    def _take(self, chosen: list[tuple[Task, Item, Choices]]) -> list[Result]:
+        """What the pieces of work make of their tokens; begins with what comes after those that are done."""
+        results: list[Result] = []
+        for task, item, choices in chosen:
+            try:
+                with blaming(item.sequence):
+                    results += self._advance(task, item, choices)
+            except BlamedError as blamed:
+                results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
+        return results
+
+    def _continued(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
+        """The results, after which the Drafts that come with them are verified where they may be."""
+        verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, VerifyTask)}
+        return [
+            structs.replace(result, continues=self._queue.goes_on(verified[result.sequence], result.draft))
+            if isinstance(result, Verified) and result.draft is not None
+            else result
+            for result in results
+        ]
+
+    def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:
+        sequence = item.sequence
+        results: list[Result] = []
+        sequence.cached += item.num_committed
+        if sequence.cached == len(sequence.tokens):
+            sequence.pending = task.tree()
+            results = task.take(choices, self._cache)
+        elif item.num_logits:
+            results = task.take(choices, self._cache)  # of a part of its prompt
+        self._cache.publish(sequence)
+        if not all(choices.are_sound):  # of what was drafted: nobody is to read it again
+            self._cache.roll_back(sequence, sequence.cached)
+            self._cache.clear(sequence, sequence.cached)
+        if task.done:
+            self._queue.finish(task)
+        return results
+
+
+def _grammars_of(runner: ModelRunner) -> Grammars:
+    return Grammars.of_checkpoint(runner.settings.model, runner.vocab_size, runner.end_token_ids)

@@ -1,0 +1,366 @@
+"""Runs a step's forward pass and chooses its tokens; where it cannot, finds the sequence that is to blame."""
+
+import logging
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.row import Row
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choosing.choice_input import ChoiceInput, PackedRows
+from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
+from outrider.engine.drafters.beside_target import feed_of
+from outrider.engine.forward.batch import Item
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.paged_input import NO_TAIL
+from outrider.engine.loading.context import context_length
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.loading.weights import end_of_sequence, mask_token
+from outrider.engine.loop.blame import NotFiniteError, is_out_of_memory, says_broken
+from outrider.engine.loop.device_time import Mark, mark, seconds_between, wait_for
+from outrider.engine.loop.step_timings import Path, StepTimings
+from outrider.engine.parallel.rank_group import RankGroup, together
+from outrider.engine.planning.memory import empty_cache, free_memory
+from outrider.engine.scheduling.scheduler import Selected
+from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.step_input import Feed, StepInput
+from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.tasks.task import Task
+from outrider.pace.cost_model import Step, StepSize
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass that a device was given."""
+
+    output: ForwardOutput
+    rows: PackedRows | None  # that choose; None where it could not take their numbers along
+    num_tokens: int
+    path: Path
+    built: float  # when it was packed, by the host's clock
+    begun: Mark
+    ended: Mark
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that a device was given."""
+
+    tasks: Items[Task]
+    forward: Pass
+    choosing: Choosing
+    begun: float  # when its building was, by the host's clock
+    before: Mark | None = None  # of one launched early: the end of the step before
+
+    def with_own_states(self) -> "Launched":
+        """With a copy of those that a graph's next replay would write over before they are read."""
+        output = self.forward.output
+        if output.hidden is None or self.forward.path != "graph":
+            return self
+        return replace(self, forward=replace(self.forward, output=output.with_own_states()))
+
+    def timings(self, now: float) -> StepTimings:
+        """Of one that is over. Launched early, it begins with the end of the one before."""
+        forward = seconds_between(self.forward.begun, self.forward.ended)
+        if self.before is None:
+            build, total = self.forward.built - self.begun, now - self.begun
+        else:
+            build = seconds_between(self.before, self.forward.begun)  # the device had to wait for it
+            total = seconds_between(self.before, self.choosing.arrival)
+        sample = total - build - forward  # choosing tokens has waited for the device
+        return StepTimings(
+            build, forward, sample, total, len(self.tasks), self.forward.num_tokens, self.forward.path
+        )
+
+
+@dataclass
+class Outcome:
+    """What came of a step."""
+
+    chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
+    blamed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # they cannot go on
+    passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
+    next_step: Launched | None = None  # where it is under way already
+
+    def with_own_memory(self) -> "Outcome":
+        """For another pass to come: a graph's next replay writes over what it gave."""
+        chosen = [(task, item, choices.with_own_memory()) for task, item, choices in self.chosen]
+        return replace(self, chosen=chosen)
+
+    def add(self, other: "Outcome") -> None:
+        self.chosen += other.chosen
+        self.blamed += other.blamed
+        self.passes += other.passes
+
+
+class Runner(Protocol):
+    """A model over its cache, as the engine uses it."""
+
+    settings: EngineSettings  # those in force
+    cache: PagedCache
+    load_timings: LoadTimings
+    slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
+    promise: str  # how far the same seed gives the same text
+    last_step: StepTimings | None
+    vocab_size: int
+    context_length: int  # tokens
+    end_token_ids: frozenset[int]
+    mask_token: int | None  # of a model that drafts several tokens in one pass
+    launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
+
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+    ) -> Outcome:
+        """Feeds the items and chooses tokens.
+
+        Args:
+            launched: the step, where it was launched early. Others may have taken part in it.
+            following: who takes part in the step after this one, which is launched early.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has taken."""
+
+    def shut_down(self) -> None:
+        """After the last step: lets the other ranks of its group go."""
+
+
+class ModelRunner:
+    """Passes over the model, one a step; several where a sequence has to be found that is to blame."""
+
+    def __init__(self, forward: ForwardPass, group: RankGroup | None) -> None:
+        """group: this process is its rank 0; None where there is but one."""
+        self._forward = forward
+        self._group = group
+        self._steps = 0
+        self.model = forward.model
+        self.settings = forward.settings
+        self.cache = forward.cache
+        self.load_timings = forward.load_timings
+        self.slow_because = forward.slow_because
+        self.promise = forward.promise
+        self.last_step: StepTimings | None = None
+        self.vocab_size: int = self.model.config.get_text_config().vocab_size
+        self.context_length = context_length(self.model)
+        self.end_token_ids = end_of_sequence(self.model, forward.settings.model)
+        self.mask_token = mask_token(self.model.config)
+        self.launches_early = forward.is_asynchronous and not self.settings.shortest_step_s
+        with self.load_timings.timed("graphs"):
+            compile_kernels(self.vocab_size, self._forward.dtype, self._forward.device)
+
+    def free_memory(self) -> int:
+        """As of its device, bytes."""
+        return free_memory(self._forward.device)
+
+    def shut_down(self) -> None:
+        """Dismisses the other ranks, once the step under way is over: in it they exchange with this one."""
+        if self._group is not None:
+            wait_for(mark(self._forward.device))
+            self._group.dismiss()
+
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+    ) -> Outcome:
+        """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+        try:
+            launched, next_step = launched or self._launch(selected), None
+            if following:
+                launched = launched.with_own_states()
+                next_step = self._launch_early(launched, following)
+            step, choices, are_finite = self._finish(launched, selected)
+        except Exception as error:
+            outcome, parts = Outcome(), _parts(selected)
+            if is_out_of_memory(error) and parts:
+                logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
+                empty_cache(self._forward.device)
+            elif says_broken(error):
+                raise
+            elif len(selected) == 1:
+                return Outcome(blamed=[(selected[0][1].sequence, error)])
+            for part in parts:
+                outcome.add(self.run(part).with_own_memory())
+            return outcome
+        outcome = Outcome(passes=[(step, [task for task, _ in selected])])
+        outcome.add(self._without_doubtful(selected, choices, are_finite))
+        if len(outcome.passes) == 1:  # else it may have been fed other tokens than those of the second try
+            outcome.next_step = next_step
+        return outcome
+
+    def _without_doubtful(
+        self, selected: Selected, choices: list[Choices], are_finite: list[bool]
+    ) -> Outcome:
+        """Those whose numbers are not finite run once more: alone, since another may have spoilt them, and
+        then without their Draft, whose tokens may have.
+
+        are_finite: per token that was fed.
+        """
+        outcome, first = Outcome(), 0
+        doubtful: list[tuple[Task, Item]] = []
+        for (task, item), chosen in zip(selected, choices, strict=True):
+            fed, first = are_finite[first : first + len(item.tokens)], first + len(item.tokens)
+            if all(fed[: item.num_committed]) and all(chosen.are_sound[:1]):
+                outcome.chosen.append((task, item, chosen.limited(fed)))
+            else:
+                doubtful.append((task, item))
+        if doubtful:
+            outcome = outcome.with_own_memory()
+        for task, item in doubtful:
+            if len(selected) > 1:
+                outcome.add(self.run([(task, item)]).with_own_memory())
+            elif task.give_up_draft():
+                outcome.add(self.run([(task, self._committed_part(task, item))]))
+            else:
+                outcome.blamed.append((item.sequence, NotFiniteError()))
+        return outcome
+
+    def _launch(self, selected: Selected) -> Launched:
+        begun, items = time.perf_counter(), [item for _, item in selected]
+        tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
+        drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
+        counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
+        forward = self._pass(feeds, self._choice_input(feeds, tasks, counts, drafts))
+        rows = [task.rows() if item.num_logits else [] for task, item in selected]
+        logits = forward.output.logits
+        ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
+        of_rows = _Own(items, rows).choosing(logits)
+        choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
+        return Launched(tasks, forward, choosing, begun)
+
+    def _launch_early(self, before: Launched, tasks: Items[GenerateTask]) -> Launched | None:
+        """The step after, which feeds what that one chooses; None where it fails, which costs time alone."""
+        try:
+            return self._launch_after(before, tasks)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.launches_early = False
+                logger.warning("out of memory for two steps at once: from now on each waits for the last")
+                return None
+            if says_broken(error):
+                raise
+            logger.warning("a step could not be launched early: %r", error, exc_info=error)
+            return None
+
+    def _launch_after(self, before: Launched, tasks: Items[GenerateTask]) -> Launched:
+        begun, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
+        feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
+        choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))
+        forward = self._pass(feeds, choice, before.choosing.tokens)
+        output, next_rows = forward.output, [[task.next_row()] for task in tasks]
+        choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=forward.rows)
+        return Launched(tasks, forward, choosing, begun, before.choosing.arrival)
+
+    def _choice_input(
+        self, feeds: list[Feed], tasks: Items[Task], counts: list[int], drafts: list[Draft]
+    ) -> ChoiceInput | None:
+        """For the kernels that choose tokens, where there are some. Arguments as of ChoiceInput.of_feeds."""
+        if not self._forward.is_asynchronous:
+            return None
+        return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
+
+    def _pass(
+        self, feeds: list[Feed], choice: ChoiceInput | None, chosen: torch.Tensor | None = None
+    ) -> Pass:
+        """chosen: as feed_chosen takes it."""
+        fed = StepInput(*self.cache.take_changes(), feeds)
+        with together(self._group, fed, chosen):
+            batch = self._forward.prepare(fed, NO_TAIL if choice is None else choice.numbers.ravel())
+            built = time.perf_counter()
+            begun = mark(self._forward.device)
+            output = self._forward.run(batch, chosen)
+        rows = None if choice is None or batch.tail is None else choice.at(batch.tail)
+        return Pass(output, rows, batch.num_tokens, batch.path, built, begun, mark(self._forward.device))
+
+    def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
+        """What it chose for each of these; and per token that they fed, whether its cache is finite."""
+        choices, are_finite = launched.choosing.wait()
+        items, output = [item for _, item in selected], launched.forward.output
+        # Of a step that was launched early some may have ended since; there each feeds a token.
+        is_whole = len(selected) == len(launched.tasks)
+        if output.hidden is not None:
+            fed = [len(item.tokens) for item in items] if is_whole else [1] * len(launched.tasks)
+            of_each = output.hidden.split_with_sizes(fed)
+            choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
+        if not is_whole:
+            places = {task: place for place, task in enumerate(launched.tasks)}
+            kept = [places[task] for task, _ in selected]
+            choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
+        choices = _Own(items, [one.rows for one in choices]).with_logits(choices, output.logits)
+        shortest = self.settings.shortest_step_s
+        if shortest:
+            time.sleep(max(launched.begun + shortest - time.perf_counter(), 0.0))
+        now = time.perf_counter()
+        self.last_step = timings = launched.timings(now)
+        self._steps += 1
+        step = Step(self._steps, size_of(items, self.settings.block_size), timings.total)
+        for task, _ in selected:
+            task.took_part(now - timings.total, timings.forward, timings.sample, step)
+        return step, choices, are_finite
+
+    def _committed_part(self, task: Task, item: Item) -> Item:
+        sequence, count = item.sequence, item.num_committed
+        self.cache.clear(sequence, sequence.cached + count)
+        return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
+
+
+def size_of(items: Items[Item], block_size: int) -> StepSize:
+    """How much a step does that feeds these; more than a block of committed tokens is a part of a prompt."""
+    prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
+    return StepSize(
+        sequences=len(items),
+        tokens=sum(len(item.tokens) for item in items) - prompts,
+        prompt_tokens=prompts,
+        context_tokens=sum(len(item.sequence.tokens) for item in items),
+    )
+
+
+def _parts(selected: Selected) -> list[Selected]:
+    """Less at a time: half of the sequences, or of one sequence's prompt, the rest of which comes later."""
+    if len(selected) > 1:
+        middle = len(selected) // 2
+        return [selected[:middle], selected[middle:]]
+    ((task, item),) = selected
+    half = item.num_committed // 2
+    if not half:
+        return []
+    return [[(task, Item(item.sequence, item.tokens[:half], half, task.rows_of_part(half), None))]]
+
+
+class _Own:
+    """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
+
+    def __init__(self, items: Items[Item], rows: Items[list[Row]]) -> None:
+        """rows: that choose, of each item."""
+        self._counts = [item.num_logits for item in items]
+        self._choose = [bool(part) for part in rows]
+        self._all = all(
+            chooses or not count for count, chooses in zip(self._counts, self._choose, strict=True)
+        )
+
+    def choosing(self, rows: torch.Tensor) -> torch.Tensor:
+        """[num_rows, ...] the part of them that chooses."""
+        if self._all:
+            return rows
+        parts = zip(rows.split_with_sizes(self._counts), self._choose, strict=True)
+        return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
+
+    def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
+        """Those that choose nothing get their own rows."""
+        if self._all:
+            return choices
+        parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)
+        return [one if chooses else replace(one, logits=part) for one, part, chooses in parts]

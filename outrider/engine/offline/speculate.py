@@ -1,0 +1,119 @@
+"""Draft-then-verify for many requests in one process: what the service does, without the service."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import outrider.engine.sequence
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.loop.engine import Engine
+from outrider.engine.work import Generate, Generated, Verified, Verify
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate from."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    noise_key: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """What came of a request."""
+
+    tokens: tuple[int, ...]
+    finish: str | None  # "stop" or "length"
+    drafted: int  # tokens verified by the target, chains and branches
+    accepted: int
+    target_passes: int  # steps of the target that gave it tokens
+
+
+def generate(
+    target: Engine, drafter: Drafter | None, requests: Sequence[Request], depth: int, leaves: int = 0
+) -> list[Output]:
+    """Answers all requests at once: with rounds of a fixed depth, or by plain decoding without a drafter."""
+    if drafter is None:
+        return _plain(target, requests)
+    runs = [_open(target, request) for request in requests]
+    while active := [run for run in runs if run.finish is None]:
+        drafts = drafter.propose(
+            [Asked(run.generation, depth, leaves, run.generation.round) for run in active]
+        )
+        _verify(target, active, drafts)
+    for run in runs:
+        drafter.forget(run.generation)
+        target.close(run.sequence)
+    return [run.output() for run in runs]
+
+
+@dataclass(eq=False)
+class Generation:
+    """The text of a request under way; ``tokens`` are the committed ones, prompt included."""
+
+    prompt_length: int
+    noise_key: int
+    sampling: Sampling
+    tokens: list[int]
+    round: int = 0
+
+
+@dataclass
+class _Run:
+    """A request under way."""
+
+    generation: Generation
+    sequence: outrider.engine.sequence.Sequence
+    finish: str | None = None
+    drafted: int = 0
+    accepted: int = 0
+
+    def output(self) -> Output:
+        tokens = tuple(self.generation.tokens[self.generation.prompt_length :])
+        return Output(tokens, self.finish, self.drafted, self.accepted, self.generation.round)
+
+
+def _open(target: Engine, request: Request) -> _Run:
+    length = len(request.prompt)
+    return _Run(
+        Generation(length, request.noise_key, request.sampling, list(request.prompt)),
+        target.open(length, request.noise_key, request.sampling),
+    )
+
+
+def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> None:
+    """One round of every run."""
+    of_sequence = {run.sequence.number: run for run in runs}
+    for run, draft in zip(runs, drafts, strict=True):
+        base = len(run.sequence.tokens)
+        tokens = tuple(run.generation.tokens[base:])
+        target.submit(Verify(run.sequence.number, base, tokens, draft, run.generation.round))
+        run.drafted += len(draft)
+    while target.has_work:
+        for result in target.step():
+            if isinstance(result, Verified):
+                run = of_sequence[result.sequence]
+                run.generation.tokens += result.verdict.tokens
+                run.generation.round += 1
+                run.accepted += len(result.verdict.accepted)
+                run.finish = result.finish
+
+
+def _plain(target: Engine, requests: Sequence[Request]) -> list[Output]:
+    runs = [_open(target, request) for request in requests]
+    for run, request in zip(runs, requests, strict=True):
+        target.submit(Generate(run.sequence.number, 0, request.prompt, request.sampling.max_tokens))
+    of_sequence = {run.sequence.number: run for run in runs}
+    while target.has_work:
+        for result in target.step():
+            if isinstance(result, Generated):
+                run = of_sequence[result.sequence]
+                run.generation.tokens += (*result.forced, result.token)
+                run.generation.round += 1
+                run.finish = result.finish
+    for run in runs:
+        target.close(run.sequence)
+    return [run.output() for run in runs]

@@ -1,0 +1,30 @@
+"""How far a deployment keeps the first promise, told in one line."""
+
+import pytest
+
+from outrider.engine.planning.promise import first_promise
+from outrider.engine.settings import EngineSettings
+
+
+@pytest.mark.parametrize(
+    ("invariant", "dtype", "quantized", "refusal", "told"),
+    [
+        (True, "bfloat16", False, None, "exactly, in bfloat16 with batch-invariant numerics"),
+        (True, "float16", True, None, "exactly, in float16 with batch-invariant numerics"),
+        (False, "float32", False, None, "exactly but for near-ties, in float32"),
+        (False, "float32", True, None, "up to rounding, in float32 with quantized weights: "),
+        (False, "bfloat16", False, "experts mix", "up to rounding, in bfloat16: "),
+    ],
+)
+def test_first_promise_tells_how_far_it_holds(invariant, dtype, quantized, refusal, told):
+    settings = EngineSettings(model="m", batch_invariant=invariant)
+    said = first_promise(settings, dtype, is_quantized=quantized, why_rows_mix=refusal)
+    assert said.startswith(f"same seed, same text: {told}")
+
+
+def test_first_promise_up_to_rounding_says_what_would_make_it_exact_or_why_nothing_does():
+    settings = EngineSettings(model="m")
+    said = first_promise(settings, "bfloat16", is_quantized=False, why_rows_mix=None)
+    assert said.endswith(". target.batch_invariant=true makes it exact")
+    said = first_promise(settings, "bfloat16", is_quantized=False, why_rows_mix="experts mix")
+    assert said.endswith(". target.batch_invariant=true is refused for this model: experts mix")

@@ -1,0 +1,115 @@
+"""The spans of an answer's rounds, made of the events that tell of them."""
+
+from dataclasses import replace
+
+import pytest
+from opentelemetry.trace import get_tracer
+
+from gateway.drafters.proposal import Proposal
+from gateway.loop.answer_trace import AnswerTrace
+from gateway.loop.events import (
+    Ended,
+    Forgone,
+    RoundBegan,
+    Routed,
+    SendingAhead,
+    StretchBegan,
+    TokenDecoded,
+    VerdictFell,
+)
+from gateway.loop.reasons import ROLLED_OUT, WENT_BACK
+from gateway.settings import Speculation
+from outrider.decoding.draft import Draft
+from protos import rounds_pb2
+from protos.trace_context import context_of
+from tests.fakes.spans import TRACEPARENT
+
+FIXED = Speculation(mode="fixed", depth=4)
+DRAFT = Proposal(Draft.chain([1, 2]))
+
+
+def answer_trace():
+    return AnswerTrace(get_tracer("test").start_span("a generation", context_of(TRACEPARENT)), 0, FIXED)
+
+
+def reply(*tokens, step_ms=4.0, total_ms=5.0):
+    timings = rounds_pb2.Timings(step_ns=int(step_ms * 1e6), total_ns=int(total_ms * 1e6))
+    return rounds_pb2.TargetReply(tokens=tokens, accepted=range(len(tokens) - 1), timings=timings)
+
+
+def fell(proposal, reply, continued=False, target_s=0.005):
+    return VerdictFell(proposal, reply, "fixed", continued, proposal.seconds, target_s)
+
+
+def traced():
+    """The trace of an answer that is in a round, whose target has the next Draft already."""
+    trace = answer_trace()
+    trace.on(RoundBegan("fixed", waits=True))
+    trace.on(SendingAhead(Proposal(Draft((1, 2, 3, 4), (-1, 0, 1, 1)))))
+    trace.on(fell(DRAFT, reply(1, 2, 3)))
+    return trace
+
+
+async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of(spans):
+    trace = traced()
+    trace.on(RoundBegan("fixed", continued=True))
+    assert trace.current == trace.ahead
+    trace.on(fell(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), continued=True))
+    first, second = spans.named("round")
+    assert first.start_time < second.start_time < first.end_time < second.end_time
+    assert second.attributes["outrider.tree_size"] == 4
+    assert second.attributes["outrider.depth"] == 2
+    assert second.attributes["outrider.draft_ms"] == 0.0
+
+
+async def test_the_share_of_a_new_draft_is_told_with_each_change(spans):
+    with get_tracer("test").start_as_current_span("a generation", context_of(TRACEPARENT)) as generation:
+        trace = AnswerTrace(generation, 0, FIXED)
+        trace.on(Routed("next", ROLLED_OUT, 0.125))
+        trace.on(Routed("model", WENT_BACK))
+    first, second = spans.one("a generation").events
+    assert first.attributes == {
+        "outrider.drafter": "next",
+        "outrider.reason": "rolled out",
+        "outrider.share": 0.125,
+    }
+    assert second.attributes == {"outrider.drafter": "model", "outrider.reason": "went back"}
+
+
+async def test_a_round_that_never_began_leaves_no_span(spans):
+    trace = traced()
+    trace.on(RoundBegan("fixed", waits=True))
+    trace.on(fell(DRAFT, reply(5)))
+    assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
+
+
+async def test_tokens_that_came_before_a_verdict_belong_to_its_round(spans):
+    trace = answer_trace()
+    for ends in (lambda: trace.on(fell(DRAFT, reply(2, 3))), lambda: trace.on(Ended("fixed"))):
+        trace.on(RoundBegan("fixed"))
+        trace.on(TokenDecoded(reply(1), 0.0))
+        ends()
+    assert spans.one("round").attributes["outrider.tokens"] == 3
+    assert spans.one("abandoned round").attributes["outrider.tokens"] == 1
+
+
+async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
+    """The worker has spans below it."""
+    trace = traced()
+    trace.on(Forgone("measured"))
+    trace.on(StretchBegan("measured"))
+    abandoned = spans.one("abandoned round")
+    assert abandoned.attributes["outrider.abandoned"] == "measured"
+    assert trace.ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"
+
+
+@pytest.mark.parametrize(("waits", "expected"), [(True, [6, 3 + 2, 1 + 4, 4]), (False, [0, 3, 1, 4])])
+async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
+    """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
+    proposal = replace(DRAFT, seconds=0.012, worker_s=0.010, step_s=0.006)
+    trace = answer_trace()
+    trace.on(RoundBegan("fixed", waits=waits))
+    trace.on(fell(proposal, reply(1, 2, 3), target_s=0.008))
+    said = spans.one("round").attributes
+    parts = [said[f"outrider.{part}_ms"] for part in ("draft", "wire", "wait", "target")]
+    assert parts == pytest.approx(expected)

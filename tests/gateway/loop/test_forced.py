@@ -1,0 +1,141 @@
+"""Tokens that a grammar forces are no guesses: they tell the pace and the statistics nothing of a drafter."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.api.details import round_message
+from gateway.drafters.beside_target import BesideTarget
+from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.loop.events import Events, TokenDecoded, VerdictFell
+from gateway.loop.stats import Stats
+from gateway.routing.candidates import Candidate
+from gateway.routing.paces import PaceObserver, Paces
+from gateway.routing.route import Route
+from gateway.routing.router import Kind, Router
+from gateway.sequence import Sequence
+from gateway.settings import Speculation
+from outrider.decoding.draft import Draft
+from outrider.decoding.settings import Sampling
+from outrider.drafters.registry import drafter
+from outrider.pace.controller import Pace
+from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+
+CHAIN = Proposal(Draft.chain([1, 2, 3, 4]))
+
+
+def fell(proposal: Proposal, accepted: list[int], own: int = 9, **forced: Any) -> VerdictFell:
+    tokens = [
+        *(proposal.draft.tokens[node] for node in accepted),
+        *range(100, 100 + forced.get("forced", 0)),
+        own,
+    ]
+    reply = rounds_pb2.TargetReply(accepted=accepted, tokens=tokens, **forced)
+    return VerdictFell(proposal, reply, "fixed", False, 0.0, 0.0)
+
+
+# accepted nodes, forced ones of the Draft, forced beyond it -> drafted, verified, accepted, forced
+CASES = {
+    "no grammar": ([0, 1], [], 0, (4, 3, 2, 0)),
+    "all right, two of them forced": ([0, 1, 2, 3], [1, 2], 0, (2, 2, 2, 2)),
+    "a guess after forced ones is wrong": ([0, 1], [0, 1], 0, (2, 1, 0, 2)),
+    "a forced one spelled otherwise": ([0], [1], 0, (3, 1, 1, 0)),
+    "forced ones beyond the Draft": ([0, 1, 2, 3], [], 5, (4, 4, 4, 5)),
+    "nothing but forced ones": ([0, 1, 2, 3], [0, 1, 2, 3], 2, (0, 0, 0, 6)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_forced_is_neither_drafted_nor_verified_nor_accepted(case: str) -> None:
+    accepted, nodes, beyond, expected = CASES[case]
+    event, stats = fell(CHAIN, accepted, forced_nodes=nodes, forced=beyond), Stats()
+    stats.on(event)
+    assert (stats.drafted, stats.verified, stats.accepted, stats.forced) == expected
+    assert stats.tokens == len(event.reply.tokens)
+
+
+def test_stats_of_an_end_that_was_drafted_count_it_as_verified_and_accepted() -> None:
+    """A Verdict ends there, and lists it as the target's own."""
+    stats = Stats()
+    right = fell(CHAIN, [0], own=2, finish_reason="stop")
+    stats.on(right)
+    assert (right.drafted_end, right.standing) == (1, [0, 1])
+    assert (stats.accepted, stats.verified, stats.accepted_lengths[2]) == (2, 2, 1)
+    assert stats.tokens == len(right.reply.tokens) == 2
+    wrong = fell(CHAIN, [0], own=3, finish_reason="stop")
+    stats.on(wrong)
+    assert (wrong.drafted_end, wrong.standing) == (None, [0])
+    assert (stats.accepted, stats.verified, stats.tokens) == (3, 4, 4)
+
+
+def test_drafted_end_that_a_grammar_forced_is_no_guess() -> None:
+    event = fell(CHAIN, [0], own=2, finish_reason="stop", forced_nodes=[1])
+    assert (event.drafted_end, event.accepted, event.verified) == (None, 1, 1)
+
+
+def test_round_that_ends_with_a_drafted_end_is_told_with_that_node_accepted() -> None:
+    """The page strikes out what was reached and is not accepted."""
+    event = fell(CHAIN, [0], own=2, finish_reason="stop")
+    assert list(round_message(event).accepted) == [0, 1]
+
+
+def test_forced_tokens_of_plain_decoding_are_counted() -> None:
+    stats = Stats()
+    stats.on(TokenDecoded(rounds_pb2.TargetReply(tokens=[1, 2, 3], forced=2), 0.0))
+    stats.on(fell(NO_PROPOSAL, [], forced=3))
+    assert (stats.forced, stats.tokens, stats.target_passes, stats.rounds) == (5, 7, 2, 0)
+
+
+class Observed(Pace):
+    """Notes what it is told of rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(PaceSettings())
+        self.rounds: list[tuple[int, int, int]] = []
+        self.ranks: list[tuple[str, int]] = []
+
+    def observe_rank(self, sequence: Any, rank: int) -> None:
+        self.ranks.append((sequence.drafter.name, rank))
+
+    def observe_round(self, sequence: Any, accepted: int, verified: int, depth: int, *rest: Any) -> None:
+        self.rounds.append((accepted, verified, depth))
+
+
+LEAF = Proposal(Draft((1, 2, 3, 7), (-1, 0, 1, 0)))  # 7 beside 2
+OF_PACE = {
+    "no grammar": (CHAIN, [0, 1], [], (2, 3, 4)),
+    "forced ones between guesses": (CHAIN, [0, 1, 2], [1, 2], (1, 2, 2)),
+    "a leaf instead of a guess": (LEAF, [0, 3], [], (1, 2, 3)),
+    "a leaf after a forced one": (LEAF, [0, 3], [0], (0, 1, 2)),
+    "nothing but forced ones": (CHAIN, [0, 1, 2, 3], [0, 1, 2, 3], (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("case", OF_PACE)
+def test_the_pace_learns_from_guesses_alone(case: str) -> None:
+    proposal, accepted, nodes, expected = OF_PACE[case]
+    pace = observed("model", fell(proposal, accepted, forced_nodes=nodes, forced=3))
+    assert (pace.rounds, pace.ranks) == ([expected], [])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("eagle3", [("eagle3", 1)]), ("model", [])])
+def test_the_pace_learns_what_runners_up_of_heads_would_bring(name: str, expected: list[Any]) -> None:
+    """A verdict tells it of the heads that made its Draft; of others it would tell nothing."""
+    assert observed(name, fell(CHAIN, [0], rank=1)).ranks == expected
+    assert observed(name, fell(CHAIN, [0, 1, 2, 3])).ranks == []
+
+
+def observed(name: str, event: VerdictFell) -> Observed:
+    """The pace after a Verdict on that drafter's Draft."""
+    speculation = Speculation().resolved(name, PaceSettings())
+    paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
+    sequence = Sequence((1,), Sampling(), 1)
+    candidate = Candidate(BesideTarget(sequence), paced)
+    kind = Kind(None, "coupled")
+    route = Route([candidate], Router(lambda info: True), kind, sequence, Events())
+    observer = PaceObserver(route, sequence)
+    observer.pace = pace = Observed()
+    observer.on(replace(event, proposal=replace(event.proposal, asked=candidate.name)))
+    return pace

@@ -1,0 +1,169 @@
+"""A request is not opened again for ever: targets that are lost with it are counted while no token comes."""
+
+import asyncio
+import logging
+
+import pytest
+
+from gateway.errors import DeadlineError, SequenceFailedError
+from gateway.loop import rounds
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.reasons import OF_ENGINE, OF_LOSSES
+from gateway.loop.rounds import Rounds
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
+from gateway.sequence import Sequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import Worker
+from outrider.decoding.draft import MAX_NODES
+from outrider.decoding.settings import Sampling
+from outrider.pace.settings import PaceSettings
+from protos import rounds_pb2
+from tests.fakes.conversations import Cause
+from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
+
+ANSWER = [*range(10, 60)]
+OFF = Speculation(mode="off", drafter="model")
+FIXED = Speculation.model_validate({"mode": "fixed", "depth": 2, "drafter": "model"})
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(rounds, "SHORTEST_RETRY_S", 1e-4)
+
+
+def rounds_of(fleet, speculation=OFF, deadline_s=60.0, max_losses=3) -> Rounds:
+    settings = GatewaySettings(model="m", tokenizer="t", max_losses=max_losses)
+    sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
+    deadline = asyncio.get_running_loop().time() + deadline_s
+    return RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)
+
+
+async def text(generated: Rounds) -> list[int]:
+    return [token.id async for step in generated.steps() for token in step.tokens]
+
+
+@pytest.mark.parametrize("max_losses", [1, 3])
+@pytest.mark.parametrize("speculation", [OFF, FIXED], ids=str)
+async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, speculation, max_losses):
+    target = ScriptedTarget(ANSWER, lost_at=range(100))
+    async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
+        generated = rounds_of(fleet, speculation, max_losses=max_losses)
+        with caplog.at_level(logging.ERROR), pytest.raises(SequenceFailedError) as raised:
+            await text(generated)
+    assert target.kinds().count("open") == max_losses
+    assert generated.stats.failures == {OF_LOSSES: 1}
+    assert f"{max_losses} target workers were lost with this request" in str(raised.value)
+    assert str(raised.value) in caplog.text
+
+
+@pytest.mark.parametrize(("speculation", "request_number"), [(OFF, 2), (FIXED, 2), (FIXED, 4)], ids=str)
+async def test_a_target_whose_draft_is_no_tree_is_lost(speculation, request_number):
+    """Nothing of such a reply is committed. Another target goes on."""
+    target, other = ScriptedTarget(ANSWER, malformed_at=(request_number,)), ScriptedTarget(ANSWER)
+    async with fleet_of(target, other, ScriptedDraft(ANSWER)) as fleet:
+        generated = rounds_of(fleet, speculation)
+        assert await text(generated) == ANSWER
+        suspects = [link.worker.role for link in fleet.links() if link.suspect_until > 0.0]
+    assert [worker.kinds().count("open") for worker in (target, other)] == [1, 1]
+    assert generated.stats.lost_targets == 1
+    assert suspects == ["target"]
+    assert not generated.stats.failures
+
+
+MALFORMED = {
+    "no tree": {"tokens": [1], "parents": [1]},
+    "unknown token": {"tokens": [256], "parents": [-1]},
+    "too many nodes": {"tokens": [1] * (MAX_NODES + 1), "parents": range(-1, MAX_NODES)},
+    "probabilities": {
+        "tokens": [1],
+        "parents": [-1],
+        "draft_probs": [rounds_pb2.SparseProbs(token_ids=[1], probs=[1.0])],
+    },
+}
+
+
+@pytest.mark.parametrize("draft", MALFORMED.values(), ids=MALFORMED)
+async def test_a_target_whose_draft_others_would_refuse_is_lost(draft):
+    """Otherwise the next Verify would carry it, and end the request."""
+    malformed = rounds_pb2.Draft(**draft)
+    target, other = ScriptedTarget(ANSWER, malformed_at=(2,), malformed=malformed), ScriptedTarget(ANSWER)
+    async with fleet_of(target, other) as fleet:
+        generated = rounds_of(fleet)
+        assert await text(generated) == ANSWER
+    assert [worker.kinds().count("open") for worker in (target, other)] == [1, 1]
+    assert generated.stats.lost_targets == 1
+
+
+async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
+    target = ScriptedTarget(ANSWER, malformed_at=range(100))
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(fleet, max_losses=2)
+        with pytest.raises(SequenceFailedError, match="the Draft is malformed: parents"):
+            await text(generated)
+    assert target.kinds().count("open") == 2
+    assert generated.stats.failures == {OF_LOSSES: 1}
+
+
+async def test_a_token_in_between_begins_the_count_anew():
+    """Each opening takes two requests, and plain decoding goes on after the second."""
+    target = ScriptedTarget(ANSWER, lost_at=(2, 4, 7, 9, 12, 14), step_s=1e-4)
+    target.answer = ANSWER
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(
+            fleet, Speculation.model_validate({"mode": "fixed", "depth": 2, "drafter": "ngram"})
+        )
+        assert await text(generated) == ANSWER
+    assert target.kinds().count("open") > 4
+    assert not generated.stats.failures
+
+
+async def test_a_worker_that_is_drained_does_not_count():
+    target = ScriptedTarget(ANSWER, lost_at=range(2, 20), lost_with=Cause.LEAVING)
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(fleet)
+        assert await text(generated) == ANSWER
+    assert target.kinds().count("open") == 10
+    assert not generated.stats.failures
+
+
+async def test_a_worker_that_never_took_the_sequence_does_not_count():
+    """Nobody listens there any more: the table is a second late."""
+    gone = Worker("target", "m", "127.0.0.1:1", 1, "node", 256, 2048)
+    fleet = Fleet(lambda: [gone], TRUST)
+    generated = rounds_of(fleet, deadline_s=1.0)
+    with pytest.raises(DeadlineError):
+        await text(generated)
+    assert not generated.stats.failures
+    await fleet.close()
+
+
+async def test_what_an_engine_cannot_go_on_with_fails_at_once():
+    target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.FAILED)
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(fleet)
+        with pytest.raises(SequenceFailedError, match="lost by the script"):
+            await text(generated)
+        (link,) = fleet.links()
+        assert link.suspect_until == 0.0  # the worker is well
+    assert generated.stats.failures == {OF_ENGINE: 1}
+    assert target.kinds().count("open") == 1
+
+
+@pytest.mark.parametrize("cause", [None, Cause.FAILED])
+async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, cause):
+    monkeypatch.setattr("gateway.loop.drafting.SHORTEST_PAUSE_S", 1e-4)
+    target = ScriptedTarget(ANSWER, step_s=0.01)
+    draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=cause)
+    async with fleet_of(target, draft) as fleet:
+        assert await text(rounds_of(fleet, FIXED)) == ANSWER
+    assert draft.kinds().count("open") == 3
+
+
+def test_failures_of_several_answers_add_up():
+    total, one = Stats(), Stats()
+    one.failures[OF_ENGINE] += 1
+    total.add(one)
+    total.add(one)
+    assert total.failures == {OF_ENGINE: 2}

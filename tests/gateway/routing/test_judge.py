@@ -1,0 +1,121 @@
+"""Drafters that do not draft are judged by what the target said, which is not asked about it."""
+
+import pytest
+
+from gateway.loop.events import Events
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.rounds import Rounds
+from gateway.routing.judge import Judge
+from gateway.routing.paces import Paces
+from gateway.sequence import Sequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from outrider.decoding.settings import Sampling
+from outrider.drafters.registry import Place
+from outrider.pace.settings import PaceSettings
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.patience import later
+from tests.support.routes import candidate
+
+ANSWER = [*range(1, 201)]
+STEP_S = 0.001  # of the target: a guess is there a few tokens later
+EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
+SHY = PaceSettings(exploration=0.0, probe_tokens=4)
+
+
+def rounds_of(fleet: Fleet, pace: PaceSettings, drafters: tuple[str, ...], **fields: object) -> Rounds:
+    settings = GatewaySettings(
+        model="m", tokenizer="t", drafters=drafters, drafts={"model": "model", "other": "model"}
+    )
+    paces = Paces(pace)
+    speculation = Speculation.model_validate(fields).resolved(settings.usual_drafter, pace)
+    sequence = Sequence(
+        (5, 6, 7),
+        Sampling(max_tokens=len(ANSWER), verification=speculation.verification),
+        noise_key=1,
+    )
+    return RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
+
+
+async def text(rounds: Rounds) -> list[int]:
+    return [token.id async for step in rounds.steps() for token in step.tokens]
+
+
+async def test_a_guess_counts_if_it_is_what_the_target_said() -> None:
+    target, other = ScriptedTarget(ANSWER, step_s=STEP_S), ScriptedDraft(ANSWER, name="other")
+    async with fleet_of(target, ScriptedDraft(ANSWER), other) as fleet:
+        rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
+        assert await text(rounds) == ANSWER
+    assert rounds.stats.judged["other", "right"] == rounds.stats.judged["other", "verified"] > 8
+    assert {name for name, _ in rounds.stats.drafted_by} == {"model"}
+    drafted = [list(request.verify.draft.tokens) for request in target.requests]
+    assert all(len(tokens) <= 2 for tokens in drafted)  # of the guesses it was sent none
+
+
+async def test_what_is_never_right_is_known_for_it() -> None:
+    wrong = ScriptedDraft(ANSWER, name="other", wrong=range(len(ANSWER)))
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), wrong) as fleet:
+        rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
+        assert await text(rounds) == ANSWER
+    assert rounds.stats.judged["other", "verified"] > 0 == rounds.stats.judged["other", "right"]
+
+
+async def test_to_say_nothing_is_a_wrong_guess() -> None:
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:  # no token occurs twice
+        rounds = rounds_of(fleet, SHY, ("model", "suffix"), mode="fixed", depth=2)
+        assert await text(rounds) == ANSWER
+    assert rounds.stats.judged["suffix", "verified"] > 10
+    assert rounds.stats.judged["suffix", "right"] == 0
+
+
+async def test_without_exploration_no_other_worker_is_asked() -> None:
+    other = ScriptedDraft(ANSWER, name="other")
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
+        factory_rounds = [rounds_of(fleet, SHY, ("model", "other"), mode="fixed") for _ in range(2)]
+        for rounds in factory_rounds:
+            rounds._drafting._route._router._credit = 0.0
+            assert await text(rounds) == ANSWER
+    assert other.requests == []
+
+
+async def test_under_a_ratio_rule_no_guess_is_judged() -> None:
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        rounds = rounds_of(fleet, EAGER, ("model", "ngram"), mode="fixed", depth=2, verification="rejection")
+        assert await text(rounds) == ANSWER
+    assert not rounds.stats.judged
+
+
+async def test_a_worker_that_is_lost_with_the_sequence_is_not_given_it_again() -> None:
+    other = ScriptedDraft(ANSWER, name="other", lost_at=range(100))
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
+        rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
+        assert await text(rounds) == ANSWER
+    assert other.kinds().count("open") == 1
+    assert rounds.stats.lost_drafts == 0
+
+
+async def test_who_is_judged_says_goodbye() -> None:
+    other = ScriptedDraft(ANSWER, name="other")
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
+        rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
+        await text(rounds)
+        await other.ended.wait()
+    assert other.kinds()[-1] == "close"
+
+
+async def test_between_two_guesses_the_text_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be long."""
+    looked_at = []
+
+    def since(self: Sequence, base: int) -> list[int]:
+        looked_at.append(base)
+        return []
+
+    monkeypatch.setattr(Sequence, "since", since)
+    sequence = Sequence((5, 6, 7), Sampling(), noise_key=1)
+    judge = Judge(sequence, Events(), lambda candidate: 1000)
+    judge.watch([candidate("other", Place.DRAFT_WORKER)])
+    for token in range(20):
+        sequence.generated.append(token)
+        judge.grew()
+    assert looked_at == []

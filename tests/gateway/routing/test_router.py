@@ -1,0 +1,108 @@
+"""Which drafter drafts, by what is known of each."""
+
+from typing import cast
+
+import pytest
+
+from gateway.loop.reasons import FIRST, MEASURED
+from gateway.routing import router
+from gateway.routing.router import MOST_CREDIT, Kind, Router
+from outrider.drafters.registry import Place
+from outrider.pace.controller import Pace
+from tests.support.routes import CODE, PROSE, Machine, candidate
+
+ENOUGH = 40  # guesses that make an acceptance known
+THREE = [candidate("general"), candidate("code"), candidate("suffix", Place.GATEWAY)]
+
+
+@pytest.fixture(autouse=True)
+def decides_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "DECIDED_FOR_S", 0.0)
+
+
+def told(routed: Router, kind: Kind, **rights: int) -> None:
+    """Of ENOUGH first guesses of each drafter so many were right."""
+    for name, right in rights.items():
+        for guess in range(ENOUGH):
+            routed.observe(kind, name, int(guess < right), 1)
+
+
+def choice(routed: Router, kind: Kind, machine: Machine) -> tuple[str, str]:
+    return routed.choice(kind, THREE, cast(Pace, machine))
+
+
+async def test_until_more_is_known_the_first_one_drafts() -> None:
+    routed = Router(lambda info: True)
+    assert choice(routed, CODE, Machine()) == ("general", FIRST)
+    told(routed, CODE, code=39)
+    assert choice(routed, CODE, Machine()) == ("general", FIRST)  # of the first one nothing is known yet
+    told(routed, CODE, general=20)
+    assert choice(routed, CODE, Machine(is_known=False)) == ("general", FIRST)
+    assert choice(routed, CODE, Machine()) == ("code", MEASURED)
+
+
+async def test_each_task_has_the_drafter_that_is_best_for_it() -> None:
+    routed, machine = Router(lambda info: True), Machine()
+    told(routed, CODE, general=20, code=36)
+    told(routed, PROSE, general=20, code=4)
+    assert [choice(routed, kind, machine)[0] for kind in (CODE, PROSE)] == ["code", "general"]
+
+
+async def test_a_drafter_that_costs_less_may_be_right_less_often() -> None:
+    routed = Router(lambda info: True)
+    told(routed, CODE, general=30, suffix=20)
+    assert choice(routed, CODE, Machine())[0] == "general"
+    assert choice(routed, CODE, Machine({"suffix": 1.5}))[0] == "suffix"
+
+
+async def test_no_other_is_taken_for_next_to_nothing() -> None:
+    routed = Router(lambda info: True)
+    told(routed, CODE, general=30, code=31)
+    assert choice(routed, CODE, Machine()) == ("general", MEASURED)
+
+
+async def test_a_draft_without_a_worker_is_passed_over_until_there_is_one() -> None:
+    lost = {"code"}
+    routed, machine = Router(lambda info: info.name not in lost), Machine()
+    told(routed, CODE, general=20, code=36)
+    assert choice(routed, CODE, machine)[0] == "general"
+    lost.clear()
+    assert choice(routed, CODE, machine)[0] == "code"
+    lost.add("code")
+    assert choice(routed, CODE, machine)[0] == "general"
+
+
+async def test_under_a_ratio_rule_that_is_new_what_coupled_guesses_told_decides() -> None:
+    routed, machine = Router(lambda info: True), Machine()
+    told(routed, CODE, general=20, code=36)
+    rejection = Kind("code", "rejection")
+    assert choice(routed, rejection, machine)[0] == "code"
+    told(routed, rejection, general=36, code=20)
+    assert choice(routed, rejection, machine)[0] == "general"
+
+
+def test_exploring_costs_no_more_than_its_share() -> None:
+    routed = Router(lambda info: True)
+    told(routed, CODE, code=20)
+    explored = [routed.explored(CODE, THREE[1:], 0.1) for _ in range(1000)]
+    assert all(one.name in ("code", "suffix") for those in explored for one in those)
+    assert all("suffix" in [one.name for one in those] for those in explored)  # an index costs nothing
+    costly = sum(any(one.name == "code" for one in those) for those in explored)
+    assert 100 <= costly <= 100 + MOST_CREDIT
+
+
+def test_one_that_guesses_already_is_not_given_another_sequence_at_once() -> None:
+    routed = Router(lambda info: True)
+    explored = [[one.name for one in routed.explored(CODE, THREE[1:2], 0.1)] for _ in range(10)]
+    assert explored == [["code"], *[[]] * 7, ["code"], []]
+    assert [one.name for one in routed.explored(PROSE, THREE[1:2], 0.1)] == ["code"]
+
+
+def test_all_that_are_not_known_come_first_and_then_each_in_turn() -> None:
+    routed = Router(lambda info: True)
+    others = [candidate("a"), candidate("b"), candidate("c")]
+    told(routed, CODE, a=20)
+    assert [one.name for one in routed.explored(CODE, others, 1.0)] == ["b", "c"]
+    told(routed, CODE, b=20, c=20)
+    explored = [[one.name for one in routed.explored(CODE, others, 1.0)] for _ in range(4)]
+    assert explored == [["a"], ["b"], ["c"], ["a"]]

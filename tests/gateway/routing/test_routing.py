@@ -1,0 +1,139 @@
+"""Several drafters for one sequence: the text is the same whoever drafts, and whoever takes over."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.loop import drafting
+from gateway.loop.factory import RoundsFactory
+from gateway.loop.reasons import LOST, NAMED
+from gateway.loop.rounds import Rounds
+from gateway.routing import route
+from gateway.routing.paces import Paces
+from gateway.routing.router import Router
+from gateway.sequence import Sequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
+from outrider.pace.settings import PaceSettings
+from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
+from tests.support.demo_pair import prompt_of
+from tests.support.heads import write_medusa
+from tests.support.pair import TOKENS, expected, worker_of
+from tests.support.patience import LIMIT_S, later
+from tests.support.trust import TRUST
+
+DRAFTS = {"model": "model", "copy": "model"}
+ALL = ("model", "suffix", "copy", "medusa", "ngram", "model+suffix")
+EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
+
+
+@asynccontextmanager
+async def deployment(folder: Path) -> AsyncIterator[Fleet]:
+    """The demo pair, heads beside its target, and a second draft that says what the target says."""
+    async with AsyncExitStack() as stack:
+        head = str(write_medusa(folder))
+        workers = [
+            await stack.enter_async_context(worker_of("target", 0.0, drafter="medusa", head=head)),
+            await stack.enter_async_context(worker_of("draft", 0.0, draft_ahead=8)),
+        ]
+        copy = await stack.enter_async_context(worker_of("draft", 0.0, model=str(DEMO / "target")))
+        workers.append(replace(copy, draft="copy"))
+        fleet = Fleet(lambda: workers, TRUST)
+        stack.push_async_callback(fleet.close)
+        yield fleet
+
+
+def rounds_of(fleet: Fleet, kind: str, temperature: float, speculation: Speculation) -> Rounds:
+    prompt = prompt_of(kind)
+    settings = GatewaySettings(
+        model="m",
+        tokenizer="t",
+        drafters=ALL,
+        drafts=DRAFTS,
+        beside_target="medusa",
+        propose_deadline_ms=1e3 * LIMIT_S,
+    )
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
+    sequence = Sequence(prompt, sampling, noise_key(1, 0, prompt))
+    resolved = speculation.resolved(settings.usual_drafter, EAGER)
+    return RoundsFactory(fleet, Paces(EAGER), settings).of(sequence, resolved, later(LIMIT_S))
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router changes its mind every few rounds."""
+    names = itertools.cycle(name for name in ALL for _ in range(4))
+    monkeypatch.setattr(Router, "choice", lambda *_: (next(names), "restless"))
+    monkeypatch.setattr(route, "WORTH", 4)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_the_text_is_the_same_though_drafters_change_within_a_sequence(
+    temperature: float, tmp_path: Path, restless: None
+) -> None:
+    by, kinds = set[str](), ("json", "stories")
+    texts = {kind: expected(kind, temperature) for kind in kinds}
+    async with deployment(tmp_path) as fleet:
+        for mode, kind in itertools.product(("fixed", "auto"), kinds):
+            speculation = Speculation.model_validate({"mode": mode, "depth": 3})
+            rounds = rounds_of(fleet, kind, temperature, speculation)
+            text = [token.id async for step in rounds.steps() for token in step.tokens]
+            assert text == texts[kind]
+            assert rounds.stats.tokens == len(text)
+            assert rounds.stats.routed.total() > 2
+            assert (rounds.stats.lost_drafts, rounds.stats.late_drafts) == (0, 0)
+            by |= rounds.stats.by_drafter.keys()
+    assert by >= {"model", "copy", "medusa", "suffix"}
+
+
+async def test_a_drafter_that_a_request_names_drafts_alone(tmp_path: Path) -> None:
+    right = expected("json", 0.7)
+    async with deployment(tmp_path) as fleet:
+        for name in ("copy", "medusa", "model"):
+            speculation = Speculation(mode="fixed", depth=3, drafter=name)
+            rounds = rounds_of(fleet, "json", 0.7, speculation)
+            text = [token.id async for step in rounds.steps() for token in step.tokens]
+            assert text == right
+            assert rounds.stats.by_drafter.keys() == {name}
+            assert rounds.stats.routed == {(name, NAMED): 1}
+            assert not rounds.stats.judged
+
+
+async def test_heads_are_judged_by_drafts_that_nobody_verifies(tmp_path: Path) -> None:
+    right = expected("json", 0.0)
+    async with deployment(tmp_path) as fleet:
+        rounds = rounds_of(fleet, "json", 0.0, Speculation(mode="fixed", depth=3))
+        watched = [one for one in rounds._drafting._route._candidates if one.name == "medusa"]
+        rounds._drafting._route._judge.watch(watched)
+        text = [token.id async for step in rounds.steps() for token in step.tokens]
+    assert text == right
+    assert 0 < rounds.stats.judged["medusa", "right"] <= rounds.stats.judged["medusa", "verified"]
+    assert "medusa" not in rounds.stats.by_drafter
+
+
+async def test_another_draft_goes_on_where_one_is_lost() -> None:
+    answer = [*range(1, 101)]
+    lost = ScriptedDraft(answer, lost_at=range(4, 1000))
+    other = ScriptedDraft(answer, name="copy")
+    settings = GatewaySettings(model="m", tokenizer="t", drafters=("model", "copy"), drafts=DRAFTS)
+    async with fleet_of(ScriptedTarget(answer, step_s=0.002), lost, other) as fleet:
+        sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(answer)), noise_key=1)
+        speculation = Speculation(mode="fixed", depth=2).resolved(settings.usual_drafter, PaceSettings())
+        rounds = RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
+        async for _ in rounds.steps():
+            pass
+    assert sequence.generated == answer
+    assert rounds.stats.routed["copy", LOST] == 1
+    assert rounds.stats.by_drafter["copy"]["accepted"] > 40

@@ -1,0 +1,38 @@
+"""What is foretold of a draft is what the gateway's rounds then give, with draft-ahead and over real gRPC."""
+
+import pytest
+
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.offline.speculate import Request
+from tests.support.demo_pair import engine, prompt_of
+from tests.support.pair import FIXED, TOKENS, answer, expected, pair
+from workshop.advice.answers import Answer
+from workshop.advice.judged import counted
+from workshop.advice.judging import judge_text
+
+KINDS = ("code", "json", "question_answer")
+DEPTH, NEAR = 4, 0.05
+
+
+def answer_to(kind: str, temperature: float) -> Answer:
+    prompt = prompt_of(kind)
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
+    request = Request(prompt, sampling, noise_key(1, 0, prompt))
+    return Answer(kind, request, tuple(expected(kind, temperature)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+async def test_tokens_per_pass(temperature: float) -> None:
+    assert FIXED.depth == DEPTH
+    answers = [answer_to(kind, temperature) for kind in KINDS]
+    counts = counted(judge_text(DraftModel(engine("draft")), answers, DEPTH), DEPTH)
+    tokens = passes = 0
+    async with pair(branches=12) as fleet:
+        for one in answers:
+            text, stats = await answer(fleet, one.task, temperature)
+            assert tuple(text) == one.tokens
+            tokens += len(text) - 1
+            passes += stats.target_passes - 1
+    assert counts.tokens_per_pass == pytest.approx(tokens / passes, rel=NEAR)

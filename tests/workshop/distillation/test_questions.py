@@ -1,0 +1,55 @@
+"""What is trained on and what is held out share no prompt."""
+
+import pytest
+
+from outrider.traffic.kept import Kept
+from workshop.advice.answers import Prompt
+from workshop.distillation.questions import LEAST_HELD_OUT, of_prompts, split
+from workshop.distillation.settings import DistilSettings
+
+
+def asked(task: str | None, *prompts: int) -> list[Kept]:
+    return [Kept(prompt=(prompt,), answer=(9,), temperature=1.0, task=task) for prompt in prompts]
+
+
+def test_no_prompt_is_both_trained_on_and_held_out() -> None:
+    questions = asked("chat", *([1, 2, 3, 4] * 10), *range(10, 50)) + asked("code", *range(60, 80))
+    training, held_out = split(questions, DistilSettings())
+    judged = [one.prompt for one in held_out]
+    assert len(judged) == len({*judged}) > 5
+    assert not {one.prompt for one in training} & {*judged}
+    assert {one.prompt for one in (*training, *held_out)} == {one.prompt for one in questions}
+    assert {one.task for one in held_out} == {"chat", "code"}
+
+
+def test_what_is_held_out_is_to_be_answered_anew() -> None:
+    training, held_out = split(asked(None, *range(20)), DistilSettings())
+    assert all(one.answer == () for one in held_out)
+    assert all(one.answer == (9,) for one in training)
+
+
+def test_no_more_are_held_out_than_asked_for_and_each_task_has_its_share() -> None:
+    questions = asked("many", *range(800)) + asked("few", *range(800, 800 + 2 * LEAST_HELD_OUT))
+    _, held_out = split(questions, DistilSettings(held_out=6))
+    assert sorted(one.task or "" for one in held_out) == ["few"] * 2 + ["many"] * 4
+
+
+def test_the_same_seed_divides_alike_and_another_does_not() -> None:
+    questions = asked(None, *range(100))
+    divided = [split(questions, DistilSettings(seed=seed)) for seed in (1, 1, 2)]
+    assert divided[0] == divided[1] != divided[2]
+
+
+@pytest.mark.parametrize("prompts", [[], [1], [1, 1, 1]])
+def test_too_few_different_prompts_are_refused(prompts: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"^{len(prompts)} requests with too few different prompts"):
+        split(asked("chat", *prompts), DistilSettings())
+
+
+def test_temperatures_take_turns_over_the_prompts_of_a_file() -> None:
+    prompts = [Prompt("all", (1,)), Prompt("chat", (2,)), Prompt("chat", (3,))]
+    questions = of_prompts(prompts, DistilSettings(temperatures=(0.7, 0.0), texts=2))
+    assert [(one.task, one.temperature, one.answer) for one in questions] == [
+        (None, 0.7, ()),
+        ("chat", 0.0, ()),
+    ]

@@ -1,0 +1,122 @@
+"""From prompts to a checkpoint: the commands, on a few short texts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.demo.prompts import DEMO, prompts
+from tests.support.demo_pair import prompt_of, text_of
+from tests.support.killed_training import killed_at
+from workshop.training.__main__ import main
+from workshop.training.loop import PROGRESS, UNFINISHED
+from workshop.training.text import read_text
+
+KINDS = ("json", "arithmetic")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    asked = {kind: prompts(kind, 4) for kind in KINDS}
+    (folder / "prompts.json").write_text(json.dumps(asked))
+    assert write(folder, "text.jsonl") == 0
+    return folder / "text.jsonl"
+
+
+def write(folder: Path, output: str) -> int:
+    given = ["--prompts", str(folder / "prompts.json"), "--output", str(folder / output), "--tokens", "24"]
+    given += ["--at-once", "8"]
+    return main(["text", "--target", str(DEMO / "target"), "--dtype", "float32", *given])
+
+
+def train(text: Path, output: Path, *options: str, command: str = "medusa") -> int:
+    given = ["--text", str(text), "--output", str(output), "--rows", "2", "--length", "32"]
+    given += ["--steps", "6", "--save-every", "2", "--measure-every", "3", *options]
+    return main([command, "--target", str(DEMO / "target"), *given])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "medusa_lm_head.safetensors")
+
+
+def test_a_text_is_a_prompt_and_what_the_target_answers(text: Path) -> None:
+    texts = [json.loads(line) for line in text.read_text().splitlines()]
+    asked = {prompt_of(kind, index) for kind in KINDS for index in range(4)}
+    assert {tuple(one["tokens"][: one["prompt"]]) for one in texts} == asked
+    greedy = texts[4]  # by the temperatures, which take turns
+    answer = tuple(greedy["tokens"][greedy["prompt"] :])
+    assert 0 < len(answer) <= 24
+    wanted = text_of(tuple(greedy["tokens"][: greedy["prompt"]]), 24, temperature=0.0)
+    assert answer == wanted[: len(answer)]
+
+
+def test_writing_that_was_cut_off_goes_on_where_it_was(text: Path) -> None:
+    lines = text.read_text().splitlines(keepends=True)
+    (text.parent / "again.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    assert write(text.parent, "again.jsonl") == 0
+    assert (text.parent / "again.jsonl").read_text() == "".join(lines)
+
+
+def test_held_out_texts_are_not_trained_on(text: Path) -> None:
+    texts = [json.loads(line)["tokens"] for line in text.read_text().splitlines()]
+    training, held_out = read_text(text)
+    assert held_out.tokens.tolist() == texts[0]
+    assert training.tokens.tolist() == [token for one in texts[1:] for token in one]
+
+
+def test_a_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
+    assert train(text, tmp_path / "whole") == 0
+
+    with killed_at(5):
+        train(text, tmp_path / "killed")
+    assert (tmp_path / "killed" / UNFINISHED).exists()
+    assert train(text, tmp_path / "killed", "--seed", "2") == 1  # another one's steps
+    assert train(text, tmp_path / "killed") == 0
+    assert not (tmp_path / "killed" / UNFINISHED).exists()
+    whole, killed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert any(tensor.any() for tensor in whole.values())
+    assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("eagle3", ["--layers", "2", "4", "6"]),
+        ("parallel", ["--draft", str(DEMO / "draft"), "--mask-token", "1"]),
+    ],
+)
+def test_the_loss_falls_and_the_checkpoint_has_a_card(
+    text: Path, tmp_path: Path, command: str, options: list[str]
+) -> None:
+    assert train(text, tmp_path, *options, "--steps", "24", "--measure-every", "12", command=command) == 0
+    told = [json.loads(line) for line in (tmp_path / PROGRESS).read_text().splitlines()]
+    assert [line["step"] for line in told] == [12, 24]
+    first, last = (sum(line["sum of minima"]) for line in (told[0], told[-1]))
+    assert last > 1.05 * first
+    card = (tmp_path / "README.md").read_text()
+    assert f"python -m workshop.training {command}" in card
+    assert "- steps: 24" in card
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--rows", "0"], "rows='0': Input should be greater than or equal to 1"),
+        (["--text", "nowhere.jsonl"], "text='nowhere.jsonl': Path does not point to a file"),
+        (["--target", "nowhere"], "target='nowhere': Path does not point to a directory"),
+    ],
+)
+def test_what_does_not_hold_is_refused_by_name(
+    text: Path, tmp_path: Path, option: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(text, tmp_path, *option) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_prompts_in_another_form_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts.json").write_text('["one", "two"]')
+    assert write(tmp_path, "text.jsonl") == 1
+    assert 'must be JSON of this form: {"kind": ["prompt", ...], ...}' in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Prompts from a file, and what the target says to them: the text that every candidate is judged on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
+
+EXAMPLE = '{"prompt": "...", "task": "..."}'
+UNLABELLED = "all"  # task of prompts without a label
+
+
+class PromptLine(BaseModel):
+    """A line of the file, in JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None  # of a chat, which goes through the chat template
+    task: Annotated[str, Field(min_length=1)] = UNLABELLED
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "PromptLine":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("a line has either prompt or messages")
+        return self
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Of a request: its label and its tokens."""
+
+    task: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the target said to a prompt. ``tokens`` are generated ones alone."""
+
+    task: str
+    request: Request
+    tokens: tuple[int, ...]
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.request.prompt, *self.tokens)
+
+
+def read_prompts(file: Path, tokenizer: Any) -> list[Prompt]:
+    """
+    Args:
+        file: a JSON object a line, with ``prompt`` or ``messages``, and ``task`` where it has a label.
+        tokenizer: of transformers, the target's.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not accepted; the message names it.
+    """
+    lines = [(number, line) for number, line in enumerate(file.read_text().splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{str(file)!r} holds no prompt: give a JSON object a line")
+    return [_read(f"{file}:{number}", line, tokenizer) for number, line in lines]
+
+
+def _read(place: str, line: str, tokenizer: Any) -> Prompt:
+    try:
+        given = PromptLine.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "line"
+        raise ValueError(f"{place}: {name}: {first['msg']}; {EXAMPLE} is accepted") from None
+    if given.messages is not None:
+        tokens = tokenizer.apply_chat_template(
+            given.messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    else:
+        tokens = tokenizer(given.prompt).input_ids
+    if not tokens:
+        raise ValueError(f"{place}: the prompt has no tokens")
+    return Prompt(given.task, tuple(tokens))
+
+
+def answered(
+    target: Engine, prompts: Sequence[Prompt], temperature: float, max_tokens: int, seed: int
+) -> list[Answer]:
+    """By plain decoding, all prompts at once. Prompts that leave no room for two tokens have no answer."""
+    fitting = [prompt for prompt in prompts if len(prompt.tokens) + 2 <= target.max_length]
+    requests = [
+        Request(
+            prompt.tokens,
+            Sampling(
+                temperature=temperature,
+                max_tokens=min(max_tokens, target.max_length - len(prompt.tokens)),
+                seed=seed,
+            ),
+            noise_key(seed, 0, prompt.tokens),
+        )
+        for prompt in fitting
+    ]
+    outputs = generate(target, None, requests, 0)
+    return [
+        Answer(prompt.task, request, output.tokens)
+        for prompt, request, output in zip(fitting, requests, outputs, strict=True)
+    ]
+
+
+def by_task(answers: Sequence[Answer]) -> Iterator[tuple[str, list[Answer]]]:
+    """In the order of their first prompts."""
+    for task in dict.fromkeys(answer.task for answer in answers):
+        yield task, [answer for answer in answers if answer.task == task]

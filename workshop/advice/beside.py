@@ -1,0 +1,180 @@
+"""Drafters beside the target: one pass of the target over each answer gives them the states that they read.
+
+They are given them as when serving: token by token, each before the Draft that follows it. So what a head
+keeps in its own cache is what it would have kept.
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from outrider.decoding.draft import agreed
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.drafters.beside_target import BesideTarget, Fed, beside_target
+from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.runner import Launched, ModelRunner, Outcome
+from outrider.engine.scheduling.scheduler import Selected
+from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.settings import EngineSettings
+from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.work import Verify
+from workshop.advice.answers import Answer
+from workshop.advice.judged import FIRST, Judged, Start
+from workshop.advice.judging import NOTHING
+from workshop.advice.progress import SILENT, Progress
+from workshop.advice.steps import MeasuredSteps
+
+AT_A_TIME = 8  # answers whose states are held
+
+
+class _Watched(ModelRunner):
+    """Keeps the states of committed tokens: by block, as the cache does, since sequences share blocks."""
+
+    def __init__(self, forward: ForwardPass) -> None:
+        super().__init__(forward, None)
+        self._states: dict[tuple[int, int], Tensor] = {}  # by block and place: [num_layers, hidden_size]
+
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+    ) -> Outcome:
+        outcome = super().run(selected, launched, following)
+        for _, item, choices in outcome.chosen:
+            if choices.hidden is None:
+                continue  # the drafter reads none
+            for position, state in enumerate(choices.hidden[: item.num_committed], item.sequence.cached):
+                self._states[self._slot(item.sequence, position)] = state
+        return outcome
+
+    def states(self, sequence: Sequence) -> Tensor | None:
+        """[cached, num_layers, hidden_size]"""
+        if not self._states:
+            return None
+        return torch.stack([self._states[self._slot(sequence, place)] for place in range(sequence.cached)])
+
+    def forget(self) -> None:
+        """The sequences are closed."""
+        self._states.clear()
+
+    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        block, place = divmod(position, self.settings.block_size)
+        return sequence.blocks[block], place
+
+
+class BesideJudge:
+    """A target with a drafter beside it, and how long that drafter takes."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """
+        Args:
+            settings: of the target, which name the drafter.
+
+        Raises:
+            UnsupportedModelError: the drafter does not suit the target.
+        """
+        drafter = beside_target(settings)
+        assert drafter is not None
+        self._drafter: BesideTarget = drafter
+        self._runner = _Watched(ForwardPass(settings, beside=drafter))
+        self._engine = Engine(self._runner)
+        self._taken: dict[int, list[float]] = {}  # seconds of a step of the drafter, by sequences
+
+    @torch.inference_mode()
+    def judge(self, answers: Items[Answer], depth: int, progress: Progress = SILENT) -> list[Judged]:
+        """A Draft before each token of each answer. Raises HopelessError."""
+        judged: list[Judged] = []
+        for first in range(0, len(answers), AT_A_TIME):
+            together = answers[first : first + AT_A_TIME]
+            judged += self._judged_together(
+                together, depth, partial(progress.at, len(judged), len(answers), "answers judged")
+            )
+        return judged
+
+    def _judged_together(self, answers: Items[Answer], depth: int, go_on: Callable[[], None]) -> list[Judged]:
+        """go_on: is called before each step, and may raise."""
+        runs = [_Run(answer, self._read(answer)) for answer in answers]
+        while self._engine.has_work:
+            self._engine.step()
+        for run in runs:
+            run.begin(self._runner.states(run.sequence))
+        while active := [run for run in runs if not run.has_ended]:
+            go_on()
+            if self._drafter.cache_shapes:
+                self._drafter.take_in([run.fed() for run in active])
+            asked = [run.asked(depth) for run in active]
+            begun = time.perf_counter()
+            drafts = self._drafter.propose(asked)
+            seconds = (time.perf_counter() - begun) / self._drafter.steps(depth)
+            self._taken.setdefault(len(active), []).append(seconds)
+            for run, draft in zip(active, drafts, strict=True):
+                run.take(draft.tokens)
+        for run in runs:
+            self._drafter.forget(run.sequence)
+            self._engine.close(run.sequence)
+        self._runner.forget()
+        return [run.judged for run in runs]
+
+    def _read(self, answer: Answer) -> Sequence:
+        """Has the target read all but the last token."""
+        request = answer.request
+        sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
+        self._engine.submit(Verify(sequence.number, 0, answer.text[:-1], NO_DRAFT, 0))
+        return sequence
+
+    @property
+    def steps(self) -> MeasuredSteps:
+        """Of the drafter, as the pace counts them (outrider/drafters/registry.py)."""
+        return MeasuredSteps({count: {count: median(taken)} for count, taken in self._taken.items()})
+
+
+class _Run:
+    """An answer as far as the drafter has been told of it."""
+
+    def __init__(self, answer: Answer, sequence: Sequence) -> None:
+        self._tokens = answer.tokens
+        self._text = answer.text
+        self._place = FIRST
+        self._told = 0  # positions whose states the drafter was given
+        self._starts = [NOTHING] * len(answer.tokens)
+        self.sequence = sequence
+
+    @property
+    def has_ended(self) -> bool:
+        return self._place >= len(self._tokens)
+
+    @property
+    def judged(self) -> Judged:
+        return Judged(self._tokens, tuple(self._starts))
+
+    def begin(self, states: Tensor | None) -> None:
+        """states: [num_positions, num_layers, hidden_size]; None: the drafter reads none."""
+        self._states = states
+        self._set_back()
+
+    def _set_back(self) -> None:
+        """The sequence as it is when the target has just said the token before the place."""
+        length = self.sequence.prompt_length + self._place
+        self.sequence.tokens = [*self._text[:length]]
+        self.sequence.cached = length - 1
+
+    def fed(self) -> Fed:
+        """States that the drafter was not given yet."""
+        start, self._told = self._told, self.sequence.cached
+        assert self._states is not None
+        return Fed(self.sequence, start, self._states[start : self._told])
+
+    def asked(self, depth: int) -> Asked:
+        room = self.sequence.limit - len(self.sequence.tokens) - 1
+        hidden = None if self._states is None else self._states[self.sequence.cached - 1]
+        return Asked(self.sequence, min(depth, room), 0, self._place, hidden)
+
+    def take(self, drafted: tuple[int, ...]) -> None:
+        """The Draft before the place's token; then the answer goes on by that token."""
+        self._starts[self._place] = Start(len(drafted), agreed(drafted, self._tokens[self._place :]))
+        self._place += 1
+        self._set_back()

@@ -1,0 +1,62 @@
+"""What each candidate takes of the devices, and leaves of the target's, by the memory plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cluster.plan import DeploymentPlan
+from cluster.settings import Settings
+from outrider.drafters.registry import Place
+from outrider.engine.drafters.beside_target import beside_target
+from outrider.engine.drafters.early_exit import EarlyExit
+from outrider.engine.drafters.exit_search import costs
+from outrider.engine.planning.step_costs import StepCosts
+from outrider.engine.settings import EngineSettings
+from workshop.advice.candidates import Candidate
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Bytes on each device, and steps."""
+
+    target_cache: int  # that a target could have beside the drafter; 0: not a block
+    draft: int  # that a draft worker takes; 0: there is none
+    target_steps: StepCosts
+    draft_steps: StepCosts | None  # None: guesses take no model
+
+
+def planned(candidate: Candidate, settings: Settings, memories: Mapping[str, int]) -> Planned:
+    """
+    Args:
+        settings: with the GPUs of each worker.
+        memories: bytes of each device by group of settings (cluster/devices.py).
+
+    Raises:
+        EngineError: the plan refuses the deployment.
+    """
+    deployment = DeploymentPlan(candidate.settings(settings), memories)
+    target, room = deployment.target, memories["target"]
+    taken, steps = 0, None
+    if candidate.info.place is Place.DRAFT_WORKER:
+        *beside, draft = deployment.devices[-1].parts
+        taken, steps = draft.plan.total, draft.costs()
+        room -= draft.taken if beside else 0
+    elif candidate.info.place is Place.TARGET_WORKER:
+        steps = _steps_beside(candidate.target_engine(settings), target.costs())
+    cache = target.largest_cache(min(room // target.per_device, target.allowed))
+    return Planned(cache, taken, target.costs(), steps)
+
+
+def _steps_beside(engine: EngineSettings, target: StepCosts) -> StepCosts:
+    """A head reads its weights, a part of the target its share of them; neither looks back at much."""
+    drafter = beside_target(engine)
+    assert drafter is not None
+    if isinstance(drafter, EarlyExit):
+        (share,) = costs(engine, drafter.candidates).values()
+        return replace(
+            target,
+            weight_bytes=round(share * target.weight_bytes),
+            cache_bytes_per_token=share * target.cache_bytes_per_token,
+            flops_per_token=share * target.flops_per_token,
+        )
+    per_token = 1.0 * drafter.weight_bytes  # a product and a sum for each weight of two bytes
+    return StepCosts(drafter.weight_bytes, 0.0, per_token, 0.0, kernels=0, all_reduces=0)

@@ -1,0 +1,151 @@
+"""How long a step takes: measured on an engine, or by a data sheet."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.settings import Sampling
+from outrider.engine.loop.engine import Engine
+from outrider.engine.planning.step_costs import Accelerator, StepCosts
+from outrider.engine.work import Verify
+from workshop.advice.progress import Progress
+
+PROMPT = tuple(range(10, 74))
+GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
+LONGEST_S = 20.0  # of measuring a model: after that no larger number of sequences is begun
+LEAST_TOKEN = 5  # drafted tokens are this one and the next ones: which they are takes no time
+
+
+class StepTimes(Protocol):
+    """Of one model."""
+
+    def seconds(self, sequences: float, tokens: float) -> float:
+        """Of a step over so many tokens, of so many sequences all together."""
+
+
+class Steps:
+    """Steps of one shape on the same sequences."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sequences: int,
+        tokens: int,
+        *,
+        branches: bool = False,
+        sampling: Sampling = GREEDY,
+        prompt: Sequence[int] = PROMPT,
+    ) -> None:
+        """
+        Args:
+            tokens: of each sequence: a committed one, and drafted ones in a chain.
+            branches: the drafted ones are siblings instead.
+        """
+        self._engine = engine
+        self._round = 0
+        drafted = range(LEAST_TOKEN, LEAST_TOKEN + tokens - 1)
+        self._draft = Draft((*drafted,), (ROOT,) * len(drafted)) if branches else Draft.chain(drafted)
+        self._sequences = [engine.open(len(prompt), number, sampling) for number in range(sequences)]
+        self.take(tuple(prompt))
+
+    def take(self, tokens: tuple[int, ...] = ()) -> float:
+        """Seconds of one step; the first takes the prompt in."""
+        self._round += 1
+        for sequence in self._sequences:
+            self._engine.submit(
+                Verify(sequence.number, len(sequence.tokens), tokens, self._draft, self._round)
+            )
+        while self._engine.has_work:
+            self._engine.step()
+        assert self._engine.last_step is not None
+        return self._engine.last_step.total
+
+    def close(self) -> None:
+        """Frees the sequences."""
+        for sequence in self._sequences:
+            self._engine.close(sequence)
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Straight lines between sizes that were measured."""
+
+    taken: Mapping[int, Mapping[int, float]]  # seconds by sequences, then by tokens all together
+
+    def seconds(self, sequences: float, tokens: float) -> float:
+        """Of another number of sequences it is told as if they were as many as the nearest measured."""
+        nearest = min(self.taken, key=lambda measured: abs(np.log(measured / sequences)))
+        of_sequences = self.taken[nearest]
+        sizes = sorted(of_sequences)
+        each, scale = [of_sequences[size] for size in sizes], max(sequences / nearest, 1.0)
+        return scale * float(np.interp(tokens / scale, sizes, each))
+
+    def faster(self, times: float) -> "MeasuredSteps":
+        """As if each step took that many times less."""
+        return MeasuredSteps(
+            {count: {tokens: s / times for tokens, s in of.items()} for count, of in self.taken.items()}
+        )
+
+
+@dataclass(frozen=True)
+class DataSheetSteps:
+    """As an accelerator's maker tells."""
+
+    costs: StepCosts
+    accelerator: Accelerator
+    context: float  # tokens of each sequence
+
+    def seconds(self, sequences: float, tokens: float) -> float:
+        """Its reading and computing."""
+        each = tokens / sequences
+        return self.costs.seconds(self.accelerator, sequences, each, self.context)
+
+
+def measured_steps(
+    engine: Engine,
+    batches: Sequence[int],
+    sizes: Sequence[int],
+    prompt: Sequence[int],
+    repetitions: int,
+    progress: Progress,
+) -> MeasuredSteps:
+    """Medians.
+
+    Args:
+        batches: numbers of sequences, the smallest first. Those for which the cache has no room are left
+            out, and larger ones where the smaller have taken long.
+        sizes: tokens of each sequence.
+        prompt: that each sequence looks back at.
+
+    Raises:
+        HopelessError: the time of ``progress`` is up.
+    """
+    begun = time.monotonic()
+    taken: dict[int, dict[int, float]] = {}
+    for sequences in batches:
+        if taken and not _has_room(engine, sequences, len(prompt) + (repetitions + 1) * max(sizes) + 1):
+            break
+        if time.monotonic() - begun > LONGEST_S:
+            progress.tell(
+                f"steps of {sequences} sequences and more are not measured: they take too long here"
+            )
+            break
+        of_sequences = taken[sequences] = {}
+        for tokens in sizes:
+            progress.at(len(taken) - 1, len(batches), "numbers of sequences measured")
+            steps = Steps(engine, sequences, tokens, prompt=prompt)
+            steps.take()  # warms up
+            of_sequences[sequences * tokens] = statistics.median(steps.take() for _ in range(repetitions))
+            steps.close()
+    return MeasuredSteps(taken)
+
+
+def _has_room(engine: Engine, sequences: int, length: int) -> bool:
+    """For so many of that length at once."""
+    blocks = sequences * -(-length // engine.settings.block_size)
+    return blocks <= engine.load().total_blocks and sequences <= engine.settings.max_sequences

@@ -1,0 +1,231 @@
+"""Whether two deployments say the same: the parts of a check, one after the other."""
+
+import asyncio
+import math
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workshop.checking import lm_eval
+from workshop.checking.deployment import Deployment, Text
+from workshop.checking.errors import CheckError, RefusedError
+from workshop.checking.prompts import read_prompts, read_text
+from workshop.checking.report import Distributions, KindCount, Perplexity, Report, Seeded, Side, Tasks
+from workshop.checking.settings import CheckSettings, Kind
+from workshop.checking.side_by_side import Pair, compared, near_ties_p_value
+from workshop.checking.two_sample import two_sample_test
+
+# What a request of each kind asks for.
+KINDS: dict[Kind, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "truncated": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "presence_penalty": 0.5},
+    "json": {"temperature": 1.0, "response_format": {"type": "json_object"}},
+}
+LIKELIEST = 20  # log-probabilities told at each position: as many as servers allow
+CHOICES = 16  # texts drawn by one request
+SMALLEST_P = 1e-9  # that is told as a number
+PIECE = 2000  # characters of a text that are scored by one request
+
+Progress = Callable[[str, int, int], None]  # what, how many of it are done, of how many
+T = TypeVar("T")
+
+
+async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> Report:
+    """Raises CheckError where it cannot be known."""
+    begun = time.monotonic()
+    await asyncio.gather(a.connect(), b.connect())
+    prompts = read_prompts(settings.prompts)
+    texts = prompts if settings.text is None else _pieces(read_text(settings.text))
+    both = _Both(a, b, settings, progress)
+    return Report(
+        sides=(Side(a.name, a.url, a.model, a.mode), Side(b.name, b.url, b.model, b.mode)),
+        settings=settings,
+        seeded=await both.seeded(prompts) if settings.requests else None,
+        distributions=await both.distributions(prompts) if settings.samples else None,
+        perplexity=await both.perplexity(texts),
+        tasks=await both.tasks() if settings.tasks else None,
+        seconds=time.monotonic() - begun,
+    )
+
+
+class _Both:
+    """Asks both at once, of each a few requests at a time."""
+
+    def __init__(self, a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> None:
+        self._a, self._b = a, b
+        self._settings = settings
+        self._progress = progress
+
+    async def seeded(self, prompts: Sequence[str]) -> Seeded:
+        settings = self._settings
+
+        async def pair(number: int) -> Pair:
+            kind = settings.kinds[number % len(settings.kinds)]
+            prompt = prompts[number // len(settings.kinds) % len(prompts)]
+            asked = {"max_tokens": settings.answer_tokens, "seed": settings.seed + number, **KINDS[kind]}
+            a, b = await self._of_both(lambda one: _answer(one, prompt, logprobs=LIKELIEST, **asked))
+            return compared(number, kind, a, b, settings.tolerance)
+
+        pairs = await self._all("seeded requests", [pair] * settings.requests)
+        differences = tuple(pair.difference for pair in pairs if pair.difference)
+        tokens, p_value = sum(pair.compared for pair in pairs), near_ties_p_value(pairs)
+        largest = max(pair.largest for pair in pairs)
+        clear = sum(not difference.is_near_tie for difference in differences)
+        near_ties = len(differences) - clear
+        reasons = []
+        if clear:
+            reasons.append(f"{clear} of {len(pairs)} seeded answers part where no near-tie is")
+        if p_value < settings.false_alarm:
+            reasons.append(
+                f"{near_ties} of {len(pairs)} seeded answers part at near-ties, more than rounding explains"
+                f" ({_p(p_value)})"
+            )
+        reasons += self._of_rounding(largest, "seeded answers")
+        kinds = tuple(_count(kind, pairs) for kind in dict.fromkeys(pair.kind for pair in pairs))
+        mean = sum(pair.rounding for pair in pairs) / max(tokens, 1)
+        return Seeded(kinds, tokens, mean, largest, near_ties, p_value, differences, tuple(reasons))
+
+    async def distributions(self, prompts: Sequence[str]) -> Distributions:
+        """Each request has a seed of its own, so that no two texts have to do with one another."""
+        settings = self._settings
+        prompts = prompts[: settings.sampled_prompts]
+        starts = range(0, settings.samples, CHOICES)
+        rule = {} if settings.verification == "coupled" else {"verification": settings.verification}
+
+        async def drawn(number: int) -> tuple[list[Text], list[Text]]:
+            prompt, start = prompts[number // len(starts)], starts[number % len(starts)]
+            asked = {
+                "max_tokens": settings.sampled_tokens,
+                "temperature": settings.temperature,
+                "n": min(CHOICES, settings.samples - start),
+                "logprobs": 0,
+                "speculation": rule,
+            }
+            seed = settings.seed + 2 * number
+            return await self._of_both(
+                lambda one: one.complete(prompt, seed=seed + (one is self._b), **asked)
+            )
+
+        parts = await self._all("draws", [drawn] * (len(prompts) * len(starts)))
+        samples = []
+        for first in range(0, len(parts), len(starts)):
+            of_prompt = parts[first : first + len(starts)]
+            a, b = ([text.tokens for part in of_prompt for text in part[side]] for side in (0, 1))
+            samples.append((a, b))
+        test = await asyncio.to_thread(two_sample_test, samples, settings.false_alarm, settings.seed)
+        reasons: tuple[str, ...] = ()
+        if test.p_value <= settings.false_alarm:
+            reasons = (
+                f"texts drawn at temperature {settings.temperature:g} have another distribution"
+                f" ({_p(test.p_value)})",
+            )
+        return Distributions(
+            len(prompts),
+            settings.samples,
+            settings.sampled_tokens,
+            settings.temperature,
+            settings.verification,
+            test,
+            reasons,
+        )
+
+    async def perplexity(self, texts: Sequence[str]) -> Perplexity:
+        async def scored(number: int) -> tuple[Text, Text]:
+            return await self._of_both(lambda one: one.score(texts[number]))
+
+        pairs = await self._all("scored texts", [scored] * len(texts))
+        if any(a.tokens != b.tokens for a, b in pairs):
+            reason = "a text has other tokens at A than at B"
+            return Perplexity(len(texts), 0, 0.0, 0.0, 0.0, 0.0, (reason,))
+        logprobs = [
+            both for a, b in pairs for both in zip(a.logprobs[1:], b.logprobs[1:], strict=True)
+        ]  # nothing comes before the first token that could tell its probability
+        if not logprobs:
+            raise CheckError("text: one of at least two tokens is needed")
+        moved = [abs(one - other) for one, other in logprobs]
+        a, b = (_perplexity([both[side] for both in logprobs]) for side in (0, 1))
+        reasons = self._of_rounding(max(moved), "the scored text")
+        return Perplexity(len(texts), len(moved), a, b, sum(moved) / len(moved), max(moved), tuple(reasons))
+
+    async def tasks(self) -> Tasks:
+        """One deployment after the other: lm-eval asks several requests at a time by itself."""
+        settings, metrics = self._settings, []
+        for number, task in enumerate(settings.tasks):
+            scores = []
+            for side in (self._a, self._b):
+                self._progress(f"{task} at {side.name}", number, len(settings.tasks))
+                with tempfile.TemporaryDirectory() as folder:
+                    scores.append(await lm_eval.scores(side, task, settings, Path(folder)))
+            metrics += lm_eval.compared(task, *scores)
+        self._progress("tasks", len(settings.tasks), len(settings.tasks))
+        reasons = [
+            f"{metric.task}: {metric.metric} is {metric.a:.4g} at A and {metric.b:.4g} at B"
+            f" ({_p(metric.p_value)})"
+            for metric in metrics
+            if metric.p_value <= settings.false_alarm
+        ]
+        return Tasks(tuple(metrics), tuple(reasons))
+
+    def _of_rounding(self, largest: float, where: str) -> list[str]:
+        if largest <= self._settings.tolerance:
+            return []
+        return [
+            f"log-probabilities of {where} differ by up to {largest:.2g} nats, where"
+            f" {self._settings.tolerance:g} count as rounding"
+        ]
+
+    async def _of_both(self, asked: Callable[[Deployment], Awaitable[T]]) -> tuple[T, T]:
+        return await asyncio.gather(asked(self._a), asked(self._b))
+
+    async def _all(self, what: str, jobs: Sequence[Callable[[int], Awaitable[T]]]) -> list[T]:
+        """What the jobs return, each told its number. Raises what the first to fail raises."""
+        places, done = asyncio.Semaphore(self._settings.concurrency), 0
+        self._progress(what, 0, len(jobs))
+
+        async def one(number: int) -> T:
+            nonlocal done
+            async with places:
+                result = await jobs[number](number)
+            done += 1
+            self._progress(what, done, len(jobs))
+            return result
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(one(number)) for number in range(len(jobs))]
+        except* CheckError as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in running]
+
+
+async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> Text:
+    """One, or that it is refused: where the other answers they differ."""
+    try:
+        (text,) = await deployment.complete(prompt, **asked)
+    except RefusedError as error:
+        return Text((), (), (), None, refusal=str(error))
+    return text
+
+
+def _count(kind: Kind, pairs: Sequence[Pair]) -> KindCount:
+    own = [pair for pair in pairs if pair.kind == kind]
+    return KindCount(kind, len(own), sum(pair.difference is None for pair in own))
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.1g}" if value >= SMALLEST_P else f"p < {SMALLEST_P:g}"
+
+
+def _perplexity(logprobs: Sequence[float]) -> float:
+    return math.exp(-math.fsum(logprobs) / len(logprobs))
+
+
+def _pieces(text: str) -> list[str]:
+    """Of so many characters that one request scores each."""
+    pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+    if not pieces:
+        raise CheckError("text: the file is empty")
+    return pieces

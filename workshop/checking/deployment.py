@@ -1,0 +1,112 @@
+"""One deployment as the check sees it: OpenAI's completions over HTTP."""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from workshop.checking.errors import CheckError, RefusedError
+from workshop.checking.settings import Mode
+
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+BUSY = (429, 503)  # may pass
+ATTEMPTS = 6
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # doubled from one attempt to the next
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens, generated or scored, as their deployment spells them."""
+
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...]  # [num_tokens] raw, nats; NaN for the first of a scored text
+    likeliest: tuple[Mapping[str, float], ...]  # [num_tokens] the log-probabilities told besides
+    finish_reason: str | None
+    refusal: str | None = None  # what was said instead of an answer, where one was refused
+
+
+class Deployment:
+    """Asks, and tries again where the deployment is busy."""
+
+    def __init__(self, name: str, http: httpx.AsyncClient, speculation: Mode = "auto") -> None:
+        """
+        Args:
+            name: by which errors and the report call it.
+            http: with its base URL.
+            speculation: mode that requests name, unless it is "auto", which is said by saying nothing.
+        """
+        self.name = name
+        self.url = str(http.base_url).rstrip("/")
+        self.model = ""
+        self.mode = speculation
+        self._http = http
+
+    async def connect(self) -> None:
+        """Learns the model's name. Raises CheckError."""
+        body = await self._asked("GET", MODELS)
+        try:
+            self.model = body["data"][0]["id"]
+        except (KeyError, IndexError, TypeError) as error:
+            raise CheckError(f"{self.name} ({self.url}) names no model at {MODELS}") from error
+
+    async def complete(self, prompt: str, **fields: Any) -> list[Text]:
+        """Its choices, in order. Raises CheckError."""
+        mode = {} if self.mode == "auto" else {"mode": self.mode}
+        speculation = {**fields.pop("speculation", {}), **mode}
+        asked = {"model": self.model, "prompt": prompt, **fields}
+        if speculation:
+            asked["speculation"] = speculation
+        body = await self._asked("POST", COMPLETIONS, json=asked)
+        try:
+            return [_text(choice) for choice in sorted(body["choices"], key=lambda choice: choice["index"])]
+        except (KeyError, TypeError) as error:
+            raise CheckError(
+                f"{self.name} ({self.url}) answers without log-probabilities: {error!r}"
+            ) from error
+
+    async def score(self, text: str) -> Text:
+        """The log-probabilities of the text's own tokens. Raises CheckError."""
+        (scored,) = await self.complete(text, max_tokens=0, echo=True, logprobs=0)
+        return scored
+
+    async def _asked(self, method: str, path: str, **content: Any) -> Any:
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                response = await self._http.request(method, path, **content)
+            except httpx.HTTPError as error:
+                raise CheckError(
+                    f"{self.name} ({self.url}) does not answer: {error or type(error).__name__}"
+                ) from error
+            if response.status_code not in BUSY or attempt == ATTEMPTS:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        if response.is_error:
+            raise RefusedError(
+                f"{self.name} ({self.url}) answers {response.status_code}: {_message(response)}"
+            )
+        try:
+            return response.json()
+        except ValueError as error:
+            raise CheckError(f"{self.name} ({self.url}) answers {path} with what is no JSON") from error
+
+
+def _text(choice: Mapping[str, Any]) -> Text:
+    told = choice["logprobs"]
+    return Text(
+        tokens=tuple(told["tokens"]),
+        logprobs=tuple(math.nan if value is None else value for value in told["token_logprobs"]),
+        likeliest=tuple(top or {} for top in told["top_logprobs"] or [None] * len(told["tokens"])),
+        finish_reason=choice["finish_reason"],
+    )
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]

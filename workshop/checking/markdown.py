@@ -1,0 +1,113 @@
+"""A report as Markdown: the verdict first, then each part as a table."""
+
+from collections.abc import Iterable, Sequence
+
+from workshop.checking.report import Distributions, Perplexity, Report, Seeded, Tasks
+from workshop.checking.two_sample import POWER
+
+DIFFERENCES = 10  # that are shown
+
+
+def markdown(report: Report) -> str:
+    a, b = report.sides
+    parts = [
+        f"# {'They differ' if report.differs else 'No difference found'}\n",
+        "".join(f"- {reason}\n" for reason in report.reasons),
+        _table(
+            ["", "address", "model", "speculation"],
+            [[side.name, side.url, side.model, side.speculation] for side in (a, b)],
+        ),
+        "" if report.seeded is None else _seeded(report.seeded),
+        "" if report.distributions is None else _distributions(report.distributions),
+        "" if report.perplexity is None else _perplexity(report.perplexity),
+        "" if report.tasks is None else _tasks(report.tasks),
+        f"It took {report.seconds:.0f} s, seed {report.settings.seed}.\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _seeded(part: Seeded) -> str:
+    rows = [[count.kind, str(count.requests), str(count.identical)] for count in part.kinds]
+    rows.append(["all", str(part.requests), str(part.identical)])
+    told = (
+        f"{part.tokens:,} tokens were compared. Log-probabilities of the same token differ by"
+        f" {part.mean_rounding:.2g} nats on average, {part.largest_rounding:.2g} at most."
+    )
+    differences = [
+        [
+            str(one.request),
+            one.kind,
+            str(one.position),
+            *map(_code, one.tokens),
+            *(_number(gap) for gap in one.gaps),
+            "yes" if one.is_near_tie else "no",
+        ]
+        for one in part.differences[:DIFFERENCES]
+    ]
+    header = ["request", "kind", "position", "token of A", "of B", "gap at A", "at B", "near-tie"]
+    shown = f"\nWhere answers part first:\n\n{_table(header, differences)}" if differences else ""
+    return f"## Seeded requests\n\n{_table(['kind', 'requests', 'identical'], rows)}\n{told}\n{shown}"
+
+
+def _distributions(part: Distributions) -> str:
+    test = part.test
+    told = (
+        f"{part.samples:,} texts of {part.tokens} tokens for each of {part.prompts} prompts at temperature"
+        f" {part.temperature:g}, verification `{part.verification}`: p = {test.p_value:.2g}."
+    )
+    if test.distance is not None:
+        found = (
+            f" In {POWER * 100:.0f} of 100 cases this finds a total variation distance of {test.distance:.3f}"
+            f" between next tokens (root mean square over {test.num_tables} prompts and positions)."
+        )
+        told += found
+    rows = [
+        [str(one.prompt), str(one.position), _code(one.token), str(one.a), str(one.b)]
+        for one in test.most_moved
+    ]
+    cells = _table(["prompt", "position", "token", "texts of A", "of B"], rows) if part.reasons else ""
+    return f"## Distributions\n\n{told}\n" + (f"\nWhat moved most:\n\n{cells}" if cells else "")
+
+
+def _perplexity(part: Perplexity) -> str:
+    row = [
+        f"{part.tokens:,}",
+        f"{part.a:.5g}",
+        f"{part.b:.5g}",
+        f"{part.mean_difference:.2g}",
+        f"{part.largest_difference:.2g}",
+    ]
+    header = ["tokens", "perplexity at A", "at B", "mean difference of a token, nats", "largest"]
+    return f"## Perplexity\n\n{_table(header, [row])}"
+
+
+def _tasks(part: Tasks) -> str:
+    rows = [
+        [
+            one.task,
+            one.metric,
+            str(one.documents),
+            f"{one.a:.4g}",
+            f"{one.b:.4g}",
+            str(one.a_better),
+            str(one.b_better),
+            f"{one.p_value:.2g}",
+        ]
+        for one in part.metrics
+    ]
+    header = ["task", "metric", "documents", "A", "B", "better at A", "better at B", "p"]
+    return f"## Tasks\n\n{_table(header, rows)}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _code(token: str) -> str:
+    """Any text in a cell."""
+    return "`" + repr(token).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

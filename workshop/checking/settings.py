@@ -1,0 +1,88 @@
+"""What ``outrider check`` asks of two deployments, and from when on it calls them different."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from outrider.decoding.settings import Verification
+
+Kind = Literal["greedy", "sampled", "truncated", "json"]
+Mode = Literal["auto", "fixed", "off"]
+
+
+def _separated(value: object) -> object:
+    """Names with commas between them, as a command line has them."""
+    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+
+class CheckSettings(BaseModel):
+    """Settings of ``outrider check``; each is an option of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    requests: int = Field(
+        default=200, ge=0, le=10**6, description="seeded requests that both answer; 0: none are compared"
+    )
+    answer_tokens: int = Field(default=64, ge=1, description="tokens after which such an answer ends")
+    kinds: Annotated[tuple[Kind, ...], BeforeValidator(_separated), Field(min_length=1)] = Field(
+        default=("greedy", "sampled", "truncated", "json"),
+        description="how their tokens are chosen, in turn: temperature 0; temperature 1; temperature 0.8 with"
+        " top_k, top_p and a penalty; temperature 1 in the form of a JSON object",
+    )
+    samples: int = Field(
+        default=256,
+        ge=0,
+        le=10**5,
+        description="texts that each deployment draws for each prompt, to compare distributions; 0: no test",
+    )
+    sampled_prompts: int = Field(default=8, ge=1, description="prompts of that test, the first ones")
+    sampled_tokens: int = Field(default=8, ge=1, description="tokens of each of its texts")
+    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="at which they are drawn")
+    verification: Verification = Field(
+        default="coupled", description="rule by which Drafts of these texts are verified"
+    )
+    a_speculation: Mode = Field(default="auto", description="mode of speculation that is asked of A")
+    b_speculation: Mode = Field(default="auto", description="mode of speculation that is asked of B")
+    prompts: Path | None = Field(
+        default=None,
+        description="file of prompts, on each line a JSON text, or an object with one as `prompt`;"
+        " null: those in workshop/checking/prompts.py",
+    )
+    text: Path | None = Field(
+        default=None, description="file of the text whose perplexity is compared; null: the prompts"
+    )
+    tasks: Annotated[tuple[str, ...], BeforeValidator(_separated)] = Field(
+        default=(), description="tasks that lm-eval, where it is installed, runs through both"
+    )
+    task_folder: Path | None = Field(default=None, description="where lm-eval finds tasks besides its own")
+    task_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="documents of each task; null: all",
+        json_schema_extra={"unit": "documents"},
+    )
+    tokenizer: str | None = Field(
+        default=None, description="folder or hub id of the tokenizer, which lm-eval needs"
+    )
+    tolerance: float = Field(
+        default=1e-3,
+        ge=0.0,
+        description="difference of a token's log-probability that counts as rounding: in bfloat16 about 0.2",
+        json_schema_extra={"unit": "nats"},
+    )
+    false_alarm: float = Field(
+        default=1e-3,
+        ge=5e-4,
+        le=0.5,
+        description="probability with which a test calls two deployments different that are the same",
+    )
+    seed: int = Field(default=1, ge=0, lt=2**32, description="that all seeds are made from")
+    concurrency: int = Field(
+        default=8,
+        ge=1,
+        le=1024,
+        description="requests at a time to each",
+        json_schema_extra={"unit": "requests"},
+    )
+    timeout_s: float = Field(default=120.0, gt=0.0, description="longest wait for an answer, seconds")

@@ -1,0 +1,106 @@
+"""Two answers to one seeded request: where they part, and whether rounding explains it.
+
+Under one seed both choose each token under the same noise. So where their tokens part, the log-probabilities
+of the two tokens must lie further apart at one deployment than at the other, by as much as the choice was
+clear, or the choice was not made by them. A choice that was no clearer than the tolerance is a near-tie.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workshop.checking.deployment import Text
+from workshop.checking.errors import CheckError
+from workshop.checking.settings import Kind
+
+END = "(end)"  # where one answer is over
+ANSWERED = "(answered)"  # where the other was refused
+# Flips per token and nat of rounding. Two log-probabilities move, and the margin by which the best token wins
+# has a density below 1 near 0.
+FLIPS_PER_NAT = 2.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first position at which two answers part."""
+
+    request: int
+    kind: Kind
+    position: int  # in the answer, from 0
+    tokens: tuple[str, str]  # of A and of B, or what was said instead
+    # log-probability of A's token less that of B's, at A and at B, nats; None where one was not told
+    gaps: tuple[float | None, float | None]
+    is_near_tie: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one request brought."""
+
+    request: int
+    kind: Kind
+    compared: int  # tokens before the answers part
+    rounding: float  # sum over them of the difference between their log-probabilities, nats
+    largest: float  # of these differences
+    difference: Difference | None
+
+
+def compared(request: int, kind: Kind, a: Text, b: Text, tolerance: float) -> Pair:
+    """Raises CheckError where both refuse the request."""
+    if a.refusal and b.refusal:
+        raise CheckError(f"both refuse a request of the kind {kind!r}: {a.refusal}; {b.refusal}")
+    if a.refusal or b.refusal:
+        said = (a.refusal or ANSWERED, b.refusal or ANSWERED)
+        return Pair(request, kind, 0, 0.0, 0.0, Difference(request, kind, 0, said, (None, None), False))
+    shared = next(
+        (place for place, (one, other) in enumerate(zip(a.tokens, b.tokens, strict=False)) if one != other),
+        min(len(a.tokens), len(b.tokens)),
+    )
+    moved = [abs(one - other) for one, other in zip(a.logprobs[:shared], b.logprobs[:shared], strict=True)]
+    difference = None
+    if a.tokens != b.tokens or a.finish_reason != b.finish_reason:
+        difference = _difference(request, kind, shared, a, b, tolerance)
+    return Pair(request, kind, shared, sum(moved), max(moved, default=0.0), difference)
+
+
+def _difference(request: int, kind: Kind, position: int, a: Text, b: Text, tolerance: float) -> Difference:
+    first, second = (text.tokens[position] if position < len(text.tokens) else END for text in (a, b))
+    gaps = tuple(_gap(text, position, first, second) for text in (a, b))
+    return Difference(
+        request, kind, position, (first, second), (gaps[0], gaps[1]), _is_near_tie(kind, gaps, tolerance)
+    )
+
+
+def _is_near_tie(kind: Kind, gaps: Sequence[float | None], tolerance: float) -> bool:
+    """Without noise the gaps are the margins. Under noise a margin is at most what the gaps differ by.
+
+    Where that is not known, because the choice was no likely one, the case counts among the near-ties, of
+    which there may be few.
+    """
+    at_a, at_b = gaps
+    if kind == "greedy":
+        return at_a is not None and at_b is not None and max(abs(at_a), abs(at_b)) <= tolerance
+    return at_a is None or at_b is None or abs(at_a - at_b) <= tolerance
+
+
+def _gap(text: Text, position: int, first: str, second: str) -> float | None:
+    """The log-probability of the first token less that of the second."""
+    if position >= len(text.tokens):
+        return None
+    told = {**text.likeliest[position], text.tokens[position]: text.logprobs[position]}
+    return told[first] - told[second] if first in told and second in told else None
+
+
+def near_ties_p_value(pairs: Sequence[Pair]) -> float:
+    """The probability of at least as many near-ties, if rounding alone parts the answers.
+
+    Flips are rare and unrelated, so their number has a Poisson distribution. Its mean is at most
+    FLIPS_PER_NAT times the differences between log-probabilities, as measured on the tokens that both said.
+    """
+    near_ties = sum(pair.difference is not None and pair.difference.is_near_tie for pair in pairs)
+    expected = FLIPS_PER_NAT * sum(pair.rounding for pair in pairs)
+    term, below = math.exp(-expected), 0.0
+    for count in range(near_ties):
+        below += term
+        term *= expected / (count + 1)
+    return max(0.0, 1.0 - below)

@@ -1,0 +1,29 @@
+"""Tokens of the corpus, and the batches of them that training reads."""
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from workshop.demo.tokenizer import END_OF_TEXT
+from workshop.training.stream import Stream
+
+
+def make_stream(tokenizer: Tokenizer, texts: list[str]) -> Stream:
+    """Tokenize documents and join them, each closed by the end-of-text token."""
+    return Stream.of([[*encoding.ids, END_OF_TEXT] for encoding in tokenizer.encode_batch_fast(texts)])
+
+
+def mixed_batch(
+    streams: dict[str, Stream], weights: dict[str, int], rows: int, length: int, generator: torch.Generator
+) -> Tensor:
+    """Return windows of all kinds, each drawn with its weight, int64 [rows, length]."""
+    shares = torch.tensor([float(weight) for weight in weights.values()])
+    counts = torch.multinomial(shares, rows, replacement=True, generator=generator).bincount(
+        minlength=len(weights)
+    )
+    parts = [
+        streams[kind].windows(count, length, generator)
+        for kind, count in zip(weights, counts.tolist(), strict=True)
+        if count
+    ]
+    return torch.cat(parts)

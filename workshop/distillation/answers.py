@@ -1,0 +1,97 @@
+"""The target's answers to questions that have none, written as they come, so that a kill loses little."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from outrider.decoding.noise_key import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.settings import EngineSettings
+from outrider.traffic.kept import Kept, read_answers, whole_lines
+from workshop.distillation.settings import DistilSettings
+
+
+def answer_all(
+    questions: Sequence[Kept],
+    file: Path,
+    target: EngineSettings,
+    settings: DistilSettings,
+    tell: Callable[[str], None],
+) -> list[Kept]:
+    """In their order. Those that the file has already stay; a question without room keeps no answer.
+
+    Raises:
+        EngineError: the target cannot be run.
+    """
+    done = _cut_to_whole_lines(file)
+    if done < len(questions):
+        engine = Engine.from_settings(target)
+        try:
+            _write(questions, done, file, engine, settings, tell)
+        finally:
+            engine.shut_down()
+            del engine
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    return read_answers(file)
+
+
+def _write(
+    questions: Sequence[Kept],
+    done: int,
+    file: Path,
+    engine: Engine,
+    settings: DistilSettings,
+    tell: Callable[[str], None],
+) -> None:
+    started, at_once, written = time.monotonic(), engine.settings.max_sequences, 0
+    with file.open("a") as answers:
+        for first in range(done, len(questions), at_once):
+            part = questions[first : first + at_once]
+            found = _answered(part, engine, settings)
+            answers.writelines(one.line() for one in found)
+            answers.flush()
+            written += sum(len(one.answer) for one in found)
+            speed = written / (time.monotonic() - started)
+            tell(f"answers: {first + len(part)} of {len(questions)}, {speed:.0f} tokens/s")
+
+
+def _answered(questions: Sequence[Kept], engine: Engine, settings: DistilSettings) -> list[Kept]:
+    asked = {
+        index: Request(question.prompt, _sampling(question, engine, settings), key_of(question, settings))
+        for index, question in enumerate(questions)
+        if not question.answer and len(question.prompt) + 2 <= engine.max_length
+    }
+    outputs = dict(zip(asked, generate(engine, None, list(asked.values()), 0), strict=True))
+    return [
+        question.model_copy(update={"answer": outputs[index].tokens}) if index in outputs else question
+        for index, question in enumerate(questions)
+    ]
+
+
+def _sampling(question: Kept, engine: Engine, settings: DistilSettings) -> Sampling:
+    room = engine.max_length - len(question.prompt)
+    return Sampling(
+        temperature=question.temperature, max_tokens=min(settings.tokens, room), seed=settings.seed
+    )
+
+
+def key_of(question: Kept, settings: DistilSettings) -> int:
+    """Under which the target answers it."""
+    return noise_key(settings.seed, 0, question.prompt)
+
+
+def _cut_to_whole_lines(file: Path) -> int:
+    """How many there are."""
+    if not file.exists():
+        return 0
+    lines = whole_lines(file.read_bytes())
+    with file.open("r+b") as cut:
+        cut.truncate(sum(map(len, lines)))
+    return len(lines)

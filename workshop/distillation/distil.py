@@ -1,0 +1,188 @@
+"""The way of a distillation: questions, the target's answers, training, a checkpoint with its card.
+
+What is under way lies in the folder ``unfinished`` of the output, so that a killed one goes on where it was.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+
+from outrider.engine.loading.download import WANTED
+from outrider.engine.loading.weights import resolve_device
+from outrider.engine.settings import EngineSettings
+from outrider.traffic.kept import Kept, read_answers
+from workshop.distillation.answers import answer_all, key_of
+from workshop.distillation.held_out import FIRST, UNLABELLED, CoupledAcceptance, HeldOutText, Tally
+from workshop.distillation.questions import split
+from workshop.distillation.settings import DistilSettings
+from workshop.distillation.trainees import options_of_kind, trainee_of, training_settings
+from workshop.training.loop import PROGRESS, Training
+from workshop.training.stream import Stream
+from workshop.training.target import Target
+
+UNFINISHED = "unfinished"
+QUESTIONS, ASKED, ANSWERS, TRAINING = "questions.jsonl", "asked.json", "answers.jsonl", "training"
+READ_TOKENS = 1024  # of a held-out text, the last ones
+HEADS = ("eagle3", "medusa")  # which begin without a checkpoint
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What came of it."""
+
+    title: str  # of what was trained
+    size: int  # weights that were trained
+    texts: int  # that were trained on
+    tokens: int  # of these, prompts included
+    steps: int  # that were taken
+    best_step: int  # after which the weights are as they are written
+    learning_rate: float
+    before: dict[str, Tally]  # by task
+    after: dict[str, Tally]
+
+
+class Distillation:
+    """Of one drafter, for one target."""
+
+    def __init__(
+        self,
+        target: EngineSettings,
+        settings: DistilSettings,
+        out: Path,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            target: the engine that answers.
+            settings: they name the draft to begin with, unless a head is trained.
+            tell: is told what is done next.
+
+        Raises:
+            ValueError: the output has a checkpoint already, or there is no draft to begin with.
+        """
+        self._engine, self._settings, self._out, self._tell = target, settings, out, tell
+        self._unfinished = out / UNFINISHED
+        if out.exists() and any(out.iterdir()) and not self._unfinished.exists():
+            raise ValueError(f"out={str(out)!r} is not empty: name a folder that is new")
+        if settings.drafter not in HEADS and settings.draft is None:
+            raise ValueError("draft: the deployment has none to begin with, so name a checkpoint")
+        if settings.drafter in HEADS and settings.draft is not None:
+            raise ValueError(
+                f"draft={settings.draft!r} is for a draft model, and drafter={settings.drafter} begins "
+                "without a checkpoint"
+            )
+
+    def run(self, source: str, read: Callable[[], list[Kept]]) -> Distilled:
+        """Writes the checkpoint.
+
+        Args:
+            source: what is asked; a distillation of another one is not gone on with.
+            read: the questions; asked for once, by the one that begins.
+
+        Raises:
+            EngineError: the target cannot be run, or the draft does not fit it.
+            ValueError: there is too little to train on, or another distillation is unfinished there.
+        """
+        settings, unfinished = self._settings, self._unfinished
+        folder = _local(self._engine.model)
+        draft = None if settings.draft is None else _local(settings.draft)
+        of_kind = options_of_kind(settings, folder, draft)
+        held_out, questions = self._questions(source, read)
+        of_training = training_settings(
+            settings, of_kind, folder, unfinished / QUESTIONS, unfinished / TRAINING
+        )
+        answers = answer_all(
+            [*held_out, *questions], unfinished / ANSWERS, self._engine, settings, self._tell
+        )
+        texts = [[*one.prompt, *one.answer] for one in answers[len(held_out) :]]
+        judge = CoupledAcceptance(
+            self._judged(answers[: len(held_out)], of_training.depth), READ_TOKENS, of_training.depth
+        )
+        torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+        torch.manual_seed(settings.seed)
+        target = Target(folder, resolve_device(self._engine.device))
+        trainee = trainee_of(of_training, target)
+        training = Training(trainee, target, of_training, judge)
+        size, before = trainee.size, judge.by_task(trainee, target)
+        training.run(Stream.of(texts))
+        trainee.settle()
+        distilled = Distilled(
+            title=trainee.title,
+            size=size,
+            texts=len(texts),
+            tokens=sum(map(len, texts)),
+            steps=training.steps,
+            best_step=training.best_step,
+            learning_rate=of_training.learning_rate,
+            before=before,
+            after=judge.by_task(trainee, target),
+        )
+        trainee.save(self._out)
+        shutil.copy(unfinished / TRAINING / PROGRESS, self._out / PROGRESS)
+        return distilled
+
+    def finish(self) -> None:
+        """When all is written: the tokens of the traffic go."""
+        shutil.rmtree(self._unfinished)
+
+    def _questions(self, source: str, read: Callable[[], list[Kept]]) -> tuple[list[Kept], list[Kept]]:
+        """Held out, and to train on."""
+        asked = {
+            "target": self._engine.model,
+            "source": source,
+            **self._settings.model_dump(mode="json", exclude={"threads"}),
+        }
+        file, note = self._unfinished / QUESTIONS, self._unfinished / ASKED
+        if note.exists():
+            known = json.loads(note.read_text())
+            count = known.pop("questions held out")
+            if known != asked:
+                changed = ", ".join(name for name in asked if known.get(name) != asked[name])
+                raise ValueError(
+                    f"out={str(self._out)!r} has an unfinished distillation with another {changed}: give the "
+                    f"same, or remove {str(self._unfinished)!r}"
+                )
+            self._tell("goes on with what is unfinished")
+            questions = read_answers(file)
+            return questions[:count], questions[count:]
+        training, held_out = split(read(), self._settings)
+        self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_text("".join(one.line() for one in (*held_out, *training)))
+        _write_whole(note, {**asked, "questions held out": len(held_out)})
+        return held_out, training
+
+    def _judged(self, answers: Sequence[Kept], depth: int) -> list[HeldOutText]:
+        """Raises ValueError where there is nothing to judge by."""
+        texts = [
+            HeldOutText(
+                (*one.prompt, *one.answer),
+                len(one.prompt),
+                key_of(one, self._settings),
+                one.temperature,
+                one.task or UNLABELLED,
+            )
+            for one in answers
+            if len(one.answer) > FIRST + 1 and len(one.prompt) + len(one.answer) > depth + FIRST
+        ]
+        if not texts:
+            raise ValueError("no held-out prompt has an answer of three tokens: give other prompts")
+        return texts
+
+
+def _write_whole(file: Path, content: Any) -> None:
+    """Nobody sees it half written."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content))
+    os.replace(partial, file)
+
+
+def _local(model: str) -> Path:
+    """The folder of a checkpoint, downloaded where it is a hub id. Raises ValueError or OSError."""
+    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=WANTED))

@@ -1,0 +1,54 @@
+"""What a draft is fitted to: prompts from a file, or kept traffic. Some of it is held out."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
+from random import Random
+
+from outrider.traffic.kept import Kept
+from workshop.advice.answers import UNLABELLED, Prompt
+from workshop.distillation.settings import DistilSettings
+
+LEAST_HELD_OUT = 8  # of the distinct prompts of a task one in so many is held out, as far as they are wanted
+
+
+def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[Kept]:
+    """Without answers, at temperatures that take turns."""
+    return [
+        Kept(
+            prompt=prompt.tokens,
+            answer=(),
+            temperature=settings.temperatures[number % len(settings.temperatures)],
+            task=None if prompt.task == UNLABELLED else prompt.task,
+        )
+        for number, prompt in enumerate(prompts[: settings.texts])
+    ]
+
+
+def split(questions: Sequence[Kept], settings: DistilSettings) -> tuple[list[Kept], list[Kept]]:
+    """What is trained on, and what is held out: no prompt is in both, and none is held out twice.
+
+    What is held out has no answer: the target gives it anew, under noise that is known.
+
+    Raises:
+        ValueError: there are too few for both.
+    """
+    order = list(questions)
+    Random(settings.seed).shuffle(order)
+    by_task: dict[str | None, dict[tuple[int, ...], Kept]] = {}
+    for question in order:
+        by_task.setdefault(question.task, {}).setdefault(question.prompt, question)
+    shares = [list(distinct.values())[::LEAST_HELD_OUT] for distinct in by_task.values() if len(distinct) > 1]
+    held_out = _in_turn(shares)[: settings.held_out]
+    prompts = {question.prompt for question in held_out}
+    training = [question for question in order if question.prompt not in prompts]
+    if not training or not held_out:
+        raise ValueError(
+            f"{len(questions)} requests with too few different prompts: give 2 of a task at least, one to "
+            "train on and one to judge on"
+        )
+    return training, [question.model_copy(update={"answer": ()}) for question in held_out]
+
+
+def _in_turn(shares: Iterable[Sequence[Kept]]) -> list[Kept]:
+    """One of each, then the next of each."""
+    return [one for one in chain.from_iterable(zip_longest(*shares)) if one is not None]

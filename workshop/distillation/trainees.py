@@ -1,0 +1,102 @@
+"""What is trained, by the kind of drafter."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from outrider.engine.loading.vocabulary import check_vocabulary
+from outrider.engine.loading.weights import mask_token
+from workshop.distillation.settings import DistilSettings
+from workshop.training.eagle3 import Eagle3Trainee
+from workshop.training.medusa import MedusaTrainee
+from workshop.training.model import ModelTrainee
+from workshop.training.optimization import LEARNING_RATE
+from workshop.training.parallel import ParallelTrainee
+from workshop.training.settings import (
+    Eagle3Settings,
+    MedusaSettings,
+    ModelSettings,
+    ParallelSettings,
+    TrainingSettings,
+)
+from workshop.training.target import Target
+from workshop.training.trainee import Trainee
+
+OF_TRAINED_WEIGHTS = 2e-4  # learning rate
+SETTINGS: dict[str, type[TrainingSettings]] = {
+    "model": ModelSettings,
+    "parallel": ParallelSettings,
+    "eagle3": Eagle3Settings,
+    "medusa": MedusaSettings,
+}
+# Options that matter to one kind alone.
+ONLY_OF = {"lora": "model", "layers": "eagle3", "mask_token": "parallel"}
+
+
+def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) -> dict[str, Any]:
+    """Fields that the settings of this kind of drafter have besides.
+
+    draft: to begin with; None for heads.
+
+    Raises:
+        ValueError: an option is of another kind of drafter, or one is missing.
+        VocabularyMismatchError: the draft does not share the target's tokenizer.
+    """
+    of_kind: dict[str, Any] = {}
+    for name, kind in ONLY_OF.items():
+        value = getattr(settings, name)
+        if value is not None and settings.drafter != kind:
+            raise ValueError(f"{name}={value!r} is for drafter={kind}, and drafter={settings.drafter}")
+        if settings.drafter == kind:
+            of_kind[name] = value
+    if draft is not None:
+        check_vocabulary(str(target), str(draft))
+        of_kind["draft"] = draft
+    if settings.drafter == "parallel" and settings.mask_token is None:
+        of_kind["mask_token"] = mask_token(AutoConfig.from_pretrained(draft))
+        if of_kind["mask_token"] is None:
+            raise ValueError(
+                f"mask_token: {str(draft)!r} names none, so give the id of a token that no text has"
+            )
+    return of_kind
+
+
+def training_settings(
+    settings: DistilSettings, of_kind: Mapping[str, Any], target: Path, text: Path, output: Path
+) -> TrainingSettings:
+    """
+    Args:
+        of_kind: as ``options_of_kind`` says.
+        text: file of what is trained on.
+        output: folder of what a killed training goes on from.
+    """
+    usual_rate = OF_TRAINED_WEIGHTS if "draft" in of_kind else LEARNING_RATE
+    return SETTINGS[settings.drafter](
+        target=target,
+        output=output,
+        seed=settings.seed,
+        text=text,
+        steps=settings.steps,
+        rows=settings.rows,
+        length=settings.length,
+        depth=1 if settings.drafter == "model" else settings.depth,
+        learning_rate=settings.learning_rate or usual_rate,
+        patience=settings.patience,
+        save_every=settings.measure_every,
+        measure_every=settings.measure_every,
+        **of_kind,
+    )
+
+
+def trainee_of(settings: TrainingSettings, target: Target) -> Trainee:
+    """Raises ValueError where its draft does not fit the target."""
+    match settings:
+        case ModelSettings():
+            return ModelTrainee(settings, target)
+        case ParallelSettings():
+            return ParallelTrainee(settings, target)
+        case Eagle3Settings():
+            return Eagle3Trainee(settings, target)
+    return MedusaTrainee(settings, target)

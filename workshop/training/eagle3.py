@@ -1,0 +1,121 @@
+"""Training of an EAGLE-3 head.
+
+Unrolled: it is fed its own states as it will be when drafting. A head that is trained for the first token
+alone guesses that one well and the next ones badly. It learns depth after depth, since the deeper ones are of
+no use before the first is right.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+from transformers import LlamaConfig
+
+from outrider.engine.drafters.eagle3_head import READ_LAYERS, Eagle3Head, Eagle3Shape, rotary
+from workshop.training.chains import ATTENTION, Chains
+from workshop.training.settings import Eagle3Settings
+from workshop.training.target import Reading, Target
+from workshop.training.trainee import Guess, Trainee
+
+DEPTHS = {0.3: 1, 0.5: 2}  # up to this share of the steps, at most this deep
+STORED = {"layer.": "midlayer.", "attention.": "self_attn."}  # names as published
+
+
+class Eagle3Trainee(Trainee):
+    """A head whose embedding and output projection are the target's."""
+
+    title = "EAGLE-3 head"
+
+    def __init__(self, settings: Eagle3Settings, target: Target) -> None:
+        self._target = target
+        self._kept = settings.kept
+        count = target.config.num_hidden_layers
+        self.hidden_layers = settings.layers or (2, count // 2, count - 3)
+        self._config = _layer_config(target.config, settings.intermediate_size)
+        self._shape = Eagle3Shape(
+            self._config,
+            self.hidden_layers,
+            norm_before_residual=False,
+            norm_before_fc=False,
+            fc_norm=True,  # the states of different layers differ in size
+            norm_output=False,
+        )
+        self.network: Eagle3Head = Eagle3Head(self._shape, target.config.hidden_size, None)
+        for weight in self.network.parameters():
+            if weight.ndim == 2:
+                torch.nn.init.normal_(weight, std=0.02)
+        self._rotary = rotary(self._shape, target.device)
+
+    def depth(self, done: float, depth: int) -> int:
+        return next((min(least, depth) for share, least in DEPTHS.items() if done < share), depth)
+
+    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+        rows, length = reading.tokens.shape
+        count = length - depth  # of positions that have all their Draft's tokens after them
+        hidden = reading.hidden[:, :count]
+        states = self.network.reduce(hidden.flatten(0, 1)).view(rows, count, -1).float()
+        embeddings = embedding(reading.tokens, self._target.embedding).float()
+        chains, starts = Chains(), torch.arange(count, device=reading.tokens.device)
+        for position in range(depth):
+            # The state at a token goes with the token after it, in the slot of the former.
+            rotation = self._rotary(states, starts[None] + position)
+            following = embeddings[:, starts + position + 1]
+            states = self.network.layer(following, states, rotation, chains).float()
+            yield Guess(self._logits(states), starts + position + 1)
+            if position == 0:
+                kept = self._some_of(count, generator)
+                starts, states = starts[kept], states[:, kept]
+                chains.start(starts)
+
+    def _some_of(self, count: int, generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            return torch.arange(count)
+        chosen = torch.randperm(count, generator=generator)[: max(1, round(self._kept * count))]
+        return chosen.sort().values
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return linear(self.network.before_logits(states), self._target.projection).float()
+
+    def save(self, folder: Path) -> None:
+        """As SafeAILab and SpecForge store a head."""
+        tensors = {}
+        for name, tensor in self.network.state_dict().items():
+            for ours, theirs in STORED.items():
+                name = name.replace(ours, theirs)
+            tensors[name] = tensor.bfloat16().contiguous()
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        vocabulary = self._target.config.vocab_size
+        config = {
+            **self._config.to_diff_dict(),
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "dtype": "bfloat16",
+            "vocab_size": vocabulary,
+            "draft_vocab_size": vocabulary,
+            "eagle_config": {
+                READ_LAYERS: [layer - 1 for layer in self.hidden_layers],  # there: by their outputs
+                "fc_norm": True,
+            },
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _layer_config(target: Any, intermediate_size: int | None) -> Any:
+    """Of its decoder layer: as wide as the target's."""
+    return LlamaConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=intermediate_size or target.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        vocab_size=target.vocab_size,
+        max_position_embeddings=target.max_position_embeddings,
+        rms_norm_eps=target.rms_norm_eps,
+        rope_parameters=target.rope_parameters,
+        attn_implementation=ATTENTION,
+    )

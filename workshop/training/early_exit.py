@@ -1,0 +1,59 @@
+"""Training of exits: from the target's state after some layers straight to its own head.
+
+What an exit guesses next depends on that state alone, which is the same while drafting and while verifying,
+so that nothing has to be unrolled.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from outrider.engine.drafters.trained_exits import Exit
+from outrider.engine.forward.part import last_norm_of
+from workshop.training.settings import EarlyExitSettings
+from workshop.training.target import Reading, Target
+from workshop.training.trainee import Guess, Trainee
+
+
+class EarlyExitTrainee(Trainee):
+    """One exit after each of some layers. At first they do what the target's own norm does."""
+
+    title = "Exits"
+
+    def __init__(self, settings: EarlyExitSettings, target: Target) -> None:
+        """Raises ValueError where the target does not have so many layers."""
+        self._target = target
+        count = target.config.num_hidden_layers
+        self.hidden_layers = settings.exits or tuple(range(1, count))
+        if max(self.hidden_layers) >= count:
+            raise ValueError(f"exits={[*self.hidden_layers]} must be below {count}, the target's layers")
+        exits = {str(number): Exit.of(target.config) for number in self.hidden_layers}
+        last = last_norm_of(target.model).get_parameter("weight")
+        for one in exits.values():
+            nn.init.eye_(one.linear.weight)
+            one.norm.get_parameter("weight").data.copy_(last)
+        self.network: nn.ModuleDict = nn.ModuleDict(exits)
+
+    def labels(self, count: int) -> list[str]:
+        return [f"after layer {number}" for number in self.hidden_layers]
+
+    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+        """One for each exit, whatever the depth: at every position it is as good."""
+        places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
+        for index, one in enumerate(self.network.values()):
+            yield Guess(self._logits(one(reading.hidden[:, :, index])), places)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        return linear(normed, self._target.projection).float()
+
+    def save(self, folder: Path) -> None:
+        """As the engine reads them: outrider/engine/drafters/trained_exits.py."""
+        tensors = {f"exits.{name}": value.bfloat16() for name, value in self.network.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        config = {"architectures": ["EarlyExit"], "hidden_size": self._target.config.hidden_size}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,46 @@
+"""How a drafter under training fares on text that it is not trained on."""
+
+from typing import Protocol
+
+import torch
+
+from workshop.training.losses import distance
+from workshop.training.settings import TrainingSettings
+from workshop.training.stream import Stream
+from workshop.training.target import Target
+from workshop.training.trainee import Trainee
+
+MEASURED_ROWS = 16  # windows of held-out text
+
+
+class HeldOut(Protocol):
+    """What a training is judged by."""
+
+    title: str  # of what is measured
+
+    def measure(self, trainee: Trainee, target: Target) -> list[float]:
+        """[depth] by position of a Draft, each from 0 to 1."""
+        ...
+
+
+class SumOfMinima:
+    """The part of guesses that no rule could refuse, by position."""
+
+    title = "sum of minima"
+
+    def __init__(self, text: Stream, settings: TrainingSettings) -> None:
+        self._text, self._settings = text, settings
+
+    @torch.no_grad()
+    def measure(self, trainee: Trainee, target: Target) -> list[float]:
+        settings = self._settings
+        generator = torch.Generator().manual_seed(settings.seed)
+        length = min(settings.length, len(self._text.tokens))
+        tokens = self._text.windows(MEASURED_ROWS, length, generator).to(target.device)
+        reading = target.read(tokens, trainee.hidden_layers)
+        acceptance = []
+        with target.measuring():
+            for guess in trainee.guesses(reading, settings.depth, None):
+                found = distance(reading.probs[:, guess.places], guess.logits)
+                acceptance.append(1 - found.total_variation.item())
+        return acceptance

@@ -1,0 +1,58 @@
+"""Training of a draft model that drafts token by token: it learns to say what the target would say.
+
+What it guesses next depends on the text before it alone, so nothing has to be unrolled.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workshop.training.draft import load_draft, save_draft
+from workshop.training.settings import ModelSettings
+from workshop.training.target import Reading, Target
+from workshop.training.trainee import Guess, Trainee
+
+SCALE = 2  # of what adapters add, times their rank: as is usual
+
+
+class ModelTrainee(Trainee):
+    """All of its weights, or adapters beside them."""
+
+    title = "A draft model"
+
+    def __init__(self, settings: ModelSettings, target: Target) -> None:
+        """Raises ValueError where the draft cannot be trained, or peft is missing."""
+        self._draft = settings.draft
+        self._vocabulary = target.config.vocab_size
+        self._has_adapters = settings.lora is not None
+        model = load_draft(settings.draft)
+        self.network: Any = model if settings.lora is None else _with_adapters(model, settings.lora)
+
+    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+        places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
+        logits = self.network(input_ids=reading.tokens, use_cache=False).logits
+        # Of one family the rows of larger models' projections are often more, for tokens that do not exist.
+        yield Guess(logits[..., : self._vocabulary].float(), places)
+
+    def settle(self) -> None:
+        if self._has_adapters:
+            self.network, self._has_adapters = self.network.merge_and_unload(), False
+        super().settle()
+
+    def save(self, folder: Path) -> None:
+        """An ordinary checkpoint."""
+        self.settle()
+        save_draft(self.network, self._draft, folder)
+
+
+def _with_adapters(model: Any, rank: int) -> Any:
+    """Raises ValueError."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ValueError(f"lora={rank} needs peft: pip install 'outrider[lora]'") from None
+    return get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    )

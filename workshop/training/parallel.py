@@ -1,0 +1,73 @@
+"""Training of a draft model that guesses several tokens in one pass.
+
+Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draft model adaptation", 2025. Of
+the chains of masks a part is dropped at each position, since the deeper ones cost as much and teach less.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workshop.training.chains import ATTENTION, Chains
+from workshop.training.draft import load_draft, save_draft
+from workshop.training.settings import ParallelSettings
+from workshop.training.target import Reading, Target
+from workshop.training.trainee import Guess, Trainee
+
+LEAST_KEPT = 0.2  # of all chains, at any position
+
+
+class ParallelTrainee(Trainee):
+    """A draft model that drafts token by token already."""
+
+    title = "A draft model that guesses several tokens in one pass"
+
+    def __init__(self, settings: ParallelSettings, target: Target) -> None:
+        """
+        Raises:
+            ValueError: the draft's vocabulary is not the target's, or does not have the mask token.
+        """
+        self._settings = settings
+        model = load_draft(settings.draft, attn_implementation=ATTENTION)
+        vocabulary, found = target.config.vocab_size, model.config.vocab_size
+        if found != vocabulary:
+            raise ValueError(
+                f"draft={str(settings.draft)!r} has {found} tokens and must have {vocabulary}, as the target"
+            )
+        if settings.mask_token >= vocabulary:
+            raise ValueError(f"mask_token={settings.mask_token} must be below {vocabulary}")
+        self.network: Any = model
+
+    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+        rows, length = reading.tokens.shape
+        starts = torch.arange(length - depth, device=reading.tokens.device)
+        chains = Chains()
+        yield Guess(self._logits(reading.tokens[:, starts], starts, chains), starts)
+        chains.start(starts)
+        for position in range(1, depth):
+            kept = self._kept(len(starts), position, length - depth, generator)
+            chains.keep(kept)
+            starts = starts[kept]
+            masks = starts.new_full((rows, len(starts)), self._settings.mask_token)
+            yield Guess(self._logits(masks, starts + position, chains), starts + position)
+
+    def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, chains: Chains) -> torch.Tensor:
+        output = self.network(
+            input_ids=tokens, position_ids=positions[None], use_cache=False, outrider=chains
+        )
+        logits: torch.Tensor = output.logits.float()
+        return logits
+
+    def _kept(self, count: int, position: int, of: int, generator: torch.Generator | None) -> torch.Tensor:
+        """Of so many chains those that reach a position: a share of all, which falls with it."""
+        if generator is None:
+            return torch.arange(count)
+        wanted = max(1, round(of * max(self._settings.kept**position, LEAST_KEPT)))
+        return torch.randperm(count, generator=generator)[:wanted].sort().values
+
+    def save(self, folder: Path) -> None:
+        """An ordinary checkpoint whose config names its mask token."""
+        self.network.config.pard_token = self._settings.mask_token
+        save_draft(self.network, self._settings.draft, folder)
