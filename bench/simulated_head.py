@@ -8,7 +8,7 @@ from bench.simulated_runner import RIGHT, SETTINGS, WRONG, Cost, RankOf, StepClo
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target
-from outrider.pace.cost_model import StepSize
+from outrider.pace.step import StepSize
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence
 NUM_BLOCKS = 1 << 14

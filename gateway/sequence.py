@@ -7,7 +7,7 @@ from itertools import count
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import NOBODYS, Scope
-from outrider.pace.cost_model import Step
+from outrider.pace.step import Step
 from protos.generation_pb2 import TokenLogprobs
 
 

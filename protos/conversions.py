@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 from protos import generation_pb2, rounds_pb2
 
 

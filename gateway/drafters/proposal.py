@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gateway.sequence import Sequence
 from outrider.decoding.draft import Draft
-from outrider.pace.cost_model import Step
+from outrider.pace.step import Step
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.logprobs import TokenLogprobs
-from outrider.pace.cost_model import Step
+from outrider.pace.step import Step
 
 
 class Verify(Struct, frozen=True, tag=True):

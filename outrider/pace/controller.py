@@ -10,10 +10,11 @@ import numpy as np
 from outrider.drafters.registry import DrafterInfo, Place, Width
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.calibration import Calibration
-from outrider.pace.cost_model import DrafterCost, DrafterCosts, Step, StepCost
+from outrider.pace.costs import DrafterCost, DrafterCosts, StepCost
 from outrider.pace.expected import expected_tokens_by_position
 from outrider.pace.optimizer import Mix, Vector, best_depths, best_leaves, log_rate, mix_of, round_seconds
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import Step
 from outrider.pace.thresholds import threshold_depth
 
 TRIAL_DEPTH = 2  # of a round that only shows what rounds cost

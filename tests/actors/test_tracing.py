@@ -8,7 +8,7 @@ from actors.messages import Answer
 from actors.tracing import StreamTrace
 from outrider.decoding.draft import Verdict
 from outrider.engine.work import Generated, Load, Timings, Verified
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 from protos import rounds_pb2
 from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
 from tests.support.messages import PROMPT, draft_stream, end, opening, plain, target_stream, top_up, verify

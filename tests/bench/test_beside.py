@@ -16,8 +16,8 @@ from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling
-from outrider.pace.cost_model import StepSize
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import StepSize
 
 STEP_S, PASS_S = 15e-3, 1.5e-3
 TOKENS = 400

@@ -15,8 +15,8 @@ from gateway.routing.paces import Paces
 from gateway.sequence import Sequence
 from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling
-from outrider.pace.cost_model import StepSize
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import StepSize
 
 LAUNCH_S, PROCESS_S = 0.4e-3, 0.2e-3
 SEQUENCE_S = 10e-3  # of a step of the target, for each sequence: taken together nothing is gained

@@ -45,8 +45,8 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.planning.step_costs import step_costs
 from outrider.engine.settings import EngineSettings
-from outrider.pace.cost_model import StepSize
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import StepSize
 from tests.support.patience import LIMIT_S
 
 TARGET_S = 15e-3

@@ -9,8 +9,8 @@ from outrider.drafters import registry
 from outrider.drafters.registry import Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import PROBE_DEPTH, Pace, PacedSequence
-from outrider.pace.cost_model import Step, StepSize
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import Step, StepSize
 
 
 class Service:

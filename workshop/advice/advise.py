@@ -15,7 +15,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.planning.step_costs import Accelerator, StepCosts
 from outrider.engine.settings import EngineSettings, Quantization
-from outrider.pace.cost_model import PRIOR_HIDDEN
+from outrider.pace.costs import PRIOR_HIDDEN
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.answers import Answer, Prompt, answered, by_task
 from workshop.advice.beside import BesideJudge

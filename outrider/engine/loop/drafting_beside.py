@@ -20,7 +20,7 @@ from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
 from outrider.engine.work import Result, Verified
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, StepInput
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.task import Task
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 
 logger = logging.getLogger(__name__)
 

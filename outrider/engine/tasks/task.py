@@ -9,7 +9,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.work import Result, Timings
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 
 NO_STEP = Step(0, StepSize(0, 0), 0.0)
 

@@ -17,7 +17,7 @@ from outrider.engine.loop.validation import check_sampling
 from outrider.engine.sequence import Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, TopUp, Verified, Verify
-from outrider.pace.cost_model import StepSize
+from outrider.pace.step import StepSize
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 4

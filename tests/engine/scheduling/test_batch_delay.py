@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.engine.scheduling.batch_delay import MARGIN, BatchDelay
-from outrider.pace.cost_model import Step, StepSize
+from outrider.pace.step import Step, StepSize
 
 
 class Clock:

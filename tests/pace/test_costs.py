@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from outrider.drafters.registry import drafter
-from outrider.pace.cost_model import (
-    ENOUGH_SAMPLES,
-    MOST_WORKERS,
-    DrafterCost,
-    DrafterCosts,
-    RoundCost,
-    Step,
-    StepCost,
-    StepSize,
-)
+from outrider.pace.costs import MOST_WORKERS, DrafterCost, DrafterCosts, RoundCost, StepCost
+from outrider.pace.regression import ENOUGH_SAMPLES
+from outrider.pace.step import Step, StepSize
 
 
 def seconds(sequences: float, tokens: float, prompt_tokens: float = 0.0, context: float = 0.0) -> float:

@@ -1,0 +1,22 @@
+"""A forward pass of a worker, as its replies report it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """How much one forward pass has to do."""
+
+    sequences: float
+    tokens: float  # decoded and verified
+    prompt_tokens: float = 0.0  # of prompts that are taken in meanwhile
+    context_tokens: float = 0.0  # cached ones that its sequences look back at, all together
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass, as each of its sequences reports it."""
+
+    number: int  # of the worker's passes
+    size: StepSize
+    seconds: float  # from building the batch to token ids on the host
