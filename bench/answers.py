@@ -13,7 +13,7 @@ from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import Rounds
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence as GatewaySequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker

@@ -38,7 +38,7 @@ from bench.simulated_runner import NO_HOST, Hardware, Host
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.engine.planning.step_costs import ACCELERATORS, ALL_REDUCE_S, ARITHMETIC, MEMORY, STEP_S
@@ -165,7 +165,7 @@ class Streams:
             task = drawn.choice(sorted(self._speculations))
             prompt = tuple(drawn.randbytes(self._about(self._load.prompt_tokens, drawn)))
             sampling = Sampling(max_tokens=self._about(self._load.answer_tokens, drawn))
-            sequence = Sequence(prompt, sampling, noise_key=drawn.getrandbits(60))
+            sequence = GatewaySequence(prompt, sampling, noise_key=drawn.getrandbits(60))
             self._task_of[sequence.noise_key] = task
             rounds = factory.of(sequence, self._speculations[task], FAR_AHEAD_S, task)
             async with aclosing(rounds.steps()) as steps:
@@ -233,11 +233,15 @@ def predicted(
         },
         hop_s,
     )
-    return virtual.run(_rate_of_one(Sequence((0,), Sampling(max_tokens=tokens), 0), fleet, fixed(depth)))
+    return virtual.run(
+        _rate_of_one(GatewaySequence((0,), Sampling(max_tokens=tokens), 0), fleet, fixed(depth))
+    )
 
 
 async def _rate_of_one(
-    sequence: Sequence, simulated: AbstractAsyncContextManager[SimulatedFleet], speculation: Speculation
+    sequence: GatewaySequence,
+    simulated: AbstractAsyncContextManager[SimulatedFleet],
+    speculation: Speculation,
 ) -> float:
     loop = asyncio.get_running_loop()
     async with simulated as fleet:

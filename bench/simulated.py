@@ -25,7 +25,7 @@ from bench.simulated_runner import (
     RankOf,
 )
 from bench.simulated_worker import SimulatedStream, SimulatedWorker
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.outcomes import RANKS
@@ -83,10 +83,10 @@ class SimulatedFleet(Fleet):
         target = Worker("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
         return [target, *(replace(target, role="draft", address=name, draft=name) for name in self._drafts)]
 
-    def open_target(self, sequence: Sequence, *, apart: bool = False) -> Any:
+    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
-    def open_draft(self, draft: str, sequence: Sequence) -> Any:
+    def open_draft(self, draft: str, sequence: GatewaySequence) -> Any:
         return SimulatedStream(self._drafts[draft], sequence, self._hop_s)
 
 

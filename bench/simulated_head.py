@@ -1,6 +1,6 @@
 """A head without weights, beside a target without a model."""
 
-from collections.abc import Sequence as Texts
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,10 @@ class BesideSimulated(BesideTarget):
     def load(self, target: Target) -> None:
         """There is nothing to be loaded."""
 
-    def watch(self, texts: Texts[Any]) -> None:
+    def watch(self, texts: Sequence[Any]) -> None:
         self._pass(len(texts))
 
-    def propose(self, asked: Texts[Asked]) -> list[Draft]:
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         drafts = [self._draft(one) for one in asked]
         for position in range(1, max(map(len, drafts))):
             self._pass(sum(len(draft) > position for draft in drafts))

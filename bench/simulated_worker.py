@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Texts
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from actors.messages import Answer
 from actors.translation import DraftTranslation, TargetTranslation
 from bench.simulated_head import BesideSimulated, SimulatedHead
 from bench.simulated_runner import NO_HOST, Cost, Host, Launching, SimulatedRunner, StepClock
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.streams import Role
 from outrider.decoding.row import Row
 from outrider.engine.loop.engine import Engine
@@ -28,8 +27,8 @@ EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
 class Begun:
     """A step that is under way."""
 
-    tasks: Texts[Task]
-    replies: Texts[tuple[int, Any]]  # with the number of their sequence
+    tasks: Sequence[Task]
+    replies: Sequence[tuple[int, Any]]  # with the number of their sequence
     left: int  # sequences that go on without a message
     launched_at: float
     device_s: float
@@ -211,7 +210,7 @@ class SimulatedStream:
     """The gateway's end: as gateway.workers.streams.WorkerStream, with a delay per hop."""
 
     worker: SimulatedWorker
-    sequence: Sequence
+    sequence: GatewaySequence
     hop_s: float
     round: int = 0  # newest that the worker was asked for
     _known: int = 0  # tokens of the sequence that the worker was told

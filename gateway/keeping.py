@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import KeepSettings
 from outrider.drafters.past_answers import Scope
 from outrider.traffic.kept import SUFFIX, Kept
@@ -48,7 +48,7 @@ class Keeping:
         self._thread.start()
         logger.info("keeps %g of all answers, as token ids, in %s", settings.fraction, settings.folder)
 
-    def offer(self, sequence: Sequence) -> None:
+    def offer(self, sequence: GatewaySequence) -> None:
         """An answer that is complete. Returns at once."""
         if not sequence.generated or not self._wants(sequence.scope):
             return

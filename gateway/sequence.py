@@ -1,4 +1,4 @@
-"""The Sequence: the gateway's copy is the truth, workers hold caches of it."""
+"""The gateway's copy of a sequence, which is the truth; workers hold caches of it."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,7 +30,7 @@ class Token:
 
 
 @dataclass
-class Sequence:
+class GatewaySequence:
     prompt: tuple[int, ...]  # token ids
     sampling: Sampling
     noise_key: int

@@ -2,7 +2,7 @@
 
 from gateway.drafters.drafter import Drafter
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.drafters.registry import Place
 
 
@@ -12,7 +12,7 @@ class BesideTarget(Drafter):
     place = Place.TARGET_WORKER
     comes_with_verdicts = True
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: GatewaySequence) -> None:
         self._sequence = sequence
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:

@@ -10,7 +10,7 @@ from gateway.errors import (
     WorkerLostError,
 )
 from gateway.loop.waiting import traceparent_of_waiting
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import DraftStream, Fleet
 from outrider.decoding.draft import Draft
 from outrider.drafters.registry import Place
@@ -25,7 +25,7 @@ class DraftWorker(Drafter):
 
     place = Place.DRAFT_WORKER
 
-    def __init__(self, fleet: Fleet, draft: str, sequence: Sequence) -> None:
+    def __init__(self, fleet: Fleet, draft: str, sequence: GatewaySequence) -> None:
         """draft: name of the one that is asked."""
         self._fleet = fleet
         self._name = draft

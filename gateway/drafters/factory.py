@@ -9,7 +9,7 @@ from gateway.drafters.drafter import Drafter
 from gateway.drafters.index import IndexDrafter
 from gateway.drafters.mixed import Mixed, Promises
 from gateway.drafters.roster import Roster
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import DrafterInfo, Place, drafter
@@ -25,7 +25,7 @@ class Drafters:
         self._past = PastAnswers() if past is None else past
         self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
 
-    def of(self, name: str, sequence: Sequence) -> Drafter:
+    def of(self, name: str, sequence: GatewaySequence) -> Drafter:
         """Raises ValueError naming the drafters that there are."""
         info = self.roster.find(name)
         if info.mixes is not None:
@@ -36,13 +36,13 @@ class Drafters:
             return BesideTarget(sequence)
         return self._index(info, sequence)[0]
 
-    def _mixed(self, name: str, mixes: tuple[str, str], sequence: Sequence) -> Drafter:
+    def _mixed(self, name: str, mixes: tuple[str, str], sequence: GatewaySequence) -> Drafter:
         other = self.of(mixes[0], sequence)
         index = self._index(drafter(mixes[1]), sequence)
         promises = self._promises(sequence.scope.task, name, sequence.sampling.verification)
         return Mixed(mixes, other, index, promises, sequence)
 
-    def _index(self, info: DrafterInfo, sequence: Sequence) -> tuple[Drafter, Any]:
+    def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[Drafter, Any]:
         """What drafts from an index, and the index."""
         if not info.remembers:
             index = info.load()()

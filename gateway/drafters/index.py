@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.drafters.drafter import Drafter
 from gateway.drafters.proposal import Proposal
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.drafters.index import Index, as_drawn
 from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import Place
@@ -17,7 +17,7 @@ class IndexDrafter(Drafter):
 
     place = Place.GATEWAY
 
-    def __init__(self, index: Index, sequence: Sequence, past: PastAnswers | None = None) -> None:
+    def __init__(self, index: Index, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
         """past: takes note of the answer in the end."""
         self._index = index
         self._sequence = sequence

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gateway.drafters.drafter import Drafter
 from gateway.drafters.proposal import Proposal
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, agreed
 from outrider.drafters.index import ScoredIndex, as_drawn
 from outrider.drafters.occurrences import Guess
@@ -63,7 +63,7 @@ class Mixed(Drafter):
         other: Drafter,
         index: tuple[Drafter, ScoredIndex],
         promises: Promises,
-        sequence: Sequence,
+        sequence: GatewaySequence,
     ) -> None:
         """
         Args:

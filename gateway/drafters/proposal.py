@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft
 from outrider.pace.step import Step
 
@@ -48,7 +48,7 @@ class Proposal:
         """Of the time that it was waited for, outside of the drafter's worker."""
         return self.seconds - self.worker_s
 
-    def trimmed(self, sequence: Sequence) -> "Proposal":
+    def trimmed(self, sequence: GatewaySequence) -> "Proposal":
         """What is left of it now that the sequence has gone on."""
         tokens = sequence.since(self.base)
         if not tokens:

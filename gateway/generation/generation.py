@@ -29,7 +29,7 @@ from gateway.observe.tracing import GenerationTrace
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
 from gateway.routing.router import Kind
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
@@ -413,10 +413,10 @@ async def _until(
 
 def _sequences(
     request: Request, prompts: Iterable[tuple[int, ...]], sampling: Sampling, seed: int, scope: Scope
-) -> tuple[Sequence, ...]:
+) -> tuple[GatewaySequence, ...]:
     """One per answer. Its noise depends on its own prompt alone, so others beside it change nothing."""
     return tuple(
-        Sequence(
+        GatewaySequence(
             prompt,
             sampling,
             noise_key(seed, choice, prompt),

@@ -8,7 +8,7 @@ from gateway.generation.form import Form
 from gateway.generation.text import Piece
 from gateway.loop.events import VerdictFell
 from gateway.loop.stats import Stats
-from gateway.sequence import Sequence, Token
+from gateway.sequence import GatewaySequence, Token
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import Sampling
 from protos.generation_pb2 import TokenLogprobs
@@ -64,7 +64,7 @@ class Chunk:
 class Prepared:
     """A request that nothing is wrong with."""
 
-    sequences: tuple[Sequence, ...]  # one per answer, those to one prompt after another
+    sequences: tuple[GatewaySequence, ...]  # one per answer, those to one prompt after another
     n: int  # answers to each prompt
     stop: tuple[str, ...]
     speculation: Speculation

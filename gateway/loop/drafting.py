@@ -17,7 +17,7 @@ from gateway.loop.waiting import waits_for_this_task
 from gateway.routing.candidates import SMALL_LAG, Candidate
 from gateway.routing.paces import PaceObserver
 from gateway.routing.route import Route
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
 from outrider.drafters.registry import Place
@@ -36,7 +36,7 @@ class Drafting:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: GatewaySequence,
         route: Route,
         speculation: Speculation,
         events: Events,

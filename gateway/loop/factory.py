@@ -13,7 +13,7 @@ from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
 from gateway.routing.route import Route
 from gateway.routing.router import Kind, Router
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
@@ -43,7 +43,7 @@ class RoundsFactory:
 
     def of(
         self,
-        sequence: Sequence,
+        sequence: GatewaySequence,
         speculation: Speculation,
         deadline: float,
         task: str | None = None,

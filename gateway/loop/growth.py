@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 
 
 class Growth:
     """One waits at a time, and is woken for no fewer tokens than it waits for, unless rounds pay."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: GatewaySequence) -> None:
         self._sequence = sequence
         self._grew = asyncio.Event()
         self._awaited = 0  # length of the sequence that somebody waits for

@@ -34,7 +34,7 @@ from gateway.loop.events import (
 from gateway.loop.reasons import FIRST_TOKEN, LAST_TOKEN, LOST_TARGET, OF_ENGINE, OF_LOSSES
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Origin, Sequence, Token
+from gateway.sequence import GatewaySequence, Origin, Token
 from gateway.workers.fleet import Fleet, TargetStream
 from protos import rounds_pb2
 from protos.conversions import draft_to_message, step_from_message
@@ -78,7 +78,7 @@ class Rounds:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: GatewaySequence,
         fleet: Fleet,
         paces: Paces,
         drafting: Drafting,

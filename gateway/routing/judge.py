@@ -12,7 +12,7 @@ from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.loop.events import Events, Judged
 from gateway.routing.candidates import SMALL_LAG, Candidate
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import agreed
 from outrider.drafters.registry import Place
 from outrider.pace.controller import PROBE_DEPTH
@@ -34,7 +34,7 @@ class _Watched:
 class Judge:
     """Of one sequence."""
 
-    def __init__(self, sequence: Sequence, events: Events, period: Callable[[Candidate], int]) -> None:
+    def __init__(self, sequence: GatewaySequence, events: Events, period: Callable[[Candidate], int]) -> None:
         """period: tokens from one guess of a drafter to its next."""
         self._sequence = sequence
         self._events = events

@@ -16,7 +16,7 @@ from gateway.loop.events import (
 )
 from gateway.loop.reasons import LATE
 from gateway.routing.route import Route
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
 from outrider.drafters.registry import DrafterInfo, Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
@@ -74,7 +74,7 @@ class Paces:
 class PaceObserver:
     """Has the pace, and the router, learn from what happens to one sequence."""
 
-    def __init__(self, route: Route, sequence: Sequence) -> None:
+    def __init__(self, route: Route, sequence: GatewaySequence) -> None:
         self._route = route
         self._sequence = sequence
         self._stretch = 0  # round of the newest token of plain decoding

@@ -1,13 +1,13 @@
 """Which drafter drafts one sequence, and which ones are judged by its text."""
 
-from collections.abc import Sequence as Listed
+from collections.abc import Sequence
 
 from gateway.loop.events import Events, Routed
 from gateway.loop.reasons import LOST, NAMED, ROLLED_OUT, WENT_BACK
 from gateway.routing.candidates import Candidate
 from gateway.routing.judge import Judge
 from gateway.routing.router import Kind, Router
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.drafters.registry import Place
 from outrider.pace.controller import Pace
 
@@ -19,7 +19,12 @@ class Route:
     """Over several candidates the router decides, again and again; a single one drafts in any case."""
 
     def __init__(
-        self, candidates: Listed[Candidate], router: Router, kind: Kind, sequence: Sequence, events: Events
+        self,
+        candidates: Sequence[Candidate],
+        router: Router,
+        kind: Kind,
+        sequence: GatewaySequence,
+        events: Events,
     ) -> None:
         """candidates: the first one drafts until more is known, and is not new."""
         self._candidates = candidates

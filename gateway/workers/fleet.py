@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
 from gateway.errors import WorkerLostError
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.prefixes import Prefixes
 from gateway.workers.streams import Link, Role, Worker, WorkerStream
 from outrider.decoding.settings import Sampling
@@ -45,7 +45,7 @@ class Fleet:
             self._links[address] = Link(workers[address], self._trust)
         return [self._links[address] for address in workers]
 
-    def open_target(self, sequence: Sequence, *, apart: bool = False) -> TargetStream:
+    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> TargetStream:
         """
         apart: a target was lost with the sequence, perhaps by it. Of such sequences a target gets one at a
             time, until the first token: one that ends its target does not take the others along again.
@@ -69,7 +69,7 @@ class Fleet:
         self._on_trial = {at: stream for at, stream in self._on_trial.items() if not stream.is_closed}
         return self._on_trial
 
-    def open_draft(self, draft: str, sequence: Sequence) -> DraftStream:
+    def open_draft(self, draft: str, sequence: GatewaySequence) -> DraftStream:
         """Raises WorkerLostError if there is no worker with the draft of that name."""
         link = self._choose(draft, sequence)
         sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
@@ -79,7 +79,7 @@ class Fleet:
         """Of the ids that all workers know; 0 without any."""
         return min((worker.vocab_size for worker in self._workers()), default=0)
 
-    def _choose(self, draft: str, sequence: Sequence, taken: Collection[str] = ()) -> Link:
+    def _choose(self, draft: str, sequence: GatewaySequence, taken: Collection[str] = ()) -> Link:
         """Where the prompt's beginning is cached, unless that worker is much busier than another.
 
         Args:

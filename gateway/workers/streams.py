@@ -15,7 +15,7 @@ from gateway.errors import (
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.connection import Connection
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2, rounds_pb2_grpc
@@ -122,7 +122,9 @@ class Link:
 class WorkerStream(Generic[RequestT, ReplyT]):
     """``send`` and ``receive`` raise WorkerLostError once the stream is broken."""
 
-    def __init__(self, link: Link, request: type[RequestT], sequence: Sequence, sampling: Sampling) -> None:
+    def __init__(
+        self, link: Link, request: type[RequestT], sequence: GatewaySequence, sampling: Sampling
+    ) -> None:
         """sampling: the sequence's, as this worker is to take it."""
         self._sampling = sampling
         self._link = link

@@ -21,7 +21,7 @@ import gateway.workers.streams
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import Rounds
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import CHANNEL_OPTIONS, Role, Worker
@@ -106,7 +106,7 @@ class Service:
     def _stream(self, factory: RoundsFactory, row: DrafterInfo | None, number: int) -> Stream:
         prompt = self._prompts[number]
         sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=TEMPERATURES[number])
-        sequence = Sequence(prompt, sampling, noise_key(number, 0, prompt))
+        sequence = GatewaySequence(prompt, sampling, noise_key(number, 0, prompt))
         asked = Speculation(mode="fixed" if row else "off", depth=DEPTH, drafter=row.name if row else None)
         resolved = asked.resolved(self._settings.usual_drafter, PaceSettings())
         deadline = asyncio.get_running_loop().time() + LIMIT_S

@@ -15,7 +15,7 @@ import pytest
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
@@ -89,7 +89,7 @@ async def answers(
     async def stream() -> None:
         for number, request in coming:
             scope = Scope("somebody", KINDS[number % len(KINDS)])
-            sequence = Sequence(request.prompt, request.sampling, request.noise_key, scope=scope)
+            sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key, scope=scope)
             deadline = asyncio.get_running_loop().time() + LIMIT_S
             rounds = factory.of(sequence, resolved, deadline, scope.task)
             async for _ in rounds.steps():

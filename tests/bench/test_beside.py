@@ -13,7 +13,7 @@ from bench.simulated_head import SimulatedHead
 from bench.simulated_runner import RIGHT
 from gateway.loop.factory import RoundsFactory
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
@@ -29,7 +29,7 @@ def seconds(acceptance: float, speculation: Speculation) -> float:
 
     async def answered() -> float:
         head = SimulatedHead(lambda size: PASS_S, partial(rank_at, acceptance, 0.0))
-        sequence = Sequence((0,) * 100, Sampling(max_tokens=TOKENS), noise_key=1)
+        sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=TOKENS), noise_key=1)
         loop = asyncio.get_running_loop()
         async with simulated_fleet(lambda size: STEP_S, {}, HOP_S, head) as fleet:
             rounds = RoundsFactory(fleet, Paces(PaceSettings()), BESIDE).of(

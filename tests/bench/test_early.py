@@ -12,7 +12,7 @@ from bench.simulated import Ahead, SimulatedDraft, rank_at, simulated_fleet
 from bench.simulated_runner import RIGHT, Host, Launching
 from gateway.loop.factory import RoundsFactory
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
@@ -31,14 +31,14 @@ def host(launching: Launching) -> Host:
 
 async def answers(
     fleet: Any, speculation: Speculation, numbers: range, apart_s: float = 0.0
-) -> list[Sequence]:
+) -> list[GatewaySequence]:
     """So many at a time, which begin one after the other."""
     paces = Paces(PaceSettings())
     resolved = speculation.resolved("model", paces.settings)
 
-    async def answer(number: int) -> Sequence:
+    async def answer(number: int) -> GatewaySequence:
         await asyncio.sleep(number * apart_s)
-        sequence = Sequence((0,) * 100, Sampling(max_tokens=TOKENS), noise_key=number)
+        sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=TOKENS), noise_key=number)
         async for _ in RoundsFactory(fleet, paces, SETTINGS).of(sequence, resolved, FAR_AHEAD_S).steps():
             pass
         return sequence
@@ -88,7 +88,7 @@ def test_streams_by_turns_save_what_is_done_meanwhile(launching: Launching, save
 @pytest.mark.parametrize("launching", Launching)
 @pytest.mark.parametrize("mode", ["fixed 4", "pace"])
 def test_answers_are_complete(launching: Launching, mode: str) -> None:
-    async def answered() -> list[Sequence]:
+    async def answered() -> list[GatewaySequence]:
         target, draft = PAIRS["1B in 4 bit on an L4"]
         drafts = {"model": SimulatedDraft(draft.seconds, partial(rank_at, 0.7, 0.5), Ahead(12, 0.5))}
         async with (

@@ -40,7 +40,7 @@ from bench.simulated_worker import Hop
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.settings import Sampling
 from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.planning.step_costs import step_costs
@@ -71,7 +71,7 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
         async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
 
             async def answer(number: int, length: int) -> None:
-                sequence = Sequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
+                sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
                 rounds = RoundsFactory(fleet, paces, SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
                 async for _ in rounds.steps():
                     pass

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.loop.factory import RoundsFactory
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
@@ -38,7 +38,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def test_the_example_drafts_and_changes_no_text(example: None) -> None:
     speculation = Speculation(mode="fixed", depth=4, drafter="counting")
-    sequence = Sequence((11, 14, 17), Sampling(max_tokens=len(ANSWER)), noise_key=1)
+    sequence = GatewaySequence((11, 14, 17), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         factory = RoundsFactory(fleet, Paces(PaceSettings()), GatewaySettings(model="m", tokenizer="t"))
         rounds = factory.of(sequence, speculation, asyncio.get_running_loop().time() + 60.0)

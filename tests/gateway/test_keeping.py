@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from gateway import keeping as keeping_module
 from gateway.api.access import digest
 from gateway.keeping import DIGEST_DIGITS, Keeping, KeptFolder, Offered
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import KeepSettings
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
@@ -35,7 +35,7 @@ def lines(folder):
 
 
 def sequence(*prompt, caller=None, task=None):
-    made = Sequence(prompt, Sampling(temperature=0.5), 0, scope=Scope(caller, task))
+    made = GatewaySequence(prompt, Sampling(temperature=0.5), 0, scope=Scope(caller, task))
     made.generated = [7, 8]
     return made
 

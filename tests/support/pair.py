@@ -13,7 +13,7 @@ from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import Rounds
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, Worker
@@ -84,7 +84,7 @@ def rounds_of(
     """Of one answer, which has not begun."""
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    sequence = Sequence(prompt, settings, noise_key(1, 0, prompt))
+    sequence = GatewaySequence(prompt, settings, noise_key(1, 0, prompt))
     paces = Paces(PaceSettings())
     trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
     gateway = GatewaySettings(

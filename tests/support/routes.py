@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from gateway.drafters.beside_target import BesideTarget
 from gateway.routing.candidates import Candidate
 from gateway.routing.router import Kind
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import DrafterInfo, Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
@@ -29,6 +29,6 @@ class Machine:
 
 
 def candidate(name: str, place: Place = Place.DRAFT_WORKER) -> Candidate:
-    sequence = Sequence((1,), Sampling(), 0)
+    sequence = GatewaySequence((1,), Sampling(), 0)
     paced = PacedSequence(DrafterInfo(name, "", place, ""), SequenceAcceptance(TaskAcceptance()), 4)
     return Candidate(BesideTarget(sequence), paced)

@@ -22,7 +22,7 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.token_bytes import TokenBytes
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from protos.generation_pb2 import TokenLogprobs
 
 LONG_ECHO = 128  # token ids, whose places in the text take about a millisecond to find
@@ -89,7 +89,7 @@ class CompletionRequest(GenerationRequest):
         ]
 
 
-async def _echo(generation: Generation, prompt: Prompt, sequence: Sequence) -> Echo:
+async def _echo(generation: Generation, prompt: Prompt, sequence: GatewaySequence) -> Echo:
     text = prompt if isinstance(prompt, str) else await generation.tokenization.decode(prompt)
     if not sequence.is_scored:
         return Echo(text)

@@ -9,7 +9,7 @@ from gateway.drafters.draft_worker import DraftWorker
 from gateway.drafters.factory import Drafters
 from gateway.drafters.roster import Roster
 from gateway.errors import WorkerLostError
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import Place
@@ -22,7 +22,7 @@ ROSTER = Roster({"model": "model"}, None)
 
 
 def drafter_of(fleet):
-    sequence = Sequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0, round=1)
+    sequence = GatewaySequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0, round=1)
     return sequence, DraftWorker(fleet, "model", sequence)
 
 
@@ -132,7 +132,7 @@ async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch,
     monkeypatch.setattr(ScriptedDraft, "_draft", lambda *_: draft)
     async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
         sampling = Sampling(max_tokens=len(ANSWER), verification="rejection")
-        drafter = DraftWorker(fleet, "model", Sequence(PROMPT, sampling, noise_key=0, round=1))
+        drafter = DraftWorker(fleet, "model", GatewaySequence(PROMPT, sampling, noise_key=0, round=1))
         with pytest.raises(WorkerLostError, match="draft_probs"):
             await drafter.propose(2)
 
@@ -140,14 +140,14 @@ async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch,
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 async def test_ngrams_are_sure_of_themselves_where_a_ratio_rule_asks(rule):
     async with fleet_of() as fleet:
-        sequence = Sequence((1, 2, 3, 1, 2), Sampling(verification=rule), noise_key=0)
+        sequence = GatewaySequence((1, 2, 3, 1, 2), Sampling(verification=rule), noise_key=0)
         draft = (await ngram_of(fleet, sequence).propose(2)).draft
     assert draft == Draft.chain([3, 1], [SparseProbs((3,), (1.0,)), SparseProbs((1,), (1.0,))])
 
 
 async def test_a_long_prompt_is_looked_through_while_others_have_their_turn():
     async with fleet_of() as fleet:
-        drafter = ngram_of(fleet, Sequence(tuple(range(20_000)), Sampling(), noise_key=0))
+        drafter = ngram_of(fleet, GatewaySequence(tuple(range(20_000)), Sampling(), noise_key=0))
         looking, turns = asyncio.create_task(drafter.propose(0)), 0
         while not looking.done():
             await asyncio.sleep(0)
@@ -157,7 +157,7 @@ async def test_a_long_prompt_is_looked_through_while_others_have_their_turn():
 
 async def test_ngrams_are_looked_up_in_prompt_and_output():
     async with fleet_of() as fleet:
-        sequence = Sequence(PROMPT, Sampling(), noise_key=0)
+        sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0)
         drafter = ngram_of(fleet, sequence)
         await drafter.propose(0)
         sequence.generated += [9, 1]
@@ -168,7 +168,7 @@ async def test_ngrams_are_looked_up_in_prompt_and_output():
 
 async def test_a_drafter_is_made_by_its_name():
     async with fleet_of() as fleet:
-        sequence = Sequence(PROMPT, Sampling(), noise_key=0)
+        sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0)
         names = ("model", "ngram", "suffix", "model+suffix")
         places = [Drafters(fleet, ROSTER).of(name, sequence).place for name in names]
         assert places == [Place.DRAFT_WORKER, Place.GATEWAY, Place.GATEWAY, Place.DRAFT_WORKER]

@@ -6,7 +6,7 @@ from gateway.drafters.factory import Drafters
 from gateway.drafters.mixed import Promises
 from gateway.drafters.roster import Roster
 from gateway.errors import WorkerLostError
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
 from outrider.drafters.occurrences import Guess
@@ -20,7 +20,7 @@ MINE = Scope("my key", "code")
 
 
 def sequence_of(prompt=PROMPT, scope=MINE, **sampling):
-    return Sequence(tuple(prompt), Sampling(max_tokens=64, **sampling), noise_key=0, scope=scope)
+    return GatewaySequence(tuple(prompt), Sampling(max_tokens=64, **sampling), noise_key=0, scope=scope)
 
 
 def mixed_of(fleet, sequence, past=None):

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.loop.factory import RoundsFactory
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.settings import Sampling
@@ -32,7 +32,7 @@ async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
         ]
         far = Fleet(lambda: workers, TRUST)
         stack.push_async_callback(far.close)
-        sequence = Sequence((1, 2), Sampling(max_tokens=len(ANSWER)), noise_key=0)
+        sequence = GatewaySequence((1, 2), Sampling(max_tokens=len(ANSWER)), noise_key=0)
         speculation = Speculation(mode=mode, depth=4, drafter="model")
         settings = GatewaySettings(model="m", tokenizer="t")
         rounds = RoundsFactory(far, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))

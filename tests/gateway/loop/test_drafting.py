@@ -9,7 +9,7 @@ from gateway.drafters.proposal import Proposal
 from gateway.loop import drafting
 from gateway.loop.factory import RoundsFactory
 from gateway.routing.paces import Paces
-from gateway.sequence import Origin, Sequence
+from gateway.sequence import GatewaySequence, Origin
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
@@ -38,7 +38,7 @@ def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):
     fields = {"mode": "auto", **fields}
     speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
     sampling = Sampling(max_tokens=max_tokens, verification=speculation.verification)
-    sequence = Sequence((5, 6, 7), sampling, noise_key=1)
+    sequence = GatewaySequence((5, 6, 7), sampling, noise_key=1)
     settings = GatewaySettings(model="m", tokenizer="t", beside_target="eagle3")
     return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 

@@ -14,7 +14,7 @@ from gateway.routing.candidates import Candidate
 from gateway.routing.paces import PaceObserver, Paces
 from gateway.routing.route import Route
 from gateway.routing.router import Kind, Router
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
@@ -131,7 +131,7 @@ def observed(name: str, event: VerdictFell) -> Observed:
     """The pace after a Verdict on that drafter's Draft."""
     speculation = Speculation().resolved(name, PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
-    sequence = Sequence((1,), Sampling(), 1)
+    sequence = GatewaySequence((1,), Sampling(), 1)
     candidate = Candidate(BesideTarget(sequence), paced)
     kind = Kind(None, "coupled")
     route = Route([candidate], Router(lambda info: True), kind, sequence, Events())

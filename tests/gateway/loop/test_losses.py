@@ -12,7 +12,7 @@ from gateway.loop.reasons import OF_ENGINE, OF_LOSSES
 from gateway.loop.rounds import Rounds
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
@@ -35,7 +35,7 @@ def short_pauses(monkeypatch):
 
 def rounds_of(fleet, speculation=OFF, deadline_s=60.0, max_losses=3) -> Rounds:
     settings = GatewaySettings(model="m", tokenizer="t", max_losses=max_losses)
-    sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
+    sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     deadline = asyncio.get_running_loop().time() + deadline_s
     return RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)
 

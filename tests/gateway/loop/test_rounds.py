@@ -12,7 +12,7 @@ from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import STRETCH
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.sequence import Origin, Sequence
+from gateway.sequence import GatewaySequence, Origin
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.settings import Sampling
@@ -42,7 +42,7 @@ def rounds_of(
     fleet, speculation, max_tokens=ANSWER_LENGTH, prompt=PROMPT, deadline_ms=1e3 * LIMIT_S, deadline_s=LIMIT_S
 ):
     settings = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=deadline_ms)
-    sequence = Sequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
+    sequence = GatewaySequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
     paces = Paces(PaceSettings())
     return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(deadline_s))
 

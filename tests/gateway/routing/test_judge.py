@@ -7,7 +7,7 @@ from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import Rounds
 from gateway.routing.judge import Judge
 from gateway.routing.paces import Paces
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.settings import Sampling
@@ -29,7 +29,7 @@ def rounds_of(fleet: Fleet, pace: PaceSettings, drafters: tuple[str, ...], **fie
     )
     paces = Paces(pace)
     speculation = Speculation.model_validate(fields).resolved(settings.usual_drafter, pace)
-    sequence = Sequence(
+    sequence = GatewaySequence(
         (5, 6, 7),
         Sampling(max_tokens=len(ANSWER), verification=speculation.verification),
         noise_key=1,
@@ -107,12 +107,12 @@ async def test_between_two_guesses_the_text_is_not_looked_at(monkeypatch: pytest
     """It may be long."""
     looked_at = []
 
-    def since(self: Sequence, base: int) -> list[int]:
+    def since(self: GatewaySequence, base: int) -> list[int]:
         looked_at.append(base)
         return []
 
-    monkeypatch.setattr(Sequence, "since", since)
-    sequence = Sequence((5, 6, 7), Sampling(), noise_key=1)
+    monkeypatch.setattr(GatewaySequence, "since", since)
+    sequence = GatewaySequence((5, 6, 7), Sampling(), noise_key=1)
     judge = Judge(sequence, Events(), lambda candidate: 1000)
     judge.watch([candidate("other", Place.DRAFT_WORKER)])
     for token in range(20):

@@ -15,7 +15,7 @@ from gateway.loop.rounds import Rounds
 from gateway.routing import route
 from gateway.routing.paces import Paces
 from gateway.routing.router import Router
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.noise_key import noise_key
@@ -61,7 +61,7 @@ def rounds_of(fleet: Fleet, kind: str, temperature: float, speculation: Speculat
         propose_deadline_ms=1e3 * LIMIT_S,
     )
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    sequence = Sequence(prompt, sampling, noise_key(1, 0, prompt))
+    sequence = GatewaySequence(prompt, sampling, noise_key(1, 0, prompt))
     resolved = speculation.resolved(settings.usual_drafter, EAGER)
     return RoundsFactory(fleet, Paces(EAGER), settings).of(sequence, resolved, later(LIMIT_S))
 
@@ -129,7 +129,7 @@ async def test_another_draft_goes_on_where_one_is_lost() -> None:
     other = ScriptedDraft(answer, name="copy")
     settings = GatewaySettings(model="m", tokenizer="t", drafters=("model", "copy"), drafts=DRAFTS)
     async with fleet_of(ScriptedTarget(answer, step_s=0.002), lost, other) as fleet:
-        sequence = Sequence((5, 6, 7), Sampling(max_tokens=len(answer)), noise_key=1)
+        sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=len(answer)), noise_key=1)
         speculation = Speculation(mode="fixed", depth=2).resolved(settings.usual_drafter, PaceSettings())
         rounds = RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
         async for _ in rounds.steps():

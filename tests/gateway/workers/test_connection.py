@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from gateway.errors import WorkerLostError
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.settings import Sampling
@@ -45,7 +45,7 @@ async def fleet_of_one_that_says(messages):
 @pytest.mark.parametrize("messages", [[GARBLED], [GARBLED, EMPTY]], ids=["alone", "before another"])
 async def test_a_message_that_cannot_be_read_ends_the_connection(messages):
     async with fleet_of_one_that_says(messages) as fleet:
-        stream = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=1))
+        stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=1))
         stream.send(rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=stream.turn(1), until=99)))
         with pytest.raises(WorkerLostError, match="cannot be read"):
             await stream.receive(1, LONG_S)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import InvalidRequestError, WorkerLostError
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers import connection, registry
 from gateway.workers.fleet import IMBALANCE, Fleet
 from gateway.workers.streams import LOAD_AGE_S, Worker
@@ -22,7 +22,7 @@ def worker(address, role="target"):
 
 
 def sequence(*prompt):
-    return Sequence(prompt or (1,), Sampling(), noise_key=0)
+    return GatewaySequence(prompt or (1,), Sampling(), noise_key=0)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ async def test_what_is_told_at_once_travels_in_one_message():
 async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
     small = replace(worker("127.0.0.1:1"), max_length=100)
     fleet = Fleet(lambda: [small, worker("127.0.0.1:2")], TRUST)
-    long = Sequence((1,), Sampling(max_tokens=100), noise_key=0)
+    long = GatewaySequence((1,), Sampling(max_tokens=100), noise_key=0)
     opened = [fleet.open_target(long) for _ in range(3)]
     assert streams(fleet) == {"1": 0, "2": 3}
     for stream in opened:
@@ -168,7 +168,7 @@ async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
     """Embeddings are padded; a ratio rule could not undo a guess that the target knows nothing of."""
     target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
     fleet = Fleet(lambda: [target, draft], TRUST)
-    asked = Sequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
+    asked = GatewaySequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
     with (
         closing(fleet.open_draft("model", asked)) as to_draft,
         closing(fleet.open_target(asked)) as to_target,

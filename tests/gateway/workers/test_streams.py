@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from gateway.errors import WorkerLostError
-from gateway.sequence import Sequence
+from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
 from outrider.decoding.settings import Sampling
@@ -56,7 +56,7 @@ def turn_of(stream, number: int) -> None:
 
 
 async def end(fleet, number: int, crossing: str) -> None:
-    stream = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=number))
+    stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=number))
     with suppress(WorkerLostError):
         for round_ in (1, 2):
             turn_of(stream, round_)
@@ -78,10 +78,10 @@ async def test_a_worker_hears_of_the_end_whatever_crosses_it(talkative, crossing
 
 async def test_a_worker_hears_of_a_stream_that_was_opened_and_closed_at_once(talkative):
     worker, fleet = talkative
-    stream = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=1))
+    stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=1))
     turn_of(stream, 1)
     stream.close()
-    other = fleet.open_target(Sequence((1, 2, 3), Sampling(), noise_key=2))
+    other = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=2))
     turn_of(other, 1)
     await other.receive(1)
     await eventually(lambda: worker.open == 1)
