@@ -3,14 +3,10 @@
 from abc import ABC, abstractmethod
 
 from gateway.drafters.proposal import Proposal
-from outrider.drafters.registry import Place
 
 
-class Drafter(ABC):
+class SequenceDrafter(ABC):
     """A wrong guess costs time, never correctness."""
-
-    place: Place
-    comes_with_verdicts = False  # each of its Drafts does, so that the target may go on by itself
 
     @abstractmethod
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:

@@ -3,12 +3,12 @@
 from functools import lru_cache
 from typing import Any
 
-from gateway.drafters.beside_target import BesideTarget
-from gateway.drafters.draft_worker import DraftWorker
-from gateway.drafters.drafter import Drafter
-from gateway.drafters.index import IndexDrafter
-from gateway.drafters.mixed import Mixed, Promises
+from gateway.drafters.drafter import SequenceDrafter
+from gateway.drafters.index import GatewayDrafter
+from gateway.drafters.mixed import MixedDrafter, Promises
 from gateway.drafters.roster import Roster
+from gateway.drafters.target import VerdictDrafter
+from gateway.drafters.worker import WorkerDrafter
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
@@ -25,27 +25,27 @@ class Drafters:
         self._past = PastAnswers() if past is None else past
         self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
 
-    def of(self, name: str, sequence: GatewaySequence) -> Drafter:
+    def of(self, name: str, sequence: GatewaySequence) -> SequenceDrafter:
         """Raises ValueError naming the drafters that there are."""
         info = self.roster.find(name)
         if info.mixes is not None:
             return self._mixed(name, info.mixes, sequence)
         if info.place is Place.DRAFT_WORKER:
-            return DraftWorker(self._fleet, name, sequence)
+            return WorkerDrafter(self._fleet, name, sequence)
         if info.place is Place.TARGET_WORKER:
-            return BesideTarget(sequence)
+            return VerdictDrafter(sequence)
         return self._index(info, sequence)[0]
 
-    def _mixed(self, name: str, mixes: tuple[str, str], sequence: GatewaySequence) -> Drafter:
+    def _mixed(self, name: str, mixes: tuple[str, str], sequence: GatewaySequence) -> SequenceDrafter:
         other = self.of(mixes[0], sequence)
         index = self._index(drafter(mixes[1]), sequence)
         promises = self._promises(sequence.scope.task, name, sequence.sampling.verification)
-        return Mixed(mixes, other, index, promises, sequence)
+        return MixedDrafter(mixes, other, index, promises, sequence)
 
-    def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[Drafter, Any]:
+    def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[SequenceDrafter, Any]:
         """What drafts from an index, and the index."""
         if not info.remembers:
             index = info.load()()
-            return IndexDrafter(index, sequence), index
+            return GatewayDrafter(index, sequence), index
         index = info.load()(self._past, sequence.scope)
-        return IndexDrafter(index, sequence, self._past), index
+        return GatewayDrafter(index, sequence, self._past), index

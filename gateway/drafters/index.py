@@ -2,20 +2,17 @@
 
 import asyncio
 
-from gateway.drafters.drafter import Drafter
+from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.proposal import Proposal
 from gateway.sequence import GatewaySequence
 from outrider.drafters.index import Index, as_drawn
 from outrider.drafters.past_answers import PastAnswers
-from outrider.drafters.registry import Place
 
 NOTED_AT_A_TIME = 512  # tokens, about a millisecond: the event loop has others to serve
 
 
-class IndexDrafter(Drafter):
+class GatewayDrafter(SequenceDrafter):
     """Chains only, whatever is said of leaves."""
-
-    place = Place.GATEWAY
 
     def __init__(self, index: Index, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
         """past: takes note of the answer in the end."""

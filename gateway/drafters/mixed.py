@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gateway.drafters.drafter import Drafter
+from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.proposal import Proposal
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, agreed
@@ -50,7 +50,7 @@ class Promises:
         self._expected = KEPT * self._expected + sum(rates[:verified])
 
 
-class Mixed(Drafter):
+class MixedDrafter(SequenceDrafter):
     """Another drafter, which is not even asked where an index promises more.
 
     Decided before the other drafter is asked, so that under the ratio rules too a Draft does not depend on
@@ -60,8 +60,8 @@ class Mixed(Drafter):
     def __init__(
         self,
         names: tuple[str, str],
-        other: Drafter,
-        index: tuple[Drafter, ScoredIndex],
+        other: SequenceDrafter,
+        index: tuple[SequenceDrafter, ScoredIndex],
         promises: Promises,
         sequence: GatewaySequence,
     ) -> None:
@@ -70,7 +70,6 @@ class Mixed(Drafter):
             names: of the other drafter, of the index.
             index: what takes the sequence's tokens in, and what it holds.
         """
-        self.place = other.place
         self._names = names
         self._other = other
         self._taking_in, self._index = index

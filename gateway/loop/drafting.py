@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
-from gateway.drafters.drafter import Drafter
+from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.loop.events import Compared, Drafted, Events, FellBack, Overtaken, Resumed
@@ -20,7 +20,6 @@ from gateway.routing.route import Route
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
-from outrider.drafters.registry import Place
 from outrider.pace.controller import PROBE_DEPTH, Pace, PacedSequence
 
 logger = logging.getLogger("ray.serve")
@@ -88,7 +87,7 @@ class Drafting:
             self._is_paced = False
 
     @property
-    def _drafter(self) -> Drafter | None:
+    def _drafter(self) -> SequenceDrafter | None:
         """The one that drafts; None: the request wants none."""
         return None if self._speculation.mode == "off" else self._route.now.drafter
 
@@ -131,7 +130,7 @@ class Drafting:
     @property
     def wanted_beside_target(self) -> tuple[int, int]:
         """Depth of the Draft that is to come with the next Verdict, and runners-up beside it, at most."""
-        if not self._is_beside_target:
+        if not self._comes_with_verdicts:
             return self._route.depth_beside_target, 0
         if self._speculation.mode == "fixed":
             return self._paced.max_depth, self._paced.leaves
@@ -140,7 +139,8 @@ class Drafting:
     @property
     def target_may_continue(self) -> bool:
         """Whether the target may verify its own drafter's Drafts before they were seen here; no trial's."""
-        return self._drafter is not None and self._drafter.comes_with_verdicts and self.depth_in_force > 0
+        comes_alone = self._comes_with_verdicts and self._paced.drafter.mixes is None
+        return comes_alone and self.depth_in_force > 0
 
     def continued(self) -> Proposal | None:
         """The Draft with which the target goes on by itself; None where another drafter is to draft."""
@@ -155,9 +155,9 @@ class Drafting:
         return proposal
 
     @property
-    def _is_beside_target(self) -> bool:
-        """Whether Drafts come with verdicts."""
-        return self._drafter is not None and self._drafter.place is Place.TARGET_WORKER
+    def _comes_with_verdicts(self) -> bool:
+        """Whether the target sends the Drafts."""
+        return self._drafter is not None and self._paced.drafter.comes_with_verdicts
 
     def _pays(self) -> bool:
         self._pace.refresh()
@@ -249,7 +249,7 @@ class Drafting:
             depth, room = self.depth(), self._room
             if room == 0:
                 await _never()
-            if self._is_beside_target:
+            if self._paced.drafter.probes_by_rounds:
                 # Its Draft comes with the verdict on an empty one; only a round can tell how good it is.
                 self._paced.try_round()
                 return self._resumed(NO_PROPOSAL)
@@ -291,14 +291,9 @@ class Drafting:
 
     def _pause(self) -> int:
         """Tokens of plain decoding before a drafter that had nothing to say is asked again."""
-        if self._empty < MANY_EMPTY or not self._asks_a_worker:
+        if self._empty < MANY_EMPTY or self._paced.drafter.is_index:
             return 1
         return SHORTEST_PAUSE << min(self._empty - MANY_EMPTY, DOUBLINGS)
-
-    @property
-    def _asks_a_worker(self) -> bool:
-        """Whether a Draft costs more than a look at what is there."""
-        return self._drafter is not None and self._drafter.place is not Place.GATEWAY
 
     async def _compare(self, proposal: Proposal) -> None:
         """A guess that is never verified, with the text once that has gone on long enough."""
@@ -323,7 +318,7 @@ class Drafting:
             self._is_started = True
             self._taking_in = asyncio.create_task(self._take_in(self._drafter))
 
-    async def _take_in(self, drafter: Drafter) -> None:
+    async def _take_in(self, drafter: SequenceDrafter) -> None:
         try:
             await drafter.propose(0)
         except WorkerLostError as lost:
@@ -368,7 +363,7 @@ class Drafting:
         if self._empty < MANY_EMPTY:
             return proposal
         # Most often the context or the cache of a draft is full; a text without repeats is no fault.
-        is_fault = self._empty == MANY_EMPTY and self._asks_a_worker
+        is_fault = self._empty == MANY_EMPTY and not self._paced.drafter.is_index
         self._fall_back(FellBack(EMPTY, f"{self._empty} in a row", is_fault))
         return None
 

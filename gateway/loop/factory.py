@@ -17,7 +17,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
-from outrider.drafters.registry import DrafterInfo, Place
+from outrider.drafters.registry import DrafterInfo
 
 
 class RoundsFactory:
@@ -85,8 +85,8 @@ class RoundsFactory:
         )
 
     def _is_ready(self, drafter: DrafterInfo) -> bool:
-        """Whether there is a worker where it needs one of its own."""
-        if drafter.place is not Place.DRAFT_WORKER:
+        """Whether there is a worker, if it asks one."""
+        if not drafter.asks_worker:
             return True
         draft = drafter.mixes[0] if drafter.mixes else drafter.name
         return any(worker.draft == draft for worker in self._fleet.workers("draft"))

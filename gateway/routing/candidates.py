@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.drafters.drafter import Drafter
+from gateway.drafters.drafter import SequenceDrafter
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.controller import PacedSequence
 
@@ -13,7 +13,7 @@ SMALL_LAG = 32  # tokens that a drafter may be behind and still be asked for Dra
 class Candidate:
     """One of them."""
 
-    drafter: Drafter
+    drafter: SequenceDrafter
     paced: PacedSequence  # the sequence as the pace sees it with this drafter
     is_new: bool = False  # it is being rolled out: it drafts a share of the sequences alone
 

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Place(Enum):
-    """Where a drafter runs."""
+    """Where a drafter runs: says what its file holds. Rounds and pace read the facts of ``DrafterInfo``."""
 
     GATEWAY = "gateway"
     DRAFT_WORKER = "draft worker"
@@ -49,6 +49,31 @@ class DrafterInfo:
     mixes: tuple[str, str] | None = (
         None  # a drafter, and an index whose Draft is taken where it promises more
     )
+
+    @property
+    def asks_worker(self) -> bool:
+        """Whether a draft worker makes its Drafts: it has to be ready, and to take the text in first."""
+        return self.place is Place.DRAFT_WORKER
+
+    @property
+    def is_index(self) -> bool:
+        """Whether it looks into text that is there: a guess costs next to nothing, and no worker is lost."""
+        return self.place is Place.GATEWAY
+
+    @property
+    def comes_with_verdicts(self) -> bool:
+        """Whether the target sends its Drafts, each with a Verdict; a mixed drafter has others too."""
+        return self.place is Place.TARGET_WORKER
+
+    @property
+    def probes_by_rounds(self) -> bool:
+        """Whether a probe costs a round: the target makes no Draft for a sequence in plain decoding."""
+        return self.place is Place.TARGET_WORKER
+
+    @property
+    def waits_in_step(self) -> bool:
+        """Whether all sequences of a step of the target wait while it drafts for a few of them."""
+        return self.place is Place.TARGET_WORKER
 
     def load(self) -> Any:
         """The class, imported where it is used: some need torch."""

@@ -391,7 +391,7 @@ class Pace:
         counts = Counter(self._cost_of(info, worker) for info, worker in drafted_by)
         shares = [(cost, count / len(drafted_by)) for cost, count in counts.items()]
         calibration = np.array([self._calibration.of_rounds(info.name) for info, _ in drafted_by])
-        are_beside = all(info.place is Place.TARGET_WORKER for info, _ in drafted_by)
+        are_beside = all(info.waits_in_step for info, _ in drafted_by)
         return _Costs(self._target, shares, context, calibration, are_beside)
 
     def _reach(self, sequences: list[PacedSequence]) -> Vector:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.drafters.beside_target import BesideTarget
+from gateway.drafters.target import VerdictDrafter
 from gateway.routing.candidates import Candidate
 from gateway.routing.router import Kind
 from gateway.sequence import GatewaySequence
@@ -31,4 +31,4 @@ class Machine:
 def candidate(name: str, place: Place = Place.DRAFT_WORKER) -> Candidate:
     sequence = GatewaySequence((1,), Sampling(), 0)
     paced = PacedSequence(DrafterInfo(name, "", place, ""), SequenceAcceptance(TaskAcceptance()), 4)
-    return Candidate(BesideTarget(sequence), paced)
+    return Candidate(VerdictDrafter(sequence), paced)

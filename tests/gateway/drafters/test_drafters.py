@@ -5,14 +5,15 @@ import math
 
 import pytest
 
-from gateway.drafters.draft_worker import DraftWorker
 from gateway.drafters.factory import Drafters
+from gateway.drafters.index import GatewayDrafter
+from gateway.drafters.mixed import MixedDrafter
 from gateway.drafters.roster import Roster
+from gateway.drafters.worker import WorkerDrafter
 from gateway.errors import WorkerLostError
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
-from outrider.drafters.registry import Place
 from protos import rounds_pb2
 from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, fleet_of
 
@@ -23,7 +24,7 @@ ROSTER = Roster({"model": "model"}, None)
 
 def drafter_of(fleet):
     sequence = GatewaySequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0, round=1)
-    return sequence, DraftWorker(fleet, "model", sequence)
+    return sequence, WorkerDrafter(fleet, "model", sequence)
 
 
 def ngram_of(fleet, sequence):
@@ -132,7 +133,7 @@ async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch,
     monkeypatch.setattr(ScriptedDraft, "_draft", lambda *_: draft)
     async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
         sampling = Sampling(max_tokens=len(ANSWER), verification="rejection")
-        drafter = DraftWorker(fleet, "model", GatewaySequence(PROMPT, sampling, noise_key=0, round=1))
+        drafter = WorkerDrafter(fleet, "model", GatewaySequence(PROMPT, sampling, noise_key=0, round=1))
         with pytest.raises(WorkerLostError, match="draft_probs"):
             await drafter.propose(2)
 
@@ -170,7 +171,7 @@ async def test_a_drafter_is_made_by_its_name():
     async with fleet_of() as fleet:
         sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0)
         names = ("model", "ngram", "suffix", "model+suffix")
-        places = [Drafters(fleet, ROSTER).of(name, sequence).place for name in names]
-        assert places == [Place.DRAFT_WORKER, Place.GATEWAY, Place.GATEWAY, Place.DRAFT_WORKER]
+        kinds = [type(Drafters(fleet, ROSTER).of(name, sequence)) for name in names]
+        assert kinds == [WorkerDrafter, GatewayDrafter, GatewayDrafter, MixedDrafter]
         with pytest.raises(ValueError, match=r"'tea leaves'; there are: model, ngram, suffix, "):
             Drafters(fleet, ROSTER).of("tea leaves", sequence)

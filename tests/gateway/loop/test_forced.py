@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.api.details import round_message
-from gateway.drafters.beside_target import BesideTarget
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.drafters.target import VerdictDrafter
 from gateway.loop.events import Events, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
 from gateway.routing.candidates import Candidate
@@ -132,7 +132,7 @@ def observed(name: str, event: VerdictFell) -> Observed:
     speculation = Speculation().resolved(name, PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
     sequence = GatewaySequence((1,), Sampling(), 1)
-    candidate = Candidate(BesideTarget(sequence), paced)
+    candidate = Candidate(VerdictDrafter(sequence), paced)
     kind = Kind(None, "coupled")
     route = Route([candidate], Router(lambda info: True), kind, sequence, Events())
     observer = PaceObserver(route, sequence)

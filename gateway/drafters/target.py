@@ -1,16 +1,12 @@
 """Drafters that stand beside the target: their Drafts come with its verdicts."""
 
-from gateway.drafters.drafter import Drafter
+from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.sequence import GatewaySequence
-from outrider.drafters.registry import Place
 
 
-class BesideTarget(Drafter):
+class VerdictDrafter(SequenceDrafter):
     """What it proposes was asked for by the Verify before: nothing is waited for."""
-
-    place = Place.TARGET_WORKER
-    comes_with_verdicts = True
 
     def __init__(self, sequence: GatewaySequence) -> None:
         self._sequence = sequence

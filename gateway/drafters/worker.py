@@ -1,6 +1,6 @@
 """Drafters in a worker of their own, reached over gRPC."""
 
-from gateway.drafters.drafter import Drafter
+from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.proposal import AheadOutcome, Proposal
 from gateway.drafters.received import received_draft
 from gateway.errors import (
@@ -13,17 +13,14 @@ from gateway.loop.waiting import traceparent_of_waiting
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import DraftStream, Fleet
 from outrider.decoding.draft import Draft
-from outrider.drafters.registry import Place
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
 REFUSALS = (WorkerLostError, InvalidRequestError, SequenceFailedError)
 
 
-class DraftWorker(Drafter):
+class WorkerDrafter(SequenceDrafter):
     """Opens a stream for its sequence when it is first asked, and another when that was lost."""
-
-    place = Place.DRAFT_WORKER
 
     def __init__(self, fleet: Fleet, draft: str, sequence: GatewaySequence) -> None:
         """draft: name of the one that is asked."""
