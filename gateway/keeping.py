@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from gateway.recorded_answers import SUFFIX, RecordedAnswer
 from gateway.sequence import GatewaySequence
 from gateway.settings import KeepSettings
 from outrider.drafters.past_answers import Scope
-from outrider.traffic.kept import SUFFIX, Kept
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,7 +32,7 @@ class Offered(NamedTuple):
     """An answer that is to be kept."""
 
     folder: Path
-    kept: Kept
+    kept: RecordedAnswer
 
 
 class Keeping:
@@ -52,7 +52,7 @@ class Keeping:
         """An answer that is complete. Returns at once."""
         if not sequence.generated or not self._wants(sequence.scope):
             return
-        kept = Kept.model_construct(  # checked already
+        kept = RecordedAnswer.model_construct(  # checked already
             prompt=sequence.prompt,
             answer=tuple(sequence.generated),
             temperature=sequence.sampling.temperature,

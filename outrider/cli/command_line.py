@@ -2,34 +2,30 @@
 
 import argparse
 import sys
+from importlib import import_module
 
-from outrider.cli import (
-    advise_command,
-    check_command,
-    distil_command,
-    generate_command,
-    plan_command,
-    top_command,
-    trace_command,
-)
-
-COMMANDS = (
-    generate_command,
-    top_command,
-    plan_command,
-    advise_command,
-    distil_command,
-    trace_command,
-    check_command,
-)
+COMMANDS = {
+    "generate": "stream an answer to a prompt, over gRPC",
+    "top": "load, acceptance, depth and workers, live, over gRPC",
+    "plan": "what a deployment takes of its devices, and of their time",
+    "advise": "which draft suits a target, judged on your own prompts",
+    "distil": "fit a draft to what its target says to your own prompts",
+    "trace": "say where the time of traced requests went",
+    "check": "prove that two deployments say the same, or tell how they differ",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """What the chosen command returns: the exit code."""
+    """Runs a command and returns its exit code. Only the module of that command is loaded."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="outrider", description="Works with an Outrider service.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name, meaning in COMMANDS.items():
+        command = commands.add_parser(name, help=meaning)
+        if arguments[:1] == [name]:
+            module = import_module(f"outrider.cli.{name}_command")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code

@@ -5,17 +5,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from outrider.cli.generate_command import INTERRUPTED
+from outrider.cli.service import INTERRUPTED
 
 if TYPE_CHECKING:
     from cluster.settings import Settings
 
 
 def run_or_say_why(command: Callable[[], None]) -> int:
-    """The exit code; 1 where the command cannot do what it should: stderr has the reason."""
-    from outrider.engine.errors import (
-        EngineError,  # torch and transformers: seconds, that no other command needs
-    )
+    """Runs a command and returns its exit code. A known failure prints its reason to stderr: code 1."""
+    from outrider.engine.errors import EngineError
 
     try:
         command()
@@ -27,8 +25,13 @@ def run_or_say_why(command: Callable[[], None]) -> int:
     return 0
 
 
+def report_progress(what: str) -> None:
+    """Prints a line about what is done next to stderr."""
+    print(f"outrider: {what}", file=sys.stderr, flush=True)
+
+
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Without devices."""
+    """Adds the settings of a deployment, without its devices."""
     parser.add_argument(
         "settings",
         nargs="*",
@@ -36,15 +39,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Settings and devices."""
+def add_deployment(parser: argparse.ArgumentParser) -> None:
+    """Adds the settings of a deployment, and the memory of its devices."""
     add_settings(parser)
-    parser.add_argument("--memory", help="of each device of a target: 80GB, 24GiB [as the settings tell]")
-    parser.add_argument("--draft-memory", help="of each device of a draft [as --memory]")
+    parser.add_argument("--memory", help="memory of each target device: 80GB, 24GiB [from the settings]")
+    parser.add_argument("--draft-memory", help="memory of each draft device [as --memory]")
 
 
 def given_settings(options: argparse.Namespace) -> "Settings":
-    """On the devices of this machine. Raises ValueError."""
+    """Returns the settings, with the GPUs of this machine. Raises ValueError."""
     from cluster.arguments import read_settings
     from cluster.gpus import gpus_here
 
@@ -52,7 +55,7 @@ def given_settings(options: argparse.Namespace) -> "Settings":
 
 
 def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, int]]":
-    """The settings with the GPUs of each worker, and bytes of each device by group of settings.
+    """Returns the settings with the GPUs of each worker, and bytes of each device by group of settings.
 
     Raises:
         ValueError: they are not accepted, or nothing tells how much memory a device has.
@@ -67,7 +70,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
     settings = read_settings(_arguments(options.settings))
     check_shares(settings.target_engine())
-    # Who names a device's memory means GPUs, one for each rank and draft, unless the settings say otherwise.
+    # A named memory means GPUs, one for each rank and draft, unless the settings say otherwise.
     wanted = settings.target.most_replicas * settings.target.tensor_parallel
     wanted += sum(draft.most_replicas for draft in settings.drafts.values())
     settings = settings.with_gpus(wanted if memory else len(gpus_here()))
@@ -78,11 +81,20 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
 
 
 def check_accelerator(name: str | None) -> None:
-    """Raises ValueError where one is named whose data sheet is not known."""
+    """Raises ValueError if the data sheet of a named accelerator is not known."""
     from outrider.engine.planning.step_costs import ACCELERATORS
 
     if name is not None and name not in ACCELERATORS:
         raise ValueError(f"accelerator {name!r} is not known: give one of {', '.join(ACCELERATORS)}")
+
+
+def check_one_process(settings: "Settings") -> None:
+    """Raises ValueError if the target is split over several processes."""
+    if settings.target.tensor_parallel > 1:
+        raise ValueError(
+            f"target.tensor_parallel={settings.target.tensor_parallel}: the target answers in one process "
+            "here; give 1, on a device that holds it"
+        )
 
 
 def _arguments(words: Sequence[str]) -> dict[str, str]:

@@ -1,21 +1,21 @@
-"""``outrider plan outrider.yaml target.tensor_parallel=4``: what a deployment takes of its devices, told
-without them."""
+"""``outrider plan outrider.yaml target.tensor_parallel=4``: what a deployment takes of its devices.
+
+The devices need not be here.
+"""
 
 import argparse
 
-from outrider.cli.deployment import add_arguments, check_accelerator, read_deployment, run_or_say_why
+from outrider.cli.deployment import add_deployment, check_accelerator, read_deployment, run_or_say_why
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("plan", help="what a deployment takes of its devices, and of their time")
-    add_arguments(parser)
-    parser.add_argument("--accelerator", help="of a target: H100, L4, ... [as the settings tell]")
-    parser.add_argument("--draft-accelerator", help="of a draft [as --accelerator]")
-    parser.set_defaults(run=run)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_deployment(parser)
+    parser.add_argument("--accelerator", help="GPU of the target: H100, L4, ... [from the settings]")
+    parser.add_argument("--draft-accelerator", help="GPU of the draft [as --accelerator]")
 
 
 def run(options: argparse.Namespace) -> int:
-    """1, with the reason, where the deployment would be refused."""
+    """Returns 1, with the reason on stderr, if the deployment would be refused."""
     return run_or_say_why(lambda: _print_plan(options))
 
 
@@ -34,7 +34,7 @@ def _print_plan(options: argparse.Namespace) -> None:
 
 
 def _known(named: str | None, set_to: str | None) -> str | None:
-    """An accelerator whose data sheet is known. Raises ValueError where one is named that is not."""
+    """Returns an accelerator whose data sheet is known. Raises ValueError if the named one is not known."""
     from outrider.engine.planning.step_costs import ACCELERATORS
 
     check_accelerator(named)

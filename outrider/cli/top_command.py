@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from outrider.cli.generate_command import API_KEY, INTERRUPTED, OPTIONS, explain
+from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
 from outrider.client.client import Client
 from outrider.client.loads import LoadHistory, TaskRates
 from protos import generation_pb2
@@ -16,12 +16,10 @@ CLEAR = "\033[2J\033[H"
 NOTHING = "-"
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("top", help="load, acceptance, depth and workers, live, over gRPC")
-    parser.add_argument("--address", **OPTIONS["--address"])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_address(parser)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks [%(default)s]")
-    parser.add_argument("--looks", type=int, default=0, help="end after so many [0: on Ctrl-C]")
-    parser.set_defaults(run=run)
+    parser.add_argument("--looks", type=int, default=0, help="looks before it ends [0: Ctrl-C ends it]")
 
 
 def run(options: argparse.Namespace) -> int:

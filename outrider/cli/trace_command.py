@@ -8,14 +8,12 @@ from outrider.cli.trace_report import GENERATIONS, lines, report
 from outrider.telemetry.trace_file import FileSpan, read_spans
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("trace", help="say where the time of traced requests went")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="written with OTEL_TRACES_EXPORTER=file"
     )
     parser.add_argument("--id", default=None, help="beginning of a trace id [the newest]")
     parser.add_argument("--all", action="store_true", help="all requests together")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _one(spans: list[FileSpan], beginning: str | None) -> list[FileSpan]:
-    """Of the newest generation, or of the newest whose trace is named so."""
+    """Returns the spans of the newest generation whose trace id has this beginning."""
     generations = [
         span
         for span in spans

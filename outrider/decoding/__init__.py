@@ -1,0 +1,1 @@
+"""The arithmetic of drafting and verifying: Drafts, verification, sampling, noise, grammars."""

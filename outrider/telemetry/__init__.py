@@ -1,0 +1,1 @@
+"""Names, units and meanings of all metrics and spans."""

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.cli.deployment import run_or_say_why
-from outrider.cli.generate_command import INTERRUPTED
+from outrider.cli.service import INTERRUPTED
 from outrider.engine.errors import UnsupportedModelError
 
 

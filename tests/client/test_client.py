@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from outrider.cli import generate_command
 from outrider.cli.command_line import main
+from outrider.cli.service import API_KEY
 from outrider.client import client as generation
 from outrider.client.client import Client
 from protos import generation_pb2, generation_pb2_grpc
@@ -139,7 +139,7 @@ def test_an_answer_that_is_not_read_to_its_end_is_cancelled(gateway):
 
 def test_the_command_line_streams_text_and_tells_the_record(gateway, capsys, monkeypatch):
     script, address = gateway
-    monkeypatch.setenv(generate_command.API_KEY, "secret")
+    monkeypatch.setenv(API_KEY, "secret")
     assert main(["generate", "x", "--address", address, "--seed", "3", "--stop", "END"]) == 0
     out, err = capsys.readouterr()
     assert out == TEXT + "\n"

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from gateway import keeping as keeping_module
 from gateway.api.access import digest
 from gateway.keeping import DIGEST_DIGITS, Keeping, KeptFolder, Offered
+from gateway.recorded_answers import RecordedAnswer, read_folder
 from gateway.sequence import GatewaySequence
 from gateway.settings import KeepSettings
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
-from outrider.traffic.kept import Kept, read_kept
 from protos import generation_pb2
 from tests.fakes.scripted import ScriptedTarget, fleet_of
 from tests.support.grpc_calls import Context, servicer_of
@@ -123,7 +123,7 @@ def folder_of(tmp_path, **others):
 
 
 def offered(tmp_path, number, tokens=100):
-    return Offered(tmp_path, Kept(prompt=(number,) * tokens, answer=(1,), temperature=1.0))
+    return Offered(tmp_path, RecordedAnswer(prompt=(number,) * tokens, answer=(1,), temperature=1.0))
 
 
 def test_the_folder_is_bounded_and_the_oldest_go_first(tmp_path):
@@ -132,7 +132,7 @@ def test_the_folder_is_bounded_and_the_oldest_go_first(tmp_path):
         folder.write(offered(tmp_path, number))
         clock.now += 0.5
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
-    kept = [one.prompt[0] for one in read_kept(tmp_path, 1000)]
+    kept = [one.prompt[0] for one in read_folder(tmp_path, 1000)]
     assert kept == list(range(199, 199 - len(kept), -1))
     assert len(kept) > 2**14 / len(offered(tmp_path, 199).kept.line()) * 0.8  # most of the room is used
 

@@ -24,7 +24,7 @@ from tests.support.patience import LIMIT_S
 from tests.support.service import Service, service_of
 from workshop.checking.check import check
 from workshop.checking.deployment import Deployment
-from workshop.checking.report import Report
+from workshop.checking.report import CheckReport
 from workshop.checking.settings import CheckSettings
 
 ONE_IN = 200  # rounds, of which the Draft is emitted unverified
@@ -136,7 +136,7 @@ class Services:
     a: Service
     b: Service
 
-    async def checked(self, defect: Defect, **settings: Any) -> Report:
+    async def checked(self, defect: Defect, **settings: Any) -> CheckReport:
         """With the defect in B. Both draft in every round, so that no pace hides it."""
         (target,) = self.b.of("target")
         asked = CheckSettings.model_validate({**defect.settings, **settings})

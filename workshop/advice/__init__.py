@@ -1,5 +1,5 @@
-"""Which draft suits a target on the user's own prompts: `outrider advise`.
+"""Tells which draft suits a target on the user's own prompts: ``outrider advise``.
 
-The target answers the prompts once, plainly. Under keyed noise a guess is right where it is what the target
-said. So every candidate is judged on these answers, and the target is not asked again.
+The target answers the prompts once, by plain decoding. Under keyed noise a guess is correct if it is what the
+target said. So every candidate is judged on these answers, and the target is not asked again.
 """

@@ -1,0 +1,1 @@
+"""Proves that two deployments say the same, or tells how they differ: ``outrider check``."""

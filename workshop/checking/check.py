@@ -12,7 +12,7 @@ from workshop.checking import lm_eval
 from workshop.checking.deployment import Deployment, Text
 from workshop.checking.errors import CheckError, RefusedError
 from workshop.checking.prompts import read_prompts, read_text
-from workshop.checking.report import Distributions, KindCount, Perplexity, Report, Seeded, Side, Tasks
+from workshop.checking.report import CheckReport, Distributions, KindCount, Perplexity, Seeded, Side, Tasks
 from workshop.checking.settings import CheckSettings, Kind
 from workshop.checking.side_by_side import Pair, compared, near_ties_p_value
 from workshop.checking.two_sample import two_sample_test
@@ -33,14 +33,14 @@ Progress = Callable[[str, int, int], None]  # what, how many of it are done, of 
 T = TypeVar("T")
 
 
-async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> Report:
+async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> CheckReport:
     """Raises CheckError where it cannot be known."""
     begun = time.monotonic()
     await asyncio.gather(a.connect(), b.connect())
     prompts = read_prompts(settings.prompts)
     texts = prompts if settings.text is None else _pieces(read_text(settings.text))
     both = _Both(a, b, settings, progress)
-    return Report(
+    return CheckReport(
         sides=(Side(a.name, a.url, a.model, a.mode), Side(b.name, b.url, b.model, b.mode)),
         settings=settings,
         seeded=await both.seeded(prompts) if settings.requests else None,

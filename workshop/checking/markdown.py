@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from workshop.checking.report import Distributions, Perplexity, Report, Seeded, Tasks
+from workshop.checking.report import CheckReport, Distributions, Perplexity, Seeded, Tasks
 from workshop.checking.two_sample import POWER
 
 DIFFERENCES = 10  # that are shown
 
 
-def markdown(report: Report) -> str:
+def markdown(report: CheckReport) -> str:
     a, b = report.sides
     parts = [
         f"# {'They differ' if report.differs else 'No difference found'}\n",

@@ -85,7 +85,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """All parts that were asked for."""
 
     sides: tuple[Side, Side]

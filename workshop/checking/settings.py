@@ -3,17 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.decoding.settings import Verification
 
 Kind = Literal["greedy", "sampled", "truncated", "json"]
 Mode = Literal["auto", "fixed", "off"]
-
-
-def _separated(value: object) -> object:
-    """Names with commas between them, as a command line has them."""
-    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
 
 class CheckSettings(BaseModel):
@@ -25,7 +20,7 @@ class CheckSettings(BaseModel):
         default=200, ge=0, le=10**6, description="seeded requests that both answer; 0: none are compared"
     )
     answer_tokens: int = Field(default=64, ge=1, description="tokens after which such an answer ends")
-    kinds: Annotated[tuple[Kind, ...], BeforeValidator(_separated), Field(min_length=1)] = Field(
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = Field(
         default=("greedy", "sampled", "truncated", "json"),
         description="how their tokens are chosen, in turn: temperature 0; temperature 1; temperature 0.8 with"
         " top_k, top_p and a penalty; temperature 1 in the form of a JSON object",
@@ -52,7 +47,7 @@ class CheckSettings(BaseModel):
     text: Path | None = Field(
         default=None, description="file of the text whose perplexity is compared; null: the prompts"
     )
-    tasks: Annotated[tuple[str, ...], BeforeValidator(_separated)] = Field(
+    tasks: tuple[str, ...] = Field(
         default=(), description="tasks that lm-eval, where it is installed, runs through both"
     )
     task_folder: Path | None = Field(default=None, description="where lm-eval finds tasks besides its own")

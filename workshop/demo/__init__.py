@@ -1,0 +1,1 @@
+"""Makes the demo pair and its drafters from scratch, on a CPU."""

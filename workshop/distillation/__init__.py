@@ -1,0 +1,1 @@
+"""Fits a draft to what its target says to given prompts: ``outrider distil``."""

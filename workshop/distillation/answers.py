@@ -7,22 +7,22 @@ from pathlib import Path
 
 import torch
 
+from gateway.recorded_answers import RecordedAnswer, read_file, whole_lines
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.traffic.kept import Kept, read_answers, whole_lines
 from workshop.distillation.settings import DistilSettings
 
 
 def answer_all(
-    questions: Sequence[Kept],
+    questions: Sequence[RecordedAnswer],
     file: Path,
     target: EngineSettings,
     settings: DistilSettings,
     tell: Callable[[str], None],
-) -> list[Kept]:
+) -> list[RecordedAnswer]:
     """In their order. Those that the file has already stay; a question without room keeps no answer.
 
     Raises:
@@ -39,11 +39,11 @@ def answer_all(
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    return read_answers(file)
+    return read_file(file)
 
 
 def _write(
-    questions: Sequence[Kept],
+    questions: Sequence[RecordedAnswer],
     done: int,
     file: Path,
     engine: Engine,
@@ -62,7 +62,9 @@ def _write(
             tell(f"answers: {first + len(part)} of {len(questions)}, {speed:.0f} tokens/s")
 
 
-def _answered(questions: Sequence[Kept], engine: Engine, settings: DistilSettings) -> list[Kept]:
+def _answered(
+    questions: Sequence[RecordedAnswer], engine: Engine, settings: DistilSettings
+) -> list[RecordedAnswer]:
     asked = {
         index: Request(question.prompt, _sampling(question, engine, settings), key_of(question, settings))
         for index, question in enumerate(questions)
@@ -75,14 +77,14 @@ def _answered(questions: Sequence[Kept], engine: Engine, settings: DistilSetting
     ]
 
 
-def _sampling(question: Kept, engine: Engine, settings: DistilSettings) -> Sampling:
+def _sampling(question: RecordedAnswer, engine: Engine, settings: DistilSettings) -> Sampling:
     room = engine.max_length - len(question.prompt)
     return Sampling(
         temperature=question.temperature, max_tokens=min(settings.tokens, room), seed=settings.seed
     )
 
 
-def key_of(question: Kept, settings: DistilSettings) -> int:
+def key_of(question: RecordedAnswer, settings: DistilSettings) -> int:
     """Under which the target answers it."""
     return noise_key(settings.seed, 0, question.prompt)
 

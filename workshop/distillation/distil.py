@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 
+from gateway.recorded_answers import RecordedAnswer, read_file
 from outrider.engine.loading.download import WANTED
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.settings import EngineSettings
-from outrider.traffic.kept import Kept, read_answers
 from workshop.distillation.answers import answer_all, key_of
 from workshop.distillation.held_out import FIRST, UNLABELLED, CoupledAcceptance, HeldOutText, Tally
 from workshop.distillation.questions import split
@@ -79,7 +79,7 @@ class Distillation:
                 "without a checkpoint"
             )
 
-    def run(self, source: str, read: Callable[[], list[Kept]]) -> Distilled:
+    def run(self, source: str, read: Callable[[], list[RecordedAnswer]]) -> Distilled:
         """Writes the checkpoint.
 
         Args:
@@ -132,7 +132,9 @@ class Distillation:
         """When all is written: the tokens of the traffic go."""
         shutil.rmtree(self._unfinished)
 
-    def _questions(self, source: str, read: Callable[[], list[Kept]]) -> tuple[list[Kept], list[Kept]]:
+    def _questions(
+        self, source: str, read: Callable[[], list[RecordedAnswer]]
+    ) -> tuple[list[RecordedAnswer], list[RecordedAnswer]]:
         """Held out, and to train on."""
         asked = {
             "target": self._engine.model,
@@ -150,7 +152,7 @@ class Distillation:
                     f"same, or remove {str(self._unfinished)!r}"
                 )
             self._tell("goes on with what is unfinished")
-            questions = read_answers(file)
+            questions = read_file(file)
             return questions[:count], questions[count:]
         training, held_out = split(read(), self._settings)
         self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,7 +160,7 @@ class Distillation:
         _write_whole(note, {**asked, "questions held out": len(held_out)})
         return held_out, training
 
-    def _judged(self, answers: Sequence[Kept], depth: int) -> list[HeldOutText]:
+    def _judged(self, answers: Sequence[RecordedAnswer], depth: int) -> list[HeldOutText]:
         """Raises ValueError where there is nothing to judge by."""
         texts = [
             HeldOutText(

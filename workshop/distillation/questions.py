@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from random import Random
 
-from outrider.traffic.kept import Kept
+from gateway.recorded_answers import RecordedAnswer
 from workshop.advice.answers import UNLABELLED, Prompt
 from workshop.distillation.settings import DistilSettings
 
 LEAST_HELD_OUT = 8  # of the distinct prompts of a task one in so many is held out, as far as they are wanted
 
 
-def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[Kept]:
+def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[RecordedAnswer]:
     """Without answers, at temperatures that take turns."""
     return [
-        Kept(
+        RecordedAnswer(
             prompt=prompt.tokens,
             answer=(),
             temperature=settings.temperatures[number % len(settings.temperatures)],
@@ -24,7 +24,9 @@ def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[Kept
     ]
 
 
-def split(questions: Sequence[Kept], settings: DistilSettings) -> tuple[list[Kept], list[Kept]]:
+def split(
+    questions: Sequence[RecordedAnswer], settings: DistilSettings
+) -> tuple[list[RecordedAnswer], list[RecordedAnswer]]:
     """What is trained on, and what is held out: no prompt is in both, and none is held out twice.
 
     What is held out has no answer: the target gives it anew, under noise that is known.
@@ -34,7 +36,7 @@ def split(questions: Sequence[Kept], settings: DistilSettings) -> tuple[list[Kep
     """
     order = list(questions)
     Random(settings.seed).shuffle(order)
-    by_task: dict[str | None, dict[tuple[int, ...], Kept]] = {}
+    by_task: dict[str | None, dict[tuple[int, ...], RecordedAnswer]] = {}
     for question in order:
         by_task.setdefault(question.task, {}).setdefault(question.prompt, question)
     shares = [list(distinct.values())[::LEAST_HELD_OUT] for distinct in by_task.values() if len(distinct) > 1]
@@ -49,6 +51,6 @@ def split(questions: Sequence[Kept], settings: DistilSettings) -> tuple[list[Kep
     return training, [question.model_copy(update={"answer": ()}) for question in held_out]
 
 
-def _in_turn(shares: Iterable[Sequence[Kept]]) -> list[Kept]:
+def _in_turn(shares: Iterable[Sequence[RecordedAnswer]]) -> list[RecordedAnswer]:
     """One of each, then the next of each."""
     return [one for one in chain.from_iterable(zip_longest(*shares)) if one is not None]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from workshop.extra import require
 from workshop.training.draft import load_draft, save_draft
 from workshop.training.settings import ModelSettings
 from workshop.training.target import Reading, Target
@@ -48,11 +49,10 @@ class ModelTrainee(Trainee):
 
 
 def _with_adapters(model: Any, rank: int) -> Any:
-    """Raises ValueError."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise ValueError(f"lora={rank} needs peft: pip install 'outrider[lora]'") from None
+    """Raises ValueError if peft is missing."""
+    require("peft", f"lora={rank}")
+    from peft import LoraConfig, get_peft_model
+
     return get_peft_model(
         model, LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     )

@@ -245,7 +245,7 @@ def test_the_command_advises_from_its_arguments_to_its_report(
         (["--head", "ngram=x"], "'ngram' is no drafter that stands beside the target"),
         (["--accelerator", "Z80"], "accelerator 'Z80' is not known: give one of"),
         (["--tokens", "1"], "--tokens 1: Input should be greater than or equal to 2"),
-        (["--temperatures", "-1"], "--temperatures -1.0: Input should be greater than or equal to 0"),
+        (["--temperatures", "-1"], "--temperatures -1: Input should be greater than or equal to 0"),
         (["--draft", "/no/such/model"], "'/no/such/model' is no model that can draft"),
     ],
     ids=str,

@@ -62,9 +62,9 @@ async def test_where_nobody_answers_nothing_is_known(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--requests", "-1"], "--requests: Input should be greater than or equal to 0, got '-1'"),
-        (["--kinds", "odd"], "--kinds: Input should be 'greedy', 'sampled', 'truncated' or 'json'"),
-        (["--temperature", "0"], "--temperature: Input should be greater than 0"),
+        (["--requests", "-1"], "--requests -1: Input should be greater than or equal to 0"),
+        (["--kinds", "odd"], "--kinds odd: Input should be 'greedy', 'sampled', 'truncated' or 'json'"),
+        (["--temperature", "0"], "--temperature 0: Input should be greater than 0"),
     ],
 )
 async def test_a_wrong_option_is_named(

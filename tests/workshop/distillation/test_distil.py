@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from cluster.arguments import read_settings
+from gateway.recorded_answers import RecordedAnswer, read_folder
 from outrider.cli.command_line import main
 from outrider.demo.prompts import DEMO, prompts
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.traffic.kept import Kept, read_kept
 from tests.support.demo_pair import prompt_of
 from tests.support.killed_training import killed_at
 from workshop.demo.consignments import KIND, consignments
@@ -126,7 +126,8 @@ def test_kept_traffic_is_trained_on_as_it_is_and_any_drafter_is_fitted(
     folder = tmp_path / "kept"
     folder.mkdir()
     lines = [
-        Kept(prompt=prompt_of("json", index), answer=(17, 18, 19) * 9, temperature=0.7) for index in range(9)
+        RecordedAnswer(prompt=prompt_of("json", index), answer=(17, 18, 19) * 9, temperature=0.7)
+        for index in range(9)
     ]
     (folder / "1-a.jsonl").write_text("".join(line.line() for line in lines))
     out = tmp_path / "fitted"
@@ -136,13 +137,13 @@ def test_kept_traffic_is_trained_on_as_it_is_and_any_drafter_is_fitted(
     assert [len(line["acceptance"]) for line in told] == [2, 2, 2]
     assert "kept traffic" in (out / "README.md").read_text()
     assert (out / "config.json").exists()
-    assert read_kept(folder, 99) == lines[::-1]  # nobody has touched it
+    assert read_folder(folder, 99) == lines[::-1]  # nobody has touched it
 
 
 def test_a_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None:
     long, short = (
-        Kept(prompt=(9,) * 2047, answer=(), temperature=1.0),
-        Kept(prompt=prompt_of("json"), answer=(), temperature=0.0, task="json"),
+        RecordedAnswer(prompt=(9,) * 2047, answer=(), temperature=1.0),
+        RecordedAnswer(prompt=prompt_of("json"), answer=(), temperature=0.0, task="json"),
     )
     settings = EngineSettings(
         model=str(DEMO / "target"), dtype="float32", cache_memory=100_000_000, self_check=False

@@ -2,14 +2,14 @@
 
 import pytest
 
-from outrider.traffic.kept import Kept
+from gateway.recorded_answers import RecordedAnswer
 from workshop.advice.answers import Prompt
 from workshop.distillation.questions import LEAST_HELD_OUT, of_prompts, split
 from workshop.distillation.settings import DistilSettings
 
 
-def asked(task: str | None, *prompts: int) -> list[Kept]:
-    return [Kept(prompt=(prompt,), answer=(9,), temperature=1.0, task=task) for prompt in prompts]
+def asked(task: str | None, *prompts: int) -> list[RecordedAnswer]:
+    return [RecordedAnswer(prompt=(prompt,), answer=(9,), temperature=1.0, task=task) for prompt in prompts]
 
 
 def test_no_prompt_is_both_trained_on_and_held_out() -> None:

@@ -208,7 +208,7 @@ def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
 
 def test_adapters_without_peft_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r"lora=4 needs peft: pip install 'outrider\[lora\]'"):
+    with pytest.raises(ValueError, match=r"lora=4 needs peft: pip install 'outrider\[workshop\]'"):
         ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4), target())
 
 

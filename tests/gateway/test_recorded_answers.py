@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.traffic.kept import Kept, read_kept
+from gateway.recorded_answers import RecordedAnswer, read_folder
 
 
-def kept(*prompt: int, task: str | None = None) -> Kept:
-    return Kept(prompt=prompt, answer=(7, 8), temperature=0.7, task=task)
+def kept(*prompt: int, task: str | None = None) -> RecordedAnswer:
+    return RecordedAnswer(prompt=prompt, answer=(7, 8), temperature=0.7, task=task)
 
 
 def write(file: Path, *lines: str) -> None:
@@ -24,18 +24,18 @@ def test_a_line_holds_token_ids_the_temperature_and_the_label() -> None:
 def test_the_newest_come_first_from_all_folders_below(tmp_path: Path) -> None:
     write(tmp_path / "a" / "1000-x.jsonl", kept(1).line(), kept(2).line())
     write(tmp_path / "b" / "2000-y.jsonl", kept(3).line())
-    assert [one.prompt for one in read_kept(tmp_path, 9)] == [(3,), (2,), (1,)]
-    assert [one.prompt for one in read_kept(tmp_path, 2)] == [(3,), (2,)]
+    assert [one.prompt for one in read_folder(tmp_path, 9)] == [(3,), (2,), (1,)]
+    assert [one.prompt for one in read_folder(tmp_path, 2)] == [(3,), (2,)]
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "1000-x.jsonl", kept(1, task="Zürich\u2028Süd").line(), kept(2).line()[:9])
-    assert [one.prompt for one in read_kept(tmp_path, 9)] == [(1,)]
+    assert [one.prompt for one in read_folder(tmp_path, 9)] == [(1,)]
 
 
 def test_a_folder_without_any_is_refused_with_what_keeps_some(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no kept traffic: gateway.keep has gateways write some"):
-        read_kept(tmp_path, 9)
+        read_folder(tmp_path, 9)
 
 
 def test_a_line_of_another_kind_is_refused_by_its_place_without_its_content(tmp_path: Path) -> None:
@@ -43,5 +43,5 @@ def test_a_line_of_another_kind_is_refused_by_its_place_without_its_content(tmp_
     with pytest.raises(
         ValueError, match=r"1000-x.jsonl:2: prompt.0: Input should be a valid integer"
     ) as error:
-        read_kept(tmp_path, 9)
+        read_folder(tmp_path, 9)
     assert "secret" not in str(error.value)

@@ -1,0 +1,26 @@
+"""What commands that call a running service share: its address, its API key, its errors."""
+
+import argparse
+import sys
+
+import grpc
+
+API_KEY = "OUTRIDER_API_KEY"
+INTERRUPTED = 130  # exit code
+ADVICE = {
+    grpc.StatusCode.UNAVAILABLE: "is it running? `make serve` starts it, --address says where it is",
+    grpc.StatusCode.UNAUTHENTICATED: f"put an API key into {API_KEY}",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the service is full: try again later",
+}
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Adds the option ``--address``."""
+    parser.add_argument("--address", default="127.0.0.1:9000", help="host:port of the gRPC API [%(default)s]")
+
+
+def explain(error: grpc.RpcError) -> int:
+    """Prints what went wrong and what helps, and returns the exit code."""
+    advice = ADVICE.get(error.code(), "")
+    print(f"\noutrider: {error.details()}{'; ' + advice if advice else ''}", file=sys.stderr)
+    return 1
