@@ -26,7 +26,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.pace.expected import expected_tokens
+from outrider.pace.acceptance import expected_tokens
 
 CACHE_BYTES = 2**29
 

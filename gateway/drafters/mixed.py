@@ -8,8 +8,7 @@ from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, agreed
 from outrider.drafters.index import ScoredIndex, as_drawn
 from outrider.drafters.occurrences import Guess
-from outrider.pace.acceptance import TaskAcceptance
-from outrider.pace.expected import expected_tokens_by_position
+from outrider.pace.acceptance import TaskAcceptance, expected_tokens_by_position
 
 PRIOR_SAMPLES = 8.0  # with which the probabilities of an index are believed before they are measured
 KEPT = 1.0 - 1.0 / 200.0  # weight of what was seen before, with each guess

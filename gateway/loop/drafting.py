@@ -20,7 +20,9 @@ from gateway.routing.route import Route
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
-from outrider.pace.controller import PROBE_DEPTH, Pace, PacedSequence
+from outrider.pace.controller import Pace
+from outrider.pace.exploration import PROBE_DEPTH
+from outrider.pace.sequence import PacedSequence
 
 logger = logging.getLogger("ray.serve")
 

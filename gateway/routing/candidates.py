@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gateway.drafters.drafter import SequenceDrafter
 from outrider.drafters.registry import DrafterInfo
-from outrider.pace.controller import PacedSequence
+from outrider.pace.sequence import PacedSequence
 
 SMALL_LAG = 32  # tokens that a drafter may be behind and still be asked for Drafts
 

@@ -14,8 +14,7 @@ from gateway.loop.events import Events, Judged
 from gateway.routing.candidates import SMALL_LAG, Candidate
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import agreed
-from outrider.drafters.registry import Place
-from outrider.pace.controller import PROBE_DEPTH
+from outrider.pace.exploration import PROBE_DEPTH
 
 UNKNOWN = -SMALL_LAG - 1  # of a drafter that has taken nothing in
 
@@ -53,7 +52,7 @@ class Judge:
 
     def is_warm(self, candidate: Candidate) -> bool:
         """Whether it has taken in nearly all of the text. Nobody else's is as far as it is."""
-        if candidate.info.place is not Place.DRAFT_WORKER:
+        if not candidate.info.asks_worker:
             return True
         watched = self._watched.get(candidate.name)
         return watched is not None and len(self._sequence) - watched.taken_in <= SMALL_LAG
@@ -68,10 +67,10 @@ class Judge:
     def grew(self) -> None:
         """The sequence has more tokens."""
         for watched in self._watched.values():
-            if watched.candidate.info.place is Place.TARGET_WORKER:
+            if watched.candidate.info.comes_with_verdicts:
                 self._take_from_target(watched)
             self._compare(watched)
-            if self._is_due(watched) and watched.candidate.info.place is not Place.TARGET_WORKER:
+            if self._is_due(watched) and not watched.candidate.info.comes_with_verdicts:
                 watched.asked_at = len(self._sequence)
                 watched.asking = asyncio.create_task(self._ask(watched))
 
@@ -88,8 +87,7 @@ class Judge:
         )
 
     def _wants_of_target(self, watched: _Watched) -> bool:
-        is_there = watched.candidate.info.place is Place.TARGET_WORKER
-        return is_there and watched.is_judged and self._is_due(watched)
+        return watched.candidate.info.comes_with_verdicts and watched.is_judged and self._is_due(watched)
 
     def _take_from_target(self, watched: _Watched) -> None:
         """The newest Verdict brought a Draft that nobody verifies."""

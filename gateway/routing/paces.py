@@ -18,9 +18,11 @@ from gateway.loop.reasons import LATE
 from gateway.routing.route import Route
 from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
-from outrider.drafters.registry import DrafterInfo, Place
+from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
-from outrider.pace.controller import Pace, PacedSequence
+from outrider.pace.controller import Pace
+from outrider.pace.costs import RoundTimes
+from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
 from protos.conversions import step_from_message
@@ -145,18 +147,16 @@ class PaceObserver:
         is_short = proposal.draft.chain_length < proposal.wanted
         self._route.observe(proposal.asked, accepted, accepted + (was_reached or is_short))
         paced = self._route.candidate(proposal.asked).paced
-        if paced.drafter.place is Place.TARGET_WORKER and event.reply.HasField("rank"):
+        if paced.drafter.comes_with_verdicts and event.reply.HasField("rank"):
             pace.observe_rank(paced, event.reply.rank)
-        pace.observe_round(
-            paced,
-            accepted,
-            accepted + was_reached,
+        times = RoundTimes(
             depth - sum(node < depth for node in forced),
             proposal.seconds + event.overhead_s,
             proposal.overhead_s + event.overhead_s,
             event.reply.timings.total_ns / 1e9,
             proposal.ahead_hit,
         )
+        pace.observe_round(paced, accepted, accepted + was_reached, times)
 
     def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
         """The first token of a stretch waited for more than a step."""

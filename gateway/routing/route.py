@@ -8,10 +8,10 @@ from gateway.routing.candidates import Candidate
 from gateway.routing.judge import Judge
 from gateway.routing.router import Kind, Router
 from gateway.sequence import GatewaySequence
-from outrider.drafters.registry import Place
 from outrider.pace.controller import Pace
+from outrider.pace.exploration import watch_tokens
+from outrider.pace.settings import PaceSettings
 
-HASTE = 4  # times as often a drafter guesses of which too little is known
 WORTH = 64  # tokens left to generate for which another drafter is taken
 
 
@@ -34,8 +34,7 @@ class Route:
         self._sequence = sequence
         self._events = events
         self._judge = Judge(sequence, events, self._period)
-        self._share = 0.0
-        self._probe_tokens = 0
+        self._settings: PaceSettings | None = None  # those in force when it began
         self.now = candidates[0]
         self.reason = NAMED  # for which that one drafts
         self._has_begun = False
@@ -50,9 +49,9 @@ class Route:
             self.now = self.candidate(name)
             if (new := self._router.admitted(self._kind, self._candidates, pace)) is not None:
                 self.now, self.reason = new, ROLLED_OUT
-            self._probe_tokens = pace.settings.probe_tokens
+            self._settings = pace.settings
             others = [one for one in self._candidates if one is not self.now]
-            self._judge.watch(self._router.explored(self._kind, others, pace.settings.exploration))
+            self._judge.watch(self._router.watched(self._kind, others, pace.settings))
         self._tell()
 
     def candidate(self, name: str) -> Candidate:
@@ -89,7 +88,7 @@ class Route:
         await self._judge.release(candidate)
         before, self.now, self.reason = self.now, candidate, reason
         candidate.paced.length = before.paced.length
-        if before.info.place is Place.GATEWAY:
+        if before.info.is_index:
             self._judge.watch([before])
         self._tell()
 
@@ -117,6 +116,6 @@ class Route:
         self._events.emit(Routed(self.now.name, self.reason, share))
 
     def _period(self, candidate: Candidate) -> int:
-        """Of what is not known yet more is asked: until then a better one may be left unused."""
-        is_known = self._router.is_known(self._kind, candidate.name)
-        return self._probe_tokens if is_known else self._probe_tokens // HASTE
+        """Tokens from one guess of a watched drafter to its next."""
+        assert self._settings is not None
+        return watch_tokens(self._settings, self._router.is_known(self._kind, candidate.name))

@@ -5,24 +5,23 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from gateway.loop.reasons import FIRST, MEASURED
 from gateway.routing.candidates import Candidate
 from gateway.routing.rollout import Rollout
 from outrider.decoding.settings import Verification
-from outrider.drafters.registry import DrafterInfo, Place
+from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import TaskAcceptance
 from outrider.pace.controller import Pace
+from outrider.pace.exploration import Watches
+from outrider.pace.settings import PaceSettings
 
 logger = logging.getLogger("ray.serve")
 
 MAX_KINDS = 4096  # task labels come from clients: what was not seen for longest is forgotten
 DECIDED_FOR_S = 0.5  # for which a decision holds
-ROUNDING = 1e-9
 ENOUGH_SAMPLES = 24.0  # before these what is taken for likely beforehand weighs too much
-AGAIN = 8  # sequences after which one that is still not known guesses beside another
-MOST_CREDIT = 16.0  # sequences that may be explored one after the other, at start or after a quiet time
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class _Record:
 
     # Other than the pace's: to say nothing counts as a wrong guess here.
     acceptance: TaskAcceptance = field(default_factory=TaskAcceptance)
-    watched: int = 0  # number of the newest sequence by whose text it was judged
 
 
 @dataclass
@@ -60,8 +58,7 @@ class Router:
         self._records = lru_cache(MAX_KINDS)(lambda kind, name: _Record())
         self._decisions = lru_cache(MAX_KINDS)(lambda kind, pace, first: _Decision(first))
         self._rollouts: dict[str, dict[Kind, Rollout]] = {}  # by new draft
-        self._sequences = 0
-        self._credit = MOST_CREDIT
+        self._watches = Watches()
 
     def observe(self, kind: Kind, name: str, right: int, verified: int) -> None:
         """A drafter was asked for tokens of which so many were right, and for so many it is known."""
@@ -142,31 +139,17 @@ class Router:
             del of_draft[next(iter(of_draft))]
         return of_draft.setdefault(kind, Rollout())
 
-    def explored(self, kind: Kind, others: Sequence[Candidate], share: float) -> list[Candidate]:
-        """Those of the drafters that do not draft a new sequence, by whose text they are to be judged.
+    def watched(self, kind: Kind, others: Sequence[Candidate], settings: PaceSettings) -> list[Candidate]:
+        """Drafters that guess beside a new sequence which another one drafts.
 
-        An index costs next to nothing. Of the others it is each of which too little is known, or else one in
-        turn.
-
-        share: of all sequences, that such a one may be judged by.
+        An index costs next to nothing, so it always does. Others are chosen within the budget of exploration.
         """
-        self._sequences += 1
-        self._credit = min(self._credit + share, MOST_CREDIT)
-        explored = [one for one in others if one.info.place is Place.GATEWAY]
-        costly = [one for one in others if one not in explored and self._is_ready(one.info)]
-        costly.sort(key=lambda one: self._records(kind, one.name).watched)
-        unknown = [one for one in costly if not self.is_known(kind, one.name)]
-        for one in filter(partial(self._may_tell_more, kind), unknown) if unknown else costly[:1]:
-            if self._credit > 1.0 - ROUNDING:
-                self._credit -= 1.0
-                self._records(kind, one.name).watched = self._sequences
-                explored.append(one)
-        return explored
-
-    def _may_tell_more(self, kind: Kind, candidate: Candidate) -> bool:
-        """Of one that guesses beside another sequence already enough may soon be known."""
-        watched = self._records(kind, candidate.name).watched
-        return not watched or self._sequences - watched >= AGAIN
+        if not settings.explores:
+            return []
+        free = [one for one in others if one.info.is_index]
+        costly = {one.name: one for one in others if one not in free and self._is_ready(one.info)}
+        known = {name: self.is_known(kind, name) for name in costly}
+        return free + [costly[name] for name in self._watches.begun(settings, kind, known)]
 
     def _decide(self, decision: _Decision, kind: Kind, candidates: Sequence[Candidate], pace: Pace) -> None:
         ready = [one for one in candidates if self._is_ready(one.info)]

@@ -1,7 +1,10 @@
 """How often drafted tokens are right: per task and position, and per sequence. Torch-free."""
 
 import math
+from collections.abc import Sequence
+from math import prod
 
+from outrider.pace.exploration import Probes
 from outrider.pace.settings import MAX_DEPTH
 
 PRIOR_RATE = 0.7  # of a first position about which nothing is known
@@ -22,7 +25,7 @@ class TaskAcceptance:
         self._rates: tuple[float, ...] | None = None  # until the next round
         self._wrong = 0.0  # first guesses that were
         self._second = 0.0  # of these, where the second one was right
-        self.failed_probes = 0  # guesses in a row that did not bring drafting back
+        self.probes = Probes()  # while its sequences are in plain decoding
 
     def observe_rank(self, rank: int) -> None:
         """The target's token was the drafter's guess of that rank, the first being 0."""
@@ -103,3 +106,29 @@ class SequenceAcceptance:
         """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
         first = self.task.rates()[0]
         return (self._accepted + ENOUGH_SAMPLES * first) / (self._verified + ENOUGH_SAMPLES)
+
+
+def expected_tokens(acceptance_rate: float, depth: int) -> float:
+    """Tokens per round, the target's own included, of a chain of ``depth`` tokens with one acceptance rate.
+
+    (1 - a^(K + 1)) / (1 - a), and K + 1 at a = 1. Source: Leviathan et al., "Fast inference from transformers
+    via speculative decoding", 2023, equation 1.
+
+    Raises:
+        ValueError: the rate is not within [0, 1] or the depth is negative.
+    """
+    if depth < 0:
+        raise ValueError(f"depth={depth} must be at least 0")
+    return expected_tokens_by_position([acceptance_rate] * depth)
+
+
+def expected_tokens_by_position(acceptance_rates: Sequence[float]) -> float:
+    """Tokens per round, the target's own included, of a chain with a rate per position: 1 + a + a b + ...
+
+    Raises:
+        ValueError: a rate is not within [0, 1].
+    """
+    for rate in acceptance_rates:
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"acceptance rate {rate} must be within [0, 1]")
+    return 1.0 + sum(prod(acceptance_rates[:reached]) for reached in range(1, len(acceptance_rates) + 1))

@@ -1,12 +1,16 @@
-"""What a forward pass and the messages of a round cost, fitted to timings as they come in. Torch-free."""
+"""Costs of a target and its drafters: timings are observed, and times are predicted. Torch-free."""
 
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from outrider.drafters.registry import DrafterInfo
+from outrider.pace.calibration import Calibration
 from outrider.pace.regression import CHANGED, ENOUGH_SAMPLES, OUTLIER, LinearCost, Vector
 from outrider.pace.step import Step, StepSize
 
@@ -20,6 +24,7 @@ HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of draft tim
 PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and its weight in verdicts
 LEAST_ROUND_S = 2e-4  # seconds
 MOST_WORKERS = 64  # workers of one drafter that are remembered
+PUBLISHED_S = 10.0  # seconds of steps over which the published time of plain decoding is averaged
 
 
 class StepCost:
@@ -155,6 +160,157 @@ class DrafterCosts:
         if len(self._of_worker) > MOST_WORKERS:
             self._of_worker.popitem(last=False)
         return self._of_worker[worker]
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """One round as it went."""
+
+    depth: int  # guesses in the chain
+    seconds: float  # time in which the target did not work on the round
+    overhead_s: float  # time of these that was spent outside of the drafter too
+    target_s: float  # time in which the target had the round, in a step or waiting for one
+    ahead_hit: bool | None = None  # whether the Draft was there before its Verdict; None: none was prepared
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Times that the newest decision was made by."""
+
+    round_s: float = math.nan  # seconds from Verdict to Verdict
+    step_s: float = math.nan  # seconds of a token of plain decoding, or of its trial
+    in_rounds: Counter[str] = field(default_factory=Counter)  # sequences in rounds, by drafter
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """Costs at the batch's mean context, drafted by the slowest of those that draft."""
+
+    target: StepCost
+    drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
+    context: float  # tokens per sequence
+    calibration: Vector  # [sequences, MAX_DEPTH]
+    are_beside_target: bool
+
+    def step(self, sequences: Vector, tokens: Vector) -> Vector:
+        return self.target.seconds(sequences, tokens, self.context * sequences)
+
+    def drafting(
+        self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
+    ) -> Vector:
+        seconds = [
+            drafter.seconds(share * sequences, depth, share * np.asarray(leaves), target_step)
+            for drafter, share in self.drafters
+        ]
+        return np.asarray(np.max(seconds, axis=0))
+
+
+class TargetCosts:
+    """Everything that takes time at one target: its steps, its drafters, the rounds of its sequences."""
+
+    def __init__(self) -> None:
+        self._target = StepCost()
+        self._newest_step_s = 0.0  # seconds of the target's newest step
+        self._drafters: dict[str, DrafterCosts] = {}
+        self._calibration = Calibration()
+        self._expected = Expectation()
+        self._plain_s: float | None = None  # seconds of a step of plain decoding, averaged; None: not known
+        self._averaged_s = self._busy_s = 0.0  # seconds of steps in that average, and of steps since then
+
+    @property
+    def are_known(self) -> bool:
+        """Whether enough steps of the target were seen."""
+        return self._target.is_known
+
+    def observe_step(self, step: Step) -> bool:
+        """Learns from a step of the target; False: another sequence has reported it."""
+        self._newest_step_s = step.seconds
+        if not self._target.observe(step):
+            return False
+        self._busy_s += step.seconds
+        self._calibration.stepped(self._expected.in_rounds.keys() if step.had_drafts else ())
+        return True
+
+    def observe_drafting(self, drafter: DrafterInfo, worker: str, step: Step) -> None:
+        """Learns from a step of a drafter's model."""
+        self._of(drafter, worker).step.observe(step)
+
+    def observe_round(self, drafter: DrafterInfo, worker: str, sequences: int, times: RoundTimes) -> None:
+        """Learns from a round. sequences: sequences in rounds with that drafter and worker."""
+        cost = self._of(drafter, worker)
+        if not times.ahead_hit:
+            cost.round.observe(sequences, times.overhead_s)
+        if times.ahead_hit is not None:
+            cost.observe_ahead(sequences, times.depth, times.seconds, self._newest_step_s, times.ahead_hit)
+
+    def compare_round(self, drafter: str, times: RoundTimes, tokens: float, expected_tokens: float) -> None:
+        """Compares a round with the times and tokens that it was decided by."""
+        count = max(self._expected.in_rounds[drafter], 1)
+        seconds = times.seconds + times.target_s
+        self._calibration.observe_round(drafter, times.depth, seconds, self._expected.round_s, count)
+        self._calibration.observe_tokens(drafter, tokens, expected_tokens, count)
+
+    def compare_plain(self, seconds: float, sequences: int, is_trial: bool) -> None:
+        """Compares a token of plain decoding with the time that was expected.
+
+        sequences: all that decode at the target; some of them may have left since the decision.
+        """
+        plain = sequences - self._expected.in_rounds.total()
+        if is_trial and plain > 0:
+            return
+        count = sequences if is_trial else max(plain, 1)
+        self._calibration.observe_plain(seconds, self._expected.step_s, count, is_trial=is_trial)
+
+    def expect(self, expectation: Expectation) -> None:
+        """Takes note of what a decision was made by."""
+        self._expected = expectation
+
+    def batch(self, drafted_by: Sequence[tuple[DrafterInfo, str]], context: float) -> BatchCosts:
+        """Predicts what a batch takes.
+
+        Args:
+            drafted_by: [sequences] drafter and worker of each; a sequence without a worker counts at a known
+                one.
+            context: tokens per sequence.
+        """
+        counts = Counter(self._of(drafter, worker) for drafter, worker in drafted_by)
+        shares = [(cost, count / len(drafted_by)) for cost, count in counts.items()]
+        calibration = np.array([self._calibration.of_rounds(drafter.name) for drafter, _ in drafted_by])
+        are_beside = all(drafter.waits_in_step for drafter, _ in drafted_by)
+        return BatchCosts(self._target, shares, context, calibration, are_beside)
+
+    def average_plain(self, running: float, context: float) -> None:
+        """Takes the present cost of plain decoding into the published average.
+
+        Args:
+            running: sequences at the target.
+            context: tokens per sequence.
+        """
+        if not self._busy_s:
+            return
+        seconds = self._target.measured(running, context * running)
+        if seconds is None:
+            return
+        self._averaged_s += self._busy_s
+        newest = max(self._busy_s / self._averaged_s, -math.expm1(-self._busy_s / PUBLISHED_S))
+        self._busy_s = 0.0
+        before = seconds if self._plain_s is None else self._plain_s
+        self._plain_s = before * (seconds / before) ** newest
+
+    def plain_rate(self, sequences: int) -> float | None:
+        """Tokens per second of plain decoding for that many sequences; None: not known yet.
+
+        The time of a step is averaged over the last ``PUBLISHED_S`` of steps: one fit swings with the few
+        steps that it is drawn from.
+        """
+        if not sequences:
+            return 0.0
+        return None if self._plain_s is None else sequences / self._plain_s
+
+    def _of(self, drafter: DrafterInfo, worker: str) -> DrafterCost:
+        if drafter.name not in self._drafters:
+            self._drafters[drafter.name] = DrafterCosts(drafter)
+        return self._drafters[drafter.name].of(worker)
 
 
 def _features(size: StepSize) -> Vector:

@@ -36,6 +36,10 @@ class PaceSettings(BaseModel):
         lt=1.0,
         description="share by which a Draft counts for more where there was one before, and else for less",
     )
+    explores: bool = Field(
+        default=True,
+        description="whether to try now and then what does not pay at present, only to learn from it",
+    )
     probe_tokens: int = Field(
         default=16, ge=1, description="plain tokens after which the drafter guesses again, to be compared"
     )

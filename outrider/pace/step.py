@@ -20,3 +20,8 @@ class Step:
     number: int  # of the worker's passes
     size: StepSize
     seconds: float  # from building the batch to token ids on the host
+
+    @property
+    def had_drafts(self) -> bool:
+        """Whether the target verified a Draft in it."""
+        return self.size.tokens > self.size.sequences

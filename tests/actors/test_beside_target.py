@@ -17,6 +17,7 @@ from outrider.engine.loop import drafting_beside
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.controller import Pace
+from outrider.pace.sequence import Decision
 from protos import rounds_pb2
 from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
@@ -160,7 +161,7 @@ async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_r
     async with pair(0, drafter=ROW.name) as fleet:
         written = rounds_of(fleet, "json", 0.7, beside("auto"))
         paced = written._drafting._paced
-        paced.depth, paced.trial_turns = 0, 3
+        paced.decision, paced.turns.left = Decision(0, "measured"), 3
         text = [token.id async for step in written.steps() for token in step.tokens]
     assert text == expected("json", 0.7)
     assert written.stats.rounds >= 3

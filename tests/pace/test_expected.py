@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.pace.expected import expected_tokens, expected_tokens_by_position
+from outrider.pace.acceptance import expected_tokens, expected_tokens_by_position
 
 
 @given(st.floats(0.0, 0.999), st.integers(0, 12))

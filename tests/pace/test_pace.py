@@ -8,7 +8,10 @@ import pytest
 from outrider.drafters import registry
 from outrider.drafters.registry import Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
-from outrider.pace.controller import PROBE_DEPTH, Pace, PacedSequence
+from outrider.pace.controller import Pace
+from outrider.pace.costs import RoundTimes
+from outrider.pace.exploration import PROBE_DEPTH
+from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import Step, StepSize
 
@@ -79,11 +82,13 @@ class Service:
                 self.pace.observe_round(
                     sequence,
                     *self._judged(depth),
-                    depth,
-                    seconds - (could_hide if foreseen else 0.0),
-                    1e-3,
-                    step.seconds * (1 + self.waiting + (self.deep_waiting if depth > 2 else 0.0)),
-                    foreseen,
+                    RoundTimes(
+                        depth,
+                        seconds - (could_hide if foreseen else 0.0),
+                        1e-3,
+                        step.seconds * (1 + self.waiting + (self.deep_waiting if depth > 2 else 0.0)),
+                        foreseen,
+                    ),
                 )
                 continue
             self.pace.observe_plain(sequence, step.seconds)
@@ -146,7 +151,7 @@ def test_plain_rate_of_a_restless_machine_swings_less_than_its_steps():
         service.pace.refresh()
         if number > 1500:
             told.append(service.pace.plain_rate(1))
-            fits.append(1 / service.pace._target.measured(1, 50))
+            fits.append(1 / service.pace._costs._target.measured(1, 50))
     assert max(told) / min(told) < 1.3 < 1.8 < max(fits) / min(fits)
 
 
@@ -274,7 +279,7 @@ def test_who_decodes_freely_waits_long_enough_for_a_guess(draft_step):
     service.rate, service.draft_step = 0.0, draft_step
     service.run(400)
     (sequence,) = service.sequences
-    assert (sequence.depth, sequence.decided_by) == (0, "measured")
+    assert (sequence.depth, sequence.decision.decided_by) == (0, "measured")
     assert sequence.patience_s > 1e-3 + 2 * PROBE_DEPTH * draft_step
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from outrider.pace.policy import threshold_depth
 from outrider.pace.settings import PaceSettings
-from outrider.pace.thresholds import threshold_depth
 
 SETTINGS = PaceSettings()
 

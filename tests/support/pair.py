@@ -73,7 +73,8 @@ async def answer(
     generation: Span = INVALID_SPAN,
 ) -> tuple[list[int], Stats]:
     rounds = rounds_of(fleet, kind, temperature, speculation, generation)
-    rounds._drafting._paced.leaves = leaves  # which a fixed mode leaves alone
+    paced = rounds._drafting._paced
+    paced.decision = replace(paced.decision, leaves=leaves)  # a fixed mode keeps it
     text = [token.id async for step in rounds.steps() for token in step.tokens]
     return text, rounds.stats
 

@@ -9,7 +9,7 @@ from gateway.sequence import GatewaySequence
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import DrafterInfo, Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
-from outrider.pace.controller import PacedSequence
+from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 
 CODE, PROSE = Kind("code", "coupled"), Kind("prose", "coupled")

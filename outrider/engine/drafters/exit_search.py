@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.engine.drafters.trial import Judged
 from outrider.engine.forward.part import layers_of
 from outrider.engine.settings import EngineSettings
-from outrider.pace.expected import expected_tokens
+from outrider.pace.acceptance import expected_tokens
 from outrider.pace.settings import MAX_DEPTH
 
 Layers = tuple[int, ...]

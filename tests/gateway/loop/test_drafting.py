@@ -13,9 +13,10 @@ from gateway.sequence import GatewaySequence, Origin
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.pace import controller
+from outrider.pace import exploration
 from outrider.pace.acceptance import SequenceAcceptance
-from outrider.pace.controller import PROBE_DEPTH, Pace
+from outrider.pace.controller import Pace
+from outrider.pace.exploration import PROBE_DEPTH
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
 from tests.fakes.conversations import EndedError
@@ -207,7 +208,7 @@ async def test_the_pace_hears_how_long_each_plain_token_took_but_the_first(monke
 
 async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
     told = []
-    monkeypatch.setattr(Pace, "observe_round", lambda self, *observed: told.append(observed[6]))
+    monkeypatch.setattr(Pace, "observe_round", lambda self, *observed: told.append(observed[3].target_s))
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
         stats = await answer(fleet, Paces(ON))
     assert told == [0.5] * stats.rounds
@@ -324,7 +325,7 @@ async def test_a_target_that_leaves_while_a_draft_is_still_waited_for_ends_no_dr
 @pytest.mark.parametrize("drafter", ["eagle3", "model"])
 async def test_where_the_settings_allow_no_draft_plain_decoding_is_never_interrupted(drafter, monkeypatch):
     """No trial, no round that only probes, no guess."""
-    monkeypatch.setattr(controller, "FIRST_TRIAL", 4)
+    monkeypatch.setattr(exploration, "FIRST_TRIAL", 4)
     target, draft = Timed(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, Paces(PaceSettings(max_depth=0)), drafter=drafter)

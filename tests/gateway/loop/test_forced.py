@@ -20,6 +20,7 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import drafter
 from outrider.pace.controller import Pace
+from outrider.pace.costs import RoundTimes
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
 
@@ -99,8 +100,8 @@ class Observed(Pace):
     def observe_rank(self, sequence: Any, rank: int) -> None:
         self.ranks.append((sequence.drafter.name, rank))
 
-    def observe_round(self, sequence: Any, accepted: int, verified: int, depth: int, *rest: Any) -> None:
-        self.rounds.append((accepted, verified, depth))
+    def observe_round(self, sequence: Any, accepted: int, reached: int, times: RoundTimes) -> None:
+        self.rounds.append((accepted, reached, times.depth))
 
 
 LEAF = Proposal(Draft((1, 2, 3, 7), (-1, 0, 1, 0)))  # 7 beside 2

@@ -73,7 +73,7 @@ async def test_without_exploration_no_other_worker_is_asked() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
         factory_rounds = [rounds_of(fleet, SHY, ("model", "other"), mode="fixed") for _ in range(2)]
         for rounds in factory_rounds:
-            rounds._drafting._route._router._credit = 0.0
+            rounds._drafting._route._router._watches._credit = 0.0
             assert await text(rounds) == ANSWER
     assert other.requests == []
 

@@ -6,9 +6,12 @@ import pytest
 
 from gateway.loop.reasons import FIRST, MEASURED
 from gateway.routing import router
-from gateway.routing.router import MOST_CREDIT, Kind, Router
+from gateway.routing.candidates import Candidate
+from gateway.routing.router import Kind, Router
 from outrider.drafters.registry import Place
 from outrider.pace.controller import Pace
+from outrider.pace.exploration import MOST_CREDIT
+from outrider.pace.settings import PaceSettings
 from tests.support.routes import CODE, PROSE, Machine, candidate
 
 ENOUGH = 40  # guesses that make an acceptance known
@@ -29,6 +32,10 @@ def told(routed: Router, kind: Kind, **rights: int) -> None:
 
 def choice(routed: Router, kind: Kind, machine: Machine) -> tuple[str, str]:
     return routed.choice(kind, THREE, cast(Pace, machine))
+
+
+def watched(routed: Router, kind: Kind, others: list[Candidate], share: float) -> list[str]:
+    return [one.name for one in routed.watched(kind, others, PaceSettings(exploration=share))]
 
 
 async def test_until_more_is_known_the_first_one_drafts() -> None:
@@ -84,25 +91,25 @@ async def test_under_a_ratio_rule_that_is_new_what_coupled_guesses_told_decides(
 def test_exploring_costs_no_more_than_its_share() -> None:
     routed = Router(lambda info: True)
     told(routed, CODE, code=20)
-    explored = [routed.explored(CODE, THREE[1:], 0.1) for _ in range(1000)]
-    assert all(one.name in ("code", "suffix") for those in explored for one in those)
-    assert all("suffix" in [one.name for one in those] for those in explored)  # an index costs nothing
-    costly = sum(any(one.name == "code" for one in those) for those in explored)
+    explored = [watched(routed, CODE, THREE[1:], 0.1) for _ in range(1000)]
+    assert all({*names} <= {"code", "suffix"} for names in explored)
+    assert all("suffix" in names for names in explored)  # an index costs nothing
+    costly = sum("code" in names for names in explored)
     assert 100 <= costly <= 100 + MOST_CREDIT
 
 
 def test_one_that_guesses_already_is_not_given_another_sequence_at_once() -> None:
     routed = Router(lambda info: True)
-    explored = [[one.name for one in routed.explored(CODE, THREE[1:2], 0.1)] for _ in range(10)]
+    explored = [watched(routed, CODE, THREE[1:2], 0.1) for _ in range(10)]
     assert explored == [["code"], *[[]] * 7, ["code"], []]
-    assert [one.name for one in routed.explored(PROSE, THREE[1:2], 0.1)] == ["code"]
+    assert watched(routed, PROSE, THREE[1:2], 0.1) == ["code"]
 
 
 def test_all_that_are_not_known_come_first_and_then_each_in_turn() -> None:
     routed = Router(lambda info: True)
     others = [candidate("a"), candidate("b"), candidate("c")]
     told(routed, CODE, a=20)
-    assert [one.name for one in routed.explored(CODE, others, 1.0)] == ["b", "c"]
+    assert watched(routed, CODE, others, 1.0) == ["b", "c"]
     told(routed, CODE, b=20, c=20)
-    explored = [[one.name for one in routed.explored(CODE, others, 1.0)] for _ in range(4)]
+    explored = [watched(routed, CODE, others, 1.0) for _ in range(4)]
     assert explored == [["a"], ["b"], ["c"], ["a"]]

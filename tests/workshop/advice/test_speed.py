@@ -7,7 +7,7 @@ import pytest
 
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.planning.step_costs import ACCELERATORS, StepCosts
-from outrider.pace.expected import expected_tokens
+from outrider.pace.acceptance import expected_tokens
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.judged import Counts, Judged, Start, counted
 from workshop.advice.speed import Expected, ExpectedCosts, Prices, could_pay, expected, round_time

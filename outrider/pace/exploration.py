@@ -1,0 +1,165 @@
+"""What is tried only to learn from it, and how often: all of it is here. Torch-free.
+
+A controller learns about what it does, and nothing about what it does not do. In plain decoding, no Verdict
+tells how good Drafts would be. While all sequences are in rounds, no step tells what plain decoding would
+take. A drafter that never drafts stays unknown. So each choice would confirm itself for ever. Three small,
+bounded expenses keep every choice open:
+
+- A *trial* of the other kind of decoding tells what that costs. All sequences of a target make a few turns of
+  it, after 150 steps without any (``Trials``). Early trials come sooner: first measurements are the worst.
+- A *probe* tells how good Drafts would be for a sequence in plain decoding. Its drafter guesses, and the text
+  or a round judges the guess (``Probes``). Probes that change nothing get rarer.
+- A *watch* tells how good a drafter is that does not draft. It guesses for another drafter's sequence, and
+  the text judges it (``Watches``). Watches use up a credit that grows by a fixed share per sequence.
+
+``PaceSettings.explores`` turns all three off. What does not pay then stays off, until the load changes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+
+from outrider.drafters.registry import DrafterInfo
+from outrider.pace.settings import PaceSettings
+
+TRIAL_DEPTH = 2  # tokens; depth of a round that only shows what rounds cost
+TRIAL_ROUNDS = 3  # rounds of a trial: before the first one no Verdict could be foreseen
+PLAIN_TRIAL = 64  # steps between trials of plain decoding, for each token that a trial has
+FIRST_TRIAL = 16  # steps to the first trial, or to one after the load has doubled; doubled each time
+PROBE_DEPTH = 4  # tokens of a guess that the text judges
+PROBE_DOUBLINGS = 2  # times that probes get rarer by half, after probes that changed nothing
+PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each probes more rarely, and to which
+NEVER = 1 << 40  # tokens; more than any sequence has
+UNKNOWN_FACTOR = 4  # times as often a drafter guesses about which too little is known
+WATCH_AGAIN = 8  # sequences after which an unknown drafter guesses for another one
+MOST_CREDIT = 16.0  # sequences that may be watched one after the other, at start or after a quiet time
+ROUNDING = 1e-9  # sequences
+MAX_WATCHED = 4096  # pairs of task and drafter that are remembered: labels come from clients
+
+
+class Trials:
+    """When all sequences of a target try the other kind of decoding, for its cost."""
+
+    def __init__(self) -> None:
+        self._steps = 0.0  # steps of one kind, with Drafts or without, since there was one of the other
+        self._had_drafts = False
+        self._wait = FIRST_TRIAL  # steps of one kind before a trial
+        self._sequences = 1  # sequences at the last trial; twice as many call for another one
+
+    def stepped(self, had_drafts: bool) -> None:
+        """Counts a step of the target."""
+        self._steps = self._steps + 1.0 if had_drafts is self._had_drafts else 0.0
+        self._had_drafts = had_drafts
+
+    def joined(self, sequences: int) -> None:
+        """Hastens the next trial if the load has doubled since the last one."""
+        if sequences >= 2 * self._sequences:
+            self._steps = max(self._steps, self._wait - FIRST_TRIAL)
+            self._sequences = sequences
+
+    def begins(self, settings: PaceSettings, sequences: int) -> int:
+        """Tokens of plain decoding that a trial has which begins now; 0: none begins."""
+        wait = min(self._wait, settings.trial_steps)
+        if not settings.explores or settings.policy != "measured" or self._steps < wait:
+            return 0
+        self._steps = 0.0
+        self._wait = min(2 * wait, settings.trial_steps)
+        self._sequences = sequences
+        return max(wait // PLAIN_TRIAL, 1)
+
+
+class Turns:
+    """Turns of the other kind that one sequence takes next, only to learn from them."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.is_probe = False  # the next round shows how good Drafts are, since no text can
+
+    def try_kind(self, is_drafting: bool, plain_tokens: int) -> None:
+        """Takes part in a trial: a few rounds, or that many tokens of plain decoding."""
+        self.left = plain_tokens if is_drafting else TRIAL_ROUNDS
+
+    def probe(self) -> None:
+        """Makes the next turn a round: only that tells how good the Drafts are."""
+        self.left = max(self.left, 1)
+        self.is_probe = True
+
+    def cancel(self) -> None:
+        """Ends the trial: what it was to try is in force now."""
+        self.left = 0
+
+
+class Probes:
+    """How rarely the sequences of one task probe their drafter while they are decoded plainly."""
+
+    def __init__(self) -> None:
+        self._failed = 0  # probes in a row that did not bring drafting back
+
+    def failed(self) -> None:
+        self._failed += 1
+
+    def succeeded(self) -> None:
+        self._failed = 0
+
+    def tokens(self, settings: PaceSettings, drafter: DrafterInfo, sequences: int) -> int:
+        """Plain tokens from one probe of a sequence to its next.
+
+        More after every probe in a row that changed nothing, and where many sequences probe: together they
+        tell as much. A guess is not free where the draft shares a processor, and a new sequence's prompt has
+        to be taken in for it. A probe of a target drafter is a round, and all sequences of the step wait for
+        its Draft. So one of them probes at a time.
+
+        Args:
+            sequences: all at the target.
+        """
+        if not settings.explores:
+            return NEVER
+        many = min(sequences, MANY_PROBERS)
+        if not drafter.waits_in_step:
+            many //= PROBERS
+        return settings.probe_tokens * max(many, 1) << min(self._failed, PROBE_DOUBLINGS)
+
+
+class Watches:
+    """Which drafters guess for a new sequence that another drafter drafts."""
+
+    def __init__(self) -> None:
+        self._sequences = 0
+        self._credit = MOST_CREDIT
+        self._newest: OrderedDict[tuple[Hashable, str], int] = OrderedDict()  # number of the newest sequence
+
+    def begun(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
+        """Drafters that guess for a sequence which begins now: all unknown ones, or else one in its turn.
+
+        Args:
+            key: kind of sequences for which acceptance is told apart.
+            known: by drafter, whether enough is known about it.
+        """
+        self._sequences += 1
+        self._credit = min(self._credit + settings.exploration, MOST_CREDIT)
+        if not settings.explores:
+            return []
+        in_turn = sorted(known, key=lambda name: self._newest.get((key, name), 0))
+        unknown = [name for name in in_turn if not known[name]]
+        watched = []
+        for name in [name for name in unknown if self._may_tell_more(key, name)] if unknown else in_turn[:1]:
+            if self._credit > 1.0 - ROUNDING:
+                self._credit -= 1.0
+                self._remember(key, name)
+                watched.append(name)
+        return watched
+
+    def _may_tell_more(self, key: Hashable, name: str) -> bool:
+        """Whether no recent sequence is watched for it already, by which enough may soon be known."""
+        newest = self._newest.get((key, name), 0)
+        return not newest or self._sequences - newest >= WATCH_AGAIN
+
+    def _remember(self, key: Hashable, name: str) -> None:
+        self._newest[key, name] = self._sequences
+        self._newest.move_to_end((key, name))
+        if len(self._newest) > MAX_WATCHED:
+            self._newest.popitem(last=False)
+
+
+def watch_tokens(settings: PaceSettings, is_known: bool) -> int:
+    """Tokens from one guess of a watched drafter to its next; fewer until enough is known about it."""
+    return settings.probe_tokens if is_known else settings.probe_tokens // UNKNOWN_FACTOR

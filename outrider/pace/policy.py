@@ -1,0 +1,140 @@
+"""Depths of all sequences at a target, from predicted costs and rates of acceptance. Torch-free.
+
+``optimizer.py`` has the theory and the search; here sequences become its arrays, and its result decisions.
+Until costs and acceptance are known, and under policy "thresholds", the classic fixed rules decide.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.drafters.registry import Width
+from outrider.pace.costs import BatchCosts, Expectation
+from outrider.pace.exploration import PROBE_DEPTH
+from outrider.pace.optimizer import (
+    Mix,
+    Vector,
+    best_depths,
+    best_leaves,
+    log_rate,
+    mix_of,
+    round_seconds,
+)
+from outrider.pace.sequence import MEASURED, THRESHOLDS, Decision, PacedSequence
+from outrider.pace.settings import PaceSettings
+
+SLACK = 4.0  # times that a Draft may take as long as expected before it is late
+
+
+def threshold_depth(
+    settings: PaceSettings, acceptance_rate: float, running: float, is_drafting: bool, is_batch: bool = False
+) -> int:
+    """Depth under the fixed rules: off at low acceptance, shallower and then off under load.
+
+    Args:
+        acceptance_rate: accepted / reached.
+        running: sequences that decode at the target; a sequence whose prompt is taken in does not count.
+        is_drafting: whether the sequence has Drafts now: it takes more to begin than to go on.
+        is_batch: whether the sequence is marked batch: its Drafts end when those of others get shallower.
+    """
+    least = settings.off_below if is_drafting else settings.on_above
+    off_from = min(settings.half_depth_from, settings.off_from) if is_batch else settings.off_from
+    if running >= off_from or acceptance_rate < least:
+        return 0
+    if running >= settings.half_depth_from:
+        return (settings.threshold_depth + 1) // 2
+    return settings.threshold_depth
+
+
+def by_thresholds(settings: PaceSettings, sequence: PacedSequence, running: float) -> Decision:
+    """Decides for one sequence by the fixed rules.
+
+    All guesses count as correct until acceptance is known: with Drafts, costs become known.
+    """
+    is_known = settings.policy == "thresholds" or sequence.acceptance.is_known
+    rate = sequence.acceptance.overall_rate if is_known else 1.0
+    depth = threshold_depth(settings, rate, running, sequence.depth > 0, sequence.is_batch)
+    return Decision(min(depth, sequence.cap(settings)), THRESHOLDS)
+
+
+def by_costs(
+    settings: PaceSettings, sequences: Sequence[PacedSequence], costs: BatchCosts, scale: float
+) -> tuple[list[Decision], Expectation]:
+    """Decides for all sequences whose acceptance is known.
+
+    scale: sequences at the target for each sequence here.
+
+    Returns:
+        a decision for each, and the times to which rounds and plain decoding will be compared.
+    """
+    reach = _reach(settings, sequences)
+    is_batch = np.array([sequence.is_batch for sequence in sequences])
+    depths = best_depths(reach, is_batch, costs, scale)
+    hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
+    are_trees = np.array([sequence.drafter.width is Width.TREE for sequence in sequences])
+    leaves = best_leaves(depths, reach, hit_rates, are_trees, costs, scale)
+    mix = mix_of(depths, reach, costs, scale)
+    fed = scale * float(leaves[are_trees].sum())
+    mix = replace(mix, drafted=mix.drafted + scale * leaves.sum(), leaves=fed)
+    round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
+    in_rounds = Counter(
+        sequence.drafter.name for sequence, depth in zip(sequences, depths, strict=True) if depth
+    )
+    patience = _patience(depths, reach, mix, costs)
+    decisions = [
+        Decision(int(depth), MEASURED, int(count), float(seconds))
+        for depth, count, seconds in zip(depths, leaves, patience, strict=True)
+    ]
+    return decisions, Expectation(round_s, step_s, in_rounds)
+
+
+def best_rate(max_depth: int, rates: Sequence[float], costs: BatchCosts, running: float) -> float:
+    """Tokens per second of a sequence, if all at the target were drafted alike, as deep as pays.
+
+    Args:
+        rates: acceptance rate of each position, given that it is reached.
+        costs: costs of a batch of which every sequence is drafted alike.
+        running: sequences at the target.
+    """
+    depths = np.arange(max_depth + 1)
+    in_rounds = np.where(depths > 0, running, 0.0)
+    tokens = np.cumsum([1.0, *np.cumprod(rates)])[depths]
+    mix = Mix(
+        plain=running - in_rounds,
+        rounds=in_rounds,
+        drafted=np.asarray(running * depths, np.float64),
+        log_tokens=running * np.log(tokens),
+        log_overrun=in_rounds * np.log(costs.calibration[0, depths - 1]),
+        depth=depths.astype(np.float64),
+    )
+    return float(np.exp(log_rate(mix, costs).max()))
+
+
+def _reach(settings: PaceSettings, sequences: Sequence[PacedSequence]) -> Vector:
+    """[sequences, MAX_DEPTH] probability that a position is accepted, with the hysteresis in it."""
+    rates = np.array([sequence.acceptance.rates() for sequence in sequences])
+    is_drafting = np.array([sequence.depth > 0 for sequence in sequences])
+    caps = np.array([sequence.cap(settings) for sequence in sequences])
+    kept = 1.0 + np.where(is_drafting, 1.0, -1.0) * settings.hysteresis
+    reach = np.minimum(np.cumprod(rates, axis=1) * kept[:, None], 1.0)
+    return np.asarray(np.where(np.arange(reach.shape[1]) < caps[:, None], reach, 0.0))
+
+
+def _patience(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCosts) -> Vector:
+    """[sequences] seconds to wait for a Draft.
+
+    Plain decoding would need that long for the tokens that a round should bring. But it is never so short
+    that a Draft which is slow by chance is given up.
+    """
+    gained = (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
+    worth = gained * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
+    # A sequence in plain decoding is probed, and now and then has a round.
+    probing = np.maximum(mix.rounds, 1.0), np.maximum(mix.depth, PROBE_DEPTH)
+    in_rounds, in_probes = (
+        costs.drafting(rounds, depth, mix.leaves, np.zeros(()))
+        for rounds, depth in ((mix.rounds, mix.depth), probing)
+    )
+    return np.asarray(np.maximum(worth, SLACK * np.where(depths > 0, in_rounds, in_probes)))

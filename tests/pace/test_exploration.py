@@ -1,0 +1,107 @@
+"""What is tried only to learn from it, and how often."""
+
+from itertools import pairwise
+
+from outrider.drafters.registry import drafter
+from outrider.pace.exploration import (
+    FIRST_TRIAL,
+    MOST_CREDIT,
+    NEVER,
+    PLAIN_TRIAL,
+    PROBE_DOUBLINGS,
+    TRIAL_ROUNDS,
+    WATCH_AGAIN,
+    Probes,
+    Trials,
+    Turns,
+    Watches,
+    watch_tokens,
+)
+from outrider.pace.settings import PaceSettings
+
+SETTINGS = PaceSettings()
+OFF = PaceSettings(explores=False)
+
+
+def trial_steps(trials: Trials, settings: PaceSettings, steps: int) -> list[int]:
+    """Numbers of the steps, all with Drafts, after which a trial begins."""
+    begun = []
+    for step in range(steps):
+        trials.stepped(had_drafts=True)
+        if trials.begins(settings, 1):
+            begun.append(step)
+    return begun
+
+
+def test_trials_begin_early_then_get_rarer_up_to_the_setting():
+    begun = trial_steps(Trials(), SETTINGS, 1000)
+    assert [begun[0], *(after - before for before, after in pairwise(begun))] == [
+        *(FIRST_TRIAL, 2 * FIRST_TRIAL, 4 * FIRST_TRIAL, 8 * FIRST_TRIAL),
+        *[SETTINGS.trial_steps] * ((1000 - 15 * FIRST_TRIAL) // SETTINGS.trial_steps),
+    ]
+
+
+def test_trials_after_the_load_has_doubled_begin_soon():
+    trials = Trials()
+    trial_steps(trials, SETTINGS, 600)
+    trials.joined(2)
+    assert trial_steps(trials, SETTINGS, SETTINGS.trial_steps)[0] <= FIRST_TRIAL
+
+
+def test_trials_of_plain_decoding_that_are_rare_have_more_tokens():
+    trials = Trials()
+    tokens = []
+    for _ in range(1000):
+        trials.stepped(had_drafts=True)
+        tokens.append(trials.begins(SETTINGS, 1))
+    assert (tokens[FIRST_TRIAL], tokens[-1] or max(tokens[-SETTINGS.trial_steps :])) == (
+        1,
+        150 // PLAIN_TRIAL,
+    )
+
+
+def test_turns_of_a_trial_are_rounds_for_a_plain_sequence_and_tokens_for_one_in_rounds():
+    plain, in_rounds = Turns(), Turns()
+    plain.try_kind(is_drafting=False, plain_tokens=2)
+    in_rounds.try_kind(is_drafting=True, plain_tokens=2)
+    assert (plain.left, in_rounds.left) == (TRIAL_ROUNDS, 2)
+
+
+def test_probes_that_change_nothing_get_rarer_until_one_succeeds():
+    probes, model = Probes(), drafter("model")
+    waits = []
+    for _ in range(4):
+        waits.append(probes.tokens(SETTINGS, model, 1))
+        probes.failed()
+    assert waits == [16, 32, 64, 16 << PROBE_DOUBLINGS]
+    probes.succeeded()
+    assert probes.tokens(SETTINGS, model, 1) == 16
+
+
+def test_probes_of_a_target_drafter_are_made_by_one_sequence_at_a_time():
+    assert Probes().tokens(SETTINGS, drafter("medusa"), 8) == 8 * 16
+    assert Probes().tokens(SETTINGS, drafter("model"), 8) == 16
+
+
+def test_watches_end_with_the_credit_and_go_on_with_its_share():
+    watches = Watches()
+    known = {"other": True}
+    begun = [bool(watches.begun(SETTINGS, "code", known)) for _ in range(200)]
+    assert all(begun[: int(MOST_CREDIT)])
+    assert sum(begun[100:]) == 100 * SETTINGS.exploration
+
+
+def test_watches_of_an_unknown_drafter_leave_a_gap():
+    watches = Watches()
+    begun = [watches.begun(SETTINGS, "code", {"known": True, "new": False}) for _ in range(WATCH_AGAIN + 1)]
+    assert begun == [["new"], *[[]] * (WATCH_AGAIN - 1), ["new"]]
+
+
+def test_watch_tokens_are_fewer_until_the_drafter_is_known():
+    assert (watch_tokens(SETTINGS, True), watch_tokens(SETTINGS, False)) == (16, 4)
+
+
+def test_exploration_that_is_turned_off_tries_nothing():
+    assert trial_steps(Trials(), OFF, 1000) == []
+    assert Probes().tokens(OFF, drafter("model"), 1) == NEVER
+    assert Watches().begun(OFF, "code", {"other": False}) == []
