@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gateway.drafters.proposal import NO_PROPOSAL
+from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
-from gateway.loop.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import Rounds
 from gateway.loop.stats import Stats
+from gateway.proposal import NO_PROPOSAL
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation

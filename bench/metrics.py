@@ -18,9 +18,9 @@ import ray
 from actors.messages import Report, Stepped
 from actors.metrics import EngineMetrics
 from bench.report import save, table
+from gateway.generation.totals import Totals
 from gateway.loop.stats import Stats
 from gateway.observe.metrics import publish
-from gateway.observe.totals import Totals
 from gateway.settings import Speculation
 from outrider.engine.loop.step_timings import StepTimings
 from outrider.engine.work import Load

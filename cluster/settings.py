@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
 
-from gateway.drafters.roster import BY_TASK, Roster
+from gateway.roster import BY_TASK, Roster
 from gateway.settings import CallerSettings, GatewaySettings, RequestSettings
 from outrider.drafters.registry import drafters as rows
 from outrider.engine.settings import DraftModelSettings, EngineSettings, ModelSettings, TargetModelSettings

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.drafters.roster import BY_TASK, Roster
+from gateway.roster import BY_TASK, Roster
 from outrider.decoding.settings import Verification
 from outrider.drafters.name import DrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings

@@ -2,9 +2,9 @@
 
 from gateway.api.message_json import as_json
 from gateway.api.openai.answer_types import EventDetails
+from gateway.events import VerdictFell
 from gateway.generation.request import Chunk
 from gateway.generation.token_bytes import TokenBytes
-from gateway.loop.events import VerdictFell
 from protos import generation_pb2
 
 

@@ -29,8 +29,8 @@ from gateway.errors import (
 from gateway.generation.form import Form, choice, json_object, json_schema
 from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Request, Usage
+from gateway.generation.tracing import served, untraced
 from gateway.observe.loads import loads
-from gateway.observe.tracing import served, untraced
 from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
 from protos import generation_pb2

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from gateway.drafters.proposal import Proposal
+from gateway.proposal import Proposal
 
 
 class SequenceDrafter(ABC):

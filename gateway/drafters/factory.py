@@ -6,9 +6,9 @@ from typing import Any
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.index import GatewayDrafter
 from gateway.drafters.mixed import MixedDrafter, Promises
-from gateway.drafters.roster import Roster
 from gateway.drafters.target import VerdictDrafter
 from gateway.drafters.worker import WorkerDrafter
+from gateway.roster import Roster
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers

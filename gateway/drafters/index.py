@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.drafters.drafter import SequenceDrafter
-from gateway.drafters.proposal import Proposal
+from gateway.proposal import Proposal
 from gateway.sequence import GatewaySequence
 from outrider.drafters.index import Index, as_drawn
 from outrider.drafters.past_answers import PastAnswers

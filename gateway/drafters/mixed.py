@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gateway.drafters.drafter import SequenceDrafter
-from gateway.drafters.proposal import Proposal
+from gateway.proposal import Proposal
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, agreed
 from outrider.drafters.index import ScoredIndex, as_drawn

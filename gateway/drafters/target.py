@@ -1,7 +1,7 @@
 """Drafters that stand beside the target: their Drafts come with its verdicts."""
 
 from gateway.drafters.drafter import SequenceDrafter
-from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.sequence import GatewaySequence
 
 

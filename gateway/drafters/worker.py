@@ -1,15 +1,15 @@
 """Drafters in a worker of their own, reached over gRPC."""
 
 from gateway.drafters.drafter import SequenceDrafter
-from gateway.drafters.proposal import AheadOutcome, Proposal
 from gateway.drafters.received import received_draft
+from gateway.drafters.waiting import traceparent_of_waiting
 from gateway.errors import (
     InvalidRequestError,
     SequenceFailedError,
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.loop.waiting import traceparent_of_waiting
+from gateway.proposal import AheadOutcome, Proposal
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import DraftStream, Fleet
 from outrider.decoding.draft import Draft

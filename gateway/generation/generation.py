@@ -12,7 +12,6 @@ from typing import Any
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
-from gateway.drafters.roster import BY_TASK
 from gateway.errors import DeadlineError, InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.admission import STOPPING, Admission
 from gateway.generation.form import Form, Grammars
@@ -21,11 +20,12 @@ from gateway.generation.readiness import Readiness
 from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
+from gateway.generation.totals import Totals
+from gateway.generation.tracing import GenerationTrace
 from gateway.keeping import Keeping
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.stats import Stats
-from gateway.observe.totals import Totals
-from gateway.observe.tracing import GenerationTrace
+from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
 from gateway.routing.router import Kind

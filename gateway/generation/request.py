@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
 
+from gateway.events import VerdictFell
 from gateway.generation.form import Form
 from gateway.generation.text import Piece
-from gateway.loop.events import VerdictFell
 from gateway.loop.stats import Stats
 from gateway.sequence import GatewaySequence, Token
 from gateway.settings import Priority, Speculation

@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
-from gateway.loop.events import (
+from gateway.events import (
     Ended,
     Event,
     FellBack,

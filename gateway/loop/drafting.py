@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from gateway.drafters.drafter import SequenceDrafter
-from gateway.drafters.proposal import NO_PROPOSAL, Proposal
+from gateway.drafters.waiting import waits_for_this_task
 from gateway.errors import SequenceLostError, WorkerLostError
-from gateway.loop.events import Compared, Drafted, Events, FellBack, Overtaken, Resumed
+from gateway.events import Compared, Drafted, Events, FellBack, Overtaken, Resumed
 from gateway.loop.growth import Growth
-from gateway.loop.reasons import EMPTY, FIXED, LAST_TOKEN, LATE, LOST, OFF
-from gateway.loop.waiting import waits_for_this_task
+from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.candidates import SMALL_LAG, Candidate
 from gateway.routing.paces import PaceObserver
 from gateway.routing.route import Route
@@ -23,6 +22,7 @@ from outrider.decoding.draft import agreed
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import PROBE_DEPTH
 from outrider.pace.sequence import PacedSequence
+from outrider.telemetry.reasons import DepthReason
 
 logger = logging.getLogger("ray.serve")
 
@@ -63,7 +63,7 @@ class Drafting:
         self._empty = 0  # Drafts without a token, in a row
         self._losses = 0  # of workers that had the sequence, without a Draft in between
         self._pause_s = 0.0  # before the next attempt to recover
-        self.reason = OFF  # the depth is what it was when last asked for
+        self.reason: str = DepthReason.OFF  # the depth is what it was when last asked for
         self._growth = Growth(sequence)
         self._taking_in: asyncio.Task[None] | None = None  # of the prompt
         self._begun: asyncio.Task[Proposal | None] | None = None
@@ -116,10 +116,10 @@ class Drafting:
         if not self._may_draft:
             return 0
         room, fixed = self._room, self._speculation.mode == "fixed"
-        self.reason = FIXED if fixed else self._pace.reason(self._paced)
+        self.reason = DepthReason.FIXED if fixed else self._pace.reason(self._paced)
         depth = self._paced.max_depth if fixed else self._pace.depth(self._paced)
         if room == 0:
-            self.reason = LAST_TOKEN
+            self.reason = DepthReason.LAST_TOKEN
         return min(depth, room)
 
     @property
@@ -355,7 +355,7 @@ class Drafting:
             async with asyncio.timeout(patience_s):
                 proposal = await self._drafter.propose(depth, self._paced.leaves)
         except TimeoutError:
-            self._fall_back(FellBack(LATE, f"no Draft after {patience_s:.3f} s"))
+            self._fall_back(FellBack(DepthReason.LATE, f"no Draft after {patience_s:.3f} s"))
             return None
         except WorkerLostError as lost:
             self._lost(lost)
@@ -366,7 +366,7 @@ class Drafting:
             return proposal
         # Most often the context or the cache of a draft is full; a text without repeats is no fault.
         is_fault = self._empty == MANY_EMPTY and not self._paced.drafter.is_index
-        self._fall_back(FellBack(EMPTY, f"{self._empty} in a row", is_fault))
+        self._fall_back(FellBack(DepthReason.EMPTY, f"{self._empty} in a row", is_fault))
         return None
 
     def _told(self, proposal: Proposal, depth: int) -> Proposal:
@@ -382,12 +382,12 @@ class Drafting:
     def _lost(self, lost: WorkerLostError) -> None:
         if self._may_draft:
             self._losses += isinstance(lost, SequenceLostError)
-            self._fall_back(FellBack(LOST, str(lost)))
+            self._fall_back(FellBack(DepthReason.LOST, str(lost)))
 
     def _fall_back(self, event: FellBack) -> None:
         """To plain decoding, until the drafter has recovered."""
         self._may_draft, self.reason = False, event.reason
-        if event.reason != EMPTY:
+        if event.reason != DepthReason.EMPTY:
             self._empty = 0
         self._events.emit(event)
 

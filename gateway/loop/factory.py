@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from gateway.drafters.factory import Drafters
+from gateway.events import Events
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
 from gateway.loop.drafting import Drafting
-from gateway.loop.events import Events
 from gateway.loop.rounds import Limits, Rounds
 from gateway.loop.stats import Stats
 from gateway.routing.candidates import Candidate

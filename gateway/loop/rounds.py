@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
 
-from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.drafters.received import received_draft
 from gateway.errors import (
     DeadlineError,
@@ -15,9 +14,7 @@ from gateway.errors import (
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.loop.answer_trace import NoTrace
-from gateway.loop.drafting import Drafting
-from gateway.loop.events import (
+from gateway.events import (
     DraftAwaited,
     Ended,
     Events,
@@ -31,11 +28,14 @@ from gateway.loop.events import (
     TokenDecoded,
     VerdictFell,
 )
-from gateway.loop.reasons import FIRST_TOKEN, LAST_TOKEN, LOST_TARGET, OF_ENGINE, OF_LOSSES
+from gateway.loop.answer_trace import NoTrace
+from gateway.loop.drafting import Drafting
 from gateway.loop.stats import Stats
+from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence, Origin, Token
 from gateway.workers.fleet import Fleet, TargetStream
+from outrider.telemetry.reasons import DepthReason, FailureReason, SpanReason
 from protos import rounds_pb2
 from protos.conversions import draft_to_message, step_from_message
 from protos.generation_pb2 import TokenLogprobs
@@ -108,7 +108,7 @@ class Rounds:
 
     @property
     def reason(self) -> str:
-        """What decides it; see telemetry.metrics.REASONS."""
+        """What decides it; a DepthReason."""
         return self._drafting.reason
 
     async def steps(self) -> AsyncGenerator[Step, None]:
@@ -137,17 +137,17 @@ class Rounds:
                 except WorkerLostError as lost:
                     failures += 1
                     losses += isinstance(lost, SequenceLostError)
-                    self._events.emit(Ended(LOST_TARGET))
+                    self._events.emit(Ended(SpanReason.LOST_TARGET))
                     if losses == self._limits.max_losses:
                         raise self._failed(losses, lost) from lost
                     self._events.emit(TargetLost(str(lost), is_first=failures == 1))
                     await self._before_retry(failures, lost)
         except SequenceFailedError as error:
-            self._events.emit(Failed(OF_LOSSES if losses else OF_ENGINE))
+            self._events.emit(Failed(FailureReason.LOST_TARGETS if losses else FailureReason.ENGINE))
             logger.error("a request fails: %s", error)
             raise
         finally:
-            self._events.emit(Ended("ended"))
+            self._events.emit(Ended(SpanReason.ENDED))
             await self._drafting.aclose()
 
     def _failed(self, losses: int, lost: WorkerLostError) -> SequenceFailedError:
@@ -184,7 +184,7 @@ class Rounds:
                 stretch = self._sequence.round if is_plain and self._sequence.is_coupled else None
                 self._sequence.round += 1
                 proposal, self._resumed = self._resumed, None
-                if self._sequence.finish_reason is None and self.reason != LAST_TOKEN:
+                if self._sequence.finish_reason is None and self.reason != DepthReason.LAST_TOKEN:
                     kind = "off" if proposal is None else "on"
                     self._events.emit(Switched(kind, self.reason))
 
@@ -217,7 +217,7 @@ class Rounds:
         """
         proposal: Proposal | None = first
         continues, draft_s = False, first.seconds
-        self._events.emit(RoundBegan(self.reason if first.draft else FIRST_TOKEN))
+        self._events.emit(RoundBegan(self.reason if first.draft else SpanReason.FIRST_TOKEN))
         while proposal is not None:
             if not self._is_verifying:
                 self._is_verifying = True
@@ -357,7 +357,7 @@ class Rounds:
             if self._sequence.finish_reason is None:
                 self._resumed = self._drafting.overtaken(resuming.result())
         finally:
-            self._events.emit(Ended("plain"))
+            self._events.emit(Ended(SpanReason.PLAIN))
             resuming.cancel()
             await asyncio.gather(resuming, return_exceptions=True)
 

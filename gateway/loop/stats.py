@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gateway.loop.events import (
+from gateway.events import (
     DraftAwaited,
     Drafted,
     Event,
@@ -17,7 +17,7 @@ from gateway.loop.events import (
     TokenDecoded,
     VerdictFell,
 )
-from gateway.loop.reasons import EMPTY, LATE, LOST
+from outrider.telemetry.reasons import DepthReason
 
 BY_DRAFTER = ("rounds", "drafted", "verified", "accepted")
 JUDGED = ("verified", "right")
@@ -88,9 +88,9 @@ class Stats:
                 self.judged[event.drafter, "verified"] += event.verified
                 self.judged[event.drafter, "right"] += event.right
             case FellBack():
-                self.late_drafts += event.reason == LATE
-                self.lost_drafts += event.reason == LOST
-                self.empty_drafts += event.reason == EMPTY and event.is_fault
+                self.late_drafts += event.reason == DepthReason.LATE
+                self.lost_drafts += event.reason == DepthReason.LOST
+                self.empty_drafts += event.reason == DepthReason.EMPTY and event.is_fault
             case Switched():
                 self.transitions[event.to, event.reason] += 1
             case TargetLost():

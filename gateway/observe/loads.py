@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from gateway.generation.generation import Generation
+from gateway.generation.totals import Kind
 from gateway.loop.stats import Stats
-from gateway.observe.totals import Kind
 from gateway.workers.streams import Link
 from protos import generation_pb2
 

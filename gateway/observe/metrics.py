@@ -3,13 +3,12 @@
 import asyncio
 
 from gateway.generation.generation import Generation
-from gateway.loop.reasons import EMPTY, LATE, LOST
+from gateway.generation.timing import Timing
+from gateway.generation.totals import Kind
+from gateway.generation.tracing import PROVIDER
 from gateway.loop.stats import Stats
-from gateway.observe.timing import Timing
-from gateway.observe.totals import Kind
-from gateway.observe.tracing import PROVIDER
 from outrider.telemetry.instruments import Instruments
-from outrider.telemetry.metrics import REASONS
+from outrider.telemetry.reasons import DepthReason
 
 PERIOD_S = 1.0
 
@@ -54,7 +53,7 @@ def publish(generation: Generation, instruments: Instruments) -> None:
     while totals.answered:
         _observe(instruments, totals.answered.popleft(), generation.settings.model)
     in_force = totals.in_force()
-    for reason in REASONS:
+    for reason in DepthReason:
         depths = in_force.get(reason)
         instruments.set("outrider_sequences", depths.sequences if depths else 0, reason=reason)
         instruments.set("outrider_depth", depths.mean_depth if depths else 0.0, reason=reason)
@@ -89,9 +88,9 @@ def _count(instruments: Instruments, kind: Kind, stats: Stats) -> None:
     for reason, times in stats.failures.items():
         instruments.total("outrider_failed_sequences", times, **labels, reason=reason)
     instruments.total("outrider_ahead_hits", stats.ahead_hits.total(), **labels)
-    instruments.total("outrider_fallbacks", stats.late_drafts, **labels, reason=LATE)
-    instruments.total("outrider_fallbacks", stats.lost_drafts, **labels, reason=LOST)
-    instruments.total("outrider_fallbacks", stats.empty_drafts, **labels, reason=EMPTY)
+    instruments.total("outrider_fallbacks", stats.late_drafts, **labels, reason=DepthReason.LATE)
+    instruments.total("outrider_fallbacks", stats.lost_drafts, **labels, reason=DepthReason.LOST)
+    instruments.total("outrider_fallbacks", stats.empty_drafts, **labels, reason=DepthReason.EMPTY)
 
 
 def _observe(instruments: Instruments, timing: Timing, model: str) -> None:

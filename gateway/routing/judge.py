@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.errors import SequenceLostError, WorkerLostError
-from gateway.loop.events import Events, Judged
+from gateway.events import Events, Judged
+from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.candidates import SMALL_LAG, Candidate
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import agreed

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from gateway.drafters.proposal import Proposal
-from gateway.loop.events import (
+from gateway.events import (
     Compared,
     Drafted,
     Event,
@@ -14,7 +13,7 @@ from gateway.loop.events import (
     TokenDecoded,
     VerdictFell,
 )
-from gateway.loop.reasons import LATE
+from gateway.proposal import Proposal
 from gateway.routing.route import Route
 from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
@@ -24,6 +23,7 @@ from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import DepthReason
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
@@ -101,7 +101,7 @@ class PaceObserver:
                     self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
                 if event.proposal.wanted and not event.proposal.draft:
                     self._route.observe(event.proposal.asked, 0, 1)
-            case FellBack() if event.reason == LATE:  # it is worth nothing
+            case FellBack() if event.reason == DepthReason.LATE:  # it is worth nothing
                 self._route.observe(self._paced.drafter.name, 0, 1)
             case Overtaken():
                 self._paced.acceptance.observe(event.right, event.verified)

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.loop.events import Events, Routed
-from gateway.loop.reasons import LOST, NAMED, ROLLED_OUT, WENT_BACK
+from gateway.events import Events, Routed
 from gateway.routing.candidates import Candidate
 from gateway.routing.judge import Judge
 from gateway.routing.router import Kind, Router
@@ -11,6 +10,7 @@ from gateway.sequence import GatewaySequence
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import watch_tokens
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import RouteReason
 
 WORTH = 64  # tokens left to generate for which another drafter is taken
 
@@ -36,7 +36,7 @@ class Route:
         self._judge = Judge(sequence, events, self._period)
         self._settings: PaceSettings | None = None  # those in force when it began
         self.now = candidates[0]
-        self.reason = NAMED  # for which that one drafts
+        self.reason: str = RouteReason.NAMED  # for which that one drafts
         self._has_begun = False
 
     def begin(self, pace: Pace) -> None:
@@ -48,7 +48,7 @@ class Route:
             name, self.reason = self._router.choice(self._kind, self._established, pace)
             self.now = self.candidate(name)
             if (new := self._router.admitted(self._kind, self._candidates, pace)) is not None:
-                self.now, self.reason = new, ROLLED_OUT
+                self.now, self.reason = new, RouteReason.ROLLED_OUT
             self._settings = pace.settings
             others = [one for one in self._candidates if one is not self.now]
             self._judge.watch(self._router.watched(self._kind, others, pace.settings))
@@ -64,7 +64,7 @@ class Route:
         if self.now.is_new and self._router.keeps(self._kind, self.now, self._candidates, pace):
             return None
         name, reason = self._router.choice(self._kind, self._established, pace)
-        reason = WENT_BACK if self.now.is_new else reason
+        reason = RouteReason.WENT_BACK if self.now.is_new else reason
         if name == self.now.name:
             return None
         other = self.candidate(name)
@@ -77,11 +77,11 @@ class Route:
         """Another for one that is lost; none that is new."""
         if self.now.is_new:
             self._router.lost(self._kind, self.now.name)
-            return self._established[0], LOST
+            return self._established[0], RouteReason.LOST
         if len(self._established) == 1:
             return None
         index = self._established.index(self.now)
-        return self._established[(index + 1) % len(self._established)], LOST
+        return self._established[(index + 1) % len(self._established)], RouteReason.LOST
 
     async def take(self, candidate: Candidate, reason: str) -> None:
         """It drafts from now on."""

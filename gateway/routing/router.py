@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from gateway.loop.reasons import FIRST, MEASURED
 from gateway.routing.candidates import Candidate
 from gateway.routing.rollout import Rollout
 from outrider.decoding.settings import Verification
@@ -16,6 +15,7 @@ from outrider.pace.acceptance import TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import Watches
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import RouteReason
 
 logger = logging.getLogger("ray.serve")
 
@@ -45,7 +45,7 @@ class _Decision:
     """In force for one kind at one target."""
 
     name: str
-    reason: str = FIRST
+    reason: str = RouteReason.FIRST
     at: float = -math.inf  # in the event loop's time
 
 
@@ -158,12 +158,12 @@ class Router:
         if present is None:
             decision.name = next((one.name for one in ready), candidates[0].name)
         if (present is not None and present not in rates) or not any(rates.values()):
-            decision.reason = FIRST
+            decision.reason = RouteReason.FIRST
             return
         best = max(rates, key=lambda name: rates[name])
         if present is None or rates[best] > (1.0 + pace.settings.hysteresis) * rates[present]:
             decision.name = best
-        decision.reason = MEASURED
+        decision.reason = RouteReason.MEASURED
 
     def _rates(self, kind: Kind, candidates: Sequence[Candidate], pace: Pace) -> dict[str, float]:
         """Tokens per second that each is worth whose acceptance is known; 0 where costs are not."""

@@ -18,19 +18,6 @@ ANSWER = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_provider_name
 DRAFTED = ("task", "drafter")
 ROLLED_OUT = ("task", "verification", "draft")
 
-# What decides the depth of a sequence's next Draft.
-REASONS = {
-    "measured": "the pace, by measured costs and acceptance",
-    "thresholds": "the pace, by its fixed rules",
-    "trial": "the pace, which tries what the other kind of step costs",
-    "fixed": "the request, which asks for this depth",
-    "off": "the request, which asks for no Drafts; or there is no drafter",
-    "late Draft": "a Draft that missed its deadline and is still awaited",
-    "lost draft worker": "the loss of the draft worker, until another is found",
-    "empty Drafts": "the drafter, which had nothing to say several times in a row and is seldom asked",
-    "last token": "the end of the answer, which leaves no room for a Draft",
-}
-
 
 @dataclass(frozen=True)
 class Metric:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, REASONS, Metric
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, Metric
+from outrider.telemetry.reasons import DepthReason
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 BEGIN, END = "<!-- metrics: written by python -m outrider.telemetry.table -->\n", "<!-- end of metrics -->\n"
@@ -24,7 +25,7 @@ def _row(metric: Metric, owner: str) -> str:
 
 
 def reasons() -> str:
-    rows = [f"| `{reason}` | {meaning} |" for reason, meaning in REASONS.items()]
+    rows = [f"| `{reason}` | {reason.meaning} |" for reason in DepthReason]
     return "\n".join(["| `reason` | what decides the depth |", "|---|---|", *rows, ""])
 
 

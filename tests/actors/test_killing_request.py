@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gateway.loop.reasons import OF_LOSSES
 from gateway.workers.streams import Worker
 from outrider.demo.prompts import KINDS, prompts
+from outrider.telemetry.reasons import FailureReason
 from tests.support.patience import START_S, eventually
 from tests.support.service import Service, service_of
 from tests.support.worker_process import KILLED
@@ -108,4 +108,4 @@ async def test_only_the_request_that_kills_fails() -> None:
         assert await asyncio.gather(*streams) == expected
         assert replicas.ended == [KILLED] * 3
         failures = [stats.failures for stats in generated.stats().values() if stats.failures]
-        assert failures == [{OF_LOSSES: 1}]
+        assert failures == [{FailureReason.LOST_TARGETS: 1}]

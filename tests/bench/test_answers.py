@@ -6,9 +6,9 @@ import pytest
 
 from bench import answers
 from bench.answers import PARTS, RoundTimes, Run, mean_round
-from gateway.drafters.proposal import Proposal
-from gateway.loop.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
+from gateway.proposal import Proposal
 from outrider.decoding.draft import Draft
 from protos import rounds_pb2
 

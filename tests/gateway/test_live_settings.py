@@ -9,20 +9,20 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from gateway.drafters.roster import BY_TASK
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.loop.reasons import LOST, NAMED, ROLLED_OUT, WENT_BACK
 from gateway.loop.stats import Stats
 from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
+from gateway.roster import BY_TASK
 from gateway.routing import rollout, route, router
 from gateway.routing.rollout import SHARES
 from gateway.settings import GatewaySettings, LiveSettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.controller import Pace
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import RouteReason
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.published import Published
 
@@ -109,7 +109,7 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         before = await answered(generation)
-        assert before.routed == {("model", NAMED): 1}
+        assert before.routed == {("model", RouteReason.NAMED): 1}
         generation.use(JOINED)
         shadow = await until_share(generation, SHARES[1])
         assert all("next" not in one.by_drafter for one in shadow[:-1])
@@ -117,7 +117,7 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
         growing = await until_share(generation, 1.0)
         assert 0 < sum("next" in one.by_drafter for one in growing) < len(growing)
         after = await answered(generation)
-        assert after.routed == {("next", ROLLED_OUT): 1}
+        assert after.routed == {("next", RouteReason.ROLLED_OUT): 1}
         published = Published()
         publish(generation, published)  # type: ignore[arg-type]
         (told,) = loads(generation).rollouts
@@ -151,7 +151,7 @@ async def test_one_that_becomes_worse_goes_back_within_its_sequences(
         await until_share(generation, 1.0)
         old.wrong, new.wrong = (), WRONG
         stats = await until_share(generation, 0.0)
-        assert sum(one.routed["model", WENT_BACK] for one in stats) == 1
+        assert sum(one.routed["model", RouteReason.WENT_BACK] for one in stats) == 1
         assert (await answered(generation)).by_drafter.keys() == {"model"}
 
 
@@ -162,7 +162,7 @@ async def test_a_new_draft_that_is_lost_leaves_its_sequence_to_the_old_one(token
         await until_share(generation, 1.0)
         new.lost_at = range(10**6)
         stats = await answered(generation)
-        assert stats.routed == {("next", ROLLED_OUT): 1, ("model", LOST): 1}
+        assert stats.routed == {("next", RouteReason.ROLLED_OUT): 1, ("model", RouteReason.LOST): 1}
         assert [one.share for _, _, one in generation.rollouts] == [0.0]
 
 

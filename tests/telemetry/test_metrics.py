@@ -5,7 +5,8 @@ import re
 import pytest
 
 from outrider.telemetry.instruments import Instruments
-from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, REASONS
+from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
+from outrider.telemetry.reasons import DepthReason
 from outrider.telemetry.table import PAGE, reasons, rewritten, table
 from tests.support.series import series_of
 
@@ -31,7 +32,7 @@ def test_a_page_without_the_marks_is_refused():
 
 
 def test_every_reason_has_a_row():
-    assert all(f"| `{reason}` | {meaning} |" in reasons() for reason, meaning in REASONS.items())
+    assert all(f"| `{reason}` | {reason.meaning} |" in reasons() for reason in DepthReason)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

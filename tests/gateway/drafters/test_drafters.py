@@ -8,9 +8,9 @@ import pytest
 from gateway.drafters.factory import Drafters
 from gateway.drafters.index import GatewayDrafter
 from gateway.drafters.mixed import MixedDrafter
-from gateway.drafters.roster import Roster
 from gateway.drafters.worker import WorkerDrafter
 from gateway.errors import WorkerLostError
+from gateway.roster import Roster
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling

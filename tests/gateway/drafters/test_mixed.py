@@ -4,8 +4,8 @@ import pytest
 
 from gateway.drafters.factory import Drafters
 from gateway.drafters.mixed import Promises
-from gateway.drafters.roster import Roster
 from gateway.errors import WorkerLostError
+from gateway.roster import Roster
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling

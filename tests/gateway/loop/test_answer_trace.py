@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from opentelemetry.trace import get_tracer
 
-from gateway.drafters.proposal import Proposal
-from gateway.loop.answer_trace import AnswerTrace
-from gateway.loop.events import (
+from gateway.events import (
     Ended,
     Forgone,
     RoundBegan,
@@ -17,9 +15,11 @@ from gateway.loop.events import (
     TokenDecoded,
     VerdictFell,
 )
-from gateway.loop.reasons import ROLLED_OUT, WENT_BACK
+from gateway.loop.answer_trace import AnswerTrace
+from gateway.proposal import Proposal
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
+from outrider.telemetry.reasons import RouteReason
 from protos import rounds_pb2
 from protos.trace_context import context_of
 from tests.fakes.spans import TRACEPARENT
@@ -65,8 +65,8 @@ async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of
 async def test_the_share_of_a_new_draft_is_told_with_each_change(spans):
     with get_tracer("test").start_as_current_span("a generation", context_of(TRACEPARENT)) as generation:
         trace = AnswerTrace(generation, 0, FIXED)
-        trace.on(Routed("next", ROLLED_OUT, 0.125))
-        trace.on(Routed("model", WENT_BACK))
+        trace.on(Routed("next", RouteReason.ROLLED_OUT, 0.125))
+        trace.on(Routed("model", RouteReason.WENT_BACK))
     first, second = spans.one("a generation").events
     assert first.attributes == {
         "outrider.drafter": "next",

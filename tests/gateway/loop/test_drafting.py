@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from gateway.drafters.proposal import Proposal
 from gateway.loop import drafting
 from gateway.loop.factory import RoundsFactory
+from gateway.proposal import Proposal
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence, Origin
 from gateway.settings import GatewaySettings, Speculation

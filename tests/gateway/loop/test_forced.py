@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from gateway.api.details import round_message
-from gateway.drafters.proposal import NO_PROPOSAL, Proposal
 from gateway.drafters.target import VerdictDrafter
-from gateway.loop.events import Events, TokenDecoded, VerdictFell
+from gateway.events import Events, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
+from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.candidates import Candidate
 from gateway.routing.paces import PaceObserver, Paces
 from gateway.routing.route import Route

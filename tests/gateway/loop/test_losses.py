@@ -8,7 +8,6 @@ import pytest
 from gateway.errors import DeadlineError, SequenceFailedError
 from gateway.loop import rounds
 from gateway.loop.factory import RoundsFactory
-from gateway.loop.reasons import OF_ENGINE, OF_LOSSES
 from gateway.loop.rounds import Rounds
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
@@ -19,6 +18,7 @@ from gateway.workers.streams import Worker
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import FailureReason
 from protos import rounds_pb2
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import TRUST, ScriptedDraft, ScriptedTarget, fleet_of
@@ -53,7 +53,7 @@ async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, 
         with caplog.at_level(logging.ERROR), pytest.raises(SequenceFailedError) as raised:
             await text(generated)
     assert target.kinds().count("open") == max_losses
-    assert generated.stats.failures == {OF_LOSSES: 1}
+    assert generated.stats.failures == {FailureReason.LOST_TARGETS: 1}
     assert f"{max_losses} target workers were lost with this request" in str(raised.value)
     assert str(raised.value) in caplog.text
 
@@ -103,7 +103,7 @@ async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
         with pytest.raises(SequenceFailedError, match="the Draft is malformed: parents"):
             await text(generated)
     assert target.kinds().count("open") == 2
-    assert generated.stats.failures == {OF_LOSSES: 1}
+    assert generated.stats.failures == {FailureReason.LOST_TARGETS: 1}
 
 
 async def test_a_token_in_between_begins_the_count_anew():
@@ -147,7 +147,7 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
             await text(generated)
         (link,) = fleet.links()
         assert link.suspect_until == 0.0  # the worker is well
-    assert generated.stats.failures == {OF_ENGINE: 1}
+    assert generated.stats.failures == {FailureReason.ENGINE: 1}
     assert target.kinds().count("open") == 1
 
 
@@ -163,7 +163,7 @@ async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, 
 
 def test_failures_of_several_answers_add_up():
     total, one = Stats(), Stats()
-    one.failures[OF_ENGINE] += 1
+    one.failures[FailureReason.ENGINE] += 1
     total.add(one)
     total.add(one)
-    assert total.failures == {OF_ENGINE: 2}
+    assert total.failures == {FailureReason.ENGINE: 2}

@@ -9,13 +9,12 @@ from gateway.api.message_json import as_json
 from gateway.errors import OverloadedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.loop.reasons import LOST
+from gateway.generation.totals import MAX_TASKS, OTHER, Totals
 from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
-from gateway.observe.totals import MAX_TASKS, OTHER, Totals
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
-from outrider.telemetry.metrics import REASONS
+from outrider.telemetry.reasons import DepthReason
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.published import Published
 
@@ -152,8 +151,8 @@ async def test_the_depth_in_force_has_a_reason(tokenizer, speculation, reason, d
         async with aclosing(generation.chunks(await generation.prepare(request(**speculation)))) as chunks:
             await anext(chunks)
             publish(generation, published)
-    sequences = {name: published.gauges["outrider_sequences", name] for name in REASONS}
-    assert sequences == {name: int(name == reason) for name in REASONS}
+    sequences = {name: published.gauges["outrider_sequences", name] for name in DepthReason}
+    assert sequences == {name: int(name == reason) for name in DepthReason}
     assert published.gauges["outrider_depth", reason] == depth
 
 
@@ -163,8 +162,8 @@ async def test_a_lost_draft_worker_is_a_fallback_and_a_transition(tokenizer):
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         await answered(generation, request(mode="fixed", depth=2))
         publish(generation, published)
-    assert published.totals["outrider_fallbacks", "t", "model", LOST] == 1
-    assert published.totals["outrider_transitions", "t", "model", "off", LOST] == 1
+    assert published.totals["outrider_fallbacks", "t", "model", DepthReason.LOST] == 1
+    assert published.totals["outrider_transitions", "t", "model", "off", DepthReason.LOST] == 1
 
 
 async def test_a_target_lost_is_a_reopening(tokenizer):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.loop.events import Events
+from gateway.events import Events
 from gateway.loop.factory import RoundsFactory
 from gateway.loop.rounds import Rounds
 from gateway.routing.judge import Judge

@@ -4,7 +4,6 @@ from typing import cast
 
 import pytest
 
-from gateway.loop.reasons import FIRST, MEASURED
 from gateway.routing import router
 from gateway.routing.candidates import Candidate
 from gateway.routing.router import Kind, Router
@@ -12,6 +11,7 @@ from outrider.drafters.registry import Place
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import MOST_CREDIT
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import RouteReason
 from tests.support.routes import CODE, PROSE, Machine, candidate
 
 ENOUGH = 40  # guesses that make an acceptance known
@@ -40,12 +40,12 @@ def watched(routed: Router, kind: Kind, others: list[Candidate], share: float) -
 
 async def test_until_more_is_known_the_first_one_drafts() -> None:
     routed = Router(lambda info: True)
-    assert choice(routed, CODE, Machine()) == ("general", FIRST)
+    assert choice(routed, CODE, Machine()) == ("general", RouteReason.FIRST)
     told(routed, CODE, code=39)
-    assert choice(routed, CODE, Machine()) == ("general", FIRST)  # of the first one nothing is known yet
+    assert choice(routed, CODE, Machine()) == ("general", RouteReason.FIRST)
     told(routed, CODE, general=20)
-    assert choice(routed, CODE, Machine(is_known=False)) == ("general", FIRST)
-    assert choice(routed, CODE, Machine()) == ("code", MEASURED)
+    assert choice(routed, CODE, Machine(is_known=False)) == ("general", RouteReason.FIRST)
+    assert choice(routed, CODE, Machine()) == ("code", RouteReason.MEASURED)
 
 
 async def test_each_task_has_the_drafter_that_is_best_for_it() -> None:
@@ -65,7 +65,7 @@ async def test_a_drafter_that_costs_less_may_be_right_less_often() -> None:
 async def test_no_other_is_taken_for_next_to_nothing() -> None:
     routed = Router(lambda info: True)
     told(routed, CODE, general=30, code=31)
-    assert choice(routed, CODE, Machine()) == ("general", MEASURED)
+    assert choice(routed, CODE, Machine()) == ("general", RouteReason.MEASURED)
 
 
 async def test_a_draft_without_a_worker_is_passed_over_until_there_is_one() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.loop import drafting
 from gateway.loop.factory import RoundsFactory
-from gateway.loop.reasons import LOST, NAMED
 from gateway.loop.rounds import Rounds
 from gateway.routing import route
 from gateway.routing.paces import Paces
@@ -22,6 +21,7 @@ from outrider.decoding.noise_key import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.reasons import RouteReason
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.demo_pair import prompt_of
 from tests.support.heads import write_medusa
@@ -107,7 +107,7 @@ async def test_a_drafter_that_a_request_names_drafts_alone(tmp_path: Path) -> No
             text = [token.id async for step in rounds.steps() for token in step.tokens]
             assert text == right
             assert rounds.stats.by_drafter.keys() == {name}
-            assert rounds.stats.routed == {(name, NAMED): 1}
+            assert rounds.stats.routed == {(name, RouteReason.NAMED): 1}
             assert not rounds.stats.judged
 
 
@@ -135,5 +135,5 @@ async def test_another_draft_goes_on_where_one_is_lost() -> None:
         async for _ in rounds.steps():
             pass
     assert sequence.generated == answer
-    assert rounds.stats.routed["copy", LOST] == 1
+    assert rounds.stats.routed["copy", RouteReason.LOST] == 1
     assert rounds.stats.by_drafter["copy"]["accepted"] > 40

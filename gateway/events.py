@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.drafters.proposal import Proposal
+from gateway.proposal import Proposal
 from outrider.decoding.draft import ROOT
 from protos import rounds_pb2
 
@@ -57,7 +57,7 @@ class DraftAwaited:
 class FellBack:
     """There are no Drafts until the drafter has recovered."""
 
-    reason: str  # LATE, LOST or EMPTY of gateway.loop.reasons
+    reason: str  # DepthReason LATE, LOST or EMPTY
     detail: str
     is_fault: bool = True  # not so where an index has nothing to say
 

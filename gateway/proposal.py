@@ -40,7 +40,7 @@ class Proposal:
     seconds: float = 0.0  # that it was waited for
     drafter: str = ""  # that made it
     asked: str = ""  # drafter that was asked for it: a mixed one asks another
-    because: str = ""  # why that one drafts; see gateway.loop.reasons
+    because: str = ""  # why that one drafts; a RouteReason
     wanted: int = 0  # tokens of its chain that were asked for
 
     @property

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.drafters.roster import Roster
+from gateway.roster import Roster
 from outrider.drafters.registry import Place
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gateway.generation.timing import Timing, timed
 from gateway.loop.rounds import Rounds
 from gateway.loop.stats import Stats
-from gateway.observe.timing import Timing, timed
 from gateway.settings import Speculation
 
 MAX_TASKS = 64  # labels come from clients: what is beyond these counts as OTHER
@@ -74,7 +74,7 @@ class Totals:
         return by_kind
 
     def in_force(self) -> dict[str, InForce]:
-        """By what decides the depth; see telemetry.metrics.REASONS."""
+        """By what decides the depth; a DepthReason."""
         sequences, depths = Counter[str](), Counter[str]()
         for rounds in self._under_way:
             sequences[rounds.reason] += 1
