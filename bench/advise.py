@@ -30,7 +30,7 @@ from tests.support.process_worker import worker_process
 from workshop.advice.advice import Judgement
 from workshop.advice.advise import Adviser
 from workshop.advice.answers import Prompt
-from workshop.advice.candidates import Candidate
+from workshop.advice.candidates import DraftCandidate
 from workshop.advice.settings import AdviceSettings
 from workshop.advice.speed import expected_at
 
@@ -43,7 +43,7 @@ def foretold(settings: Settings, asked: AdviceSettings, given: Sequence[Prompt])
     found = memories(settings)
     assert found is not None
     adviser = Adviser(settings, asked, found)
-    advice = adviser.advise(given, [Candidate("draft", drafter("model"), str(DRAFT))])
+    advice = adviser.advise(given, [DraftCandidate("draft", drafter("model"), str(DRAFT))])
     return advice.judgements[0]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench.report import save, table
-from outrider.decoding.row import Row
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.sampling import choose, process
 from outrider.decoding.settings import Sampling
 
@@ -71,18 +71,20 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
     return measured
 
 
-def _rows(sampling: Sampling, num_rows: int, vocab_size: int) -> list[Row]:
+def _rows(sampling: Sampling, num_rows: int, vocab_size: int) -> list[ChoiceContext]:
     """The positions of one Draft, after a prompt of 1,000 tokens and 200 generated ones."""
     prompt = [token * 37 % vocab_size for token in range(1000)]
     generated = [token * 53 % vocab_size for token in range(200)]
     ends = frozenset({0, 1})
     return [
-        Row(sampling, 2**63 + 1, 1200 + reached, prompt, generated, tuple(range(2, 2 + reached)), ends)
+        ChoiceContext(
+            sampling, 2**63 + 1, 1200 + reached, prompt, generated, tuple(range(2, 2 + reached)), ends
+        )
         for reached in range(num_rows)
     ]
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, rows: Sequence[ChoiceContext]) -> torch.Tensor:
     return choose(process(logits, rows), rows)
 
 

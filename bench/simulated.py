@@ -28,8 +28,8 @@ from bench.simulated_worker import SimulatedStream, SimulatedWorker
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Worker
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.outcomes import RANKS
-from outrider.decoding.row import Row
 from protos.trust import Trust
 
 
@@ -57,7 +57,7 @@ class SimulatedDraft:
     ahead: Ahead = Ahead()
     parallel: Parallel | None = None  # None: it needs a pass for each token
 
-    def guesses(self, row: Row) -> tuple[int, ...]:
+    def guesses(self, row: ChoiceContext) -> tuple[int, ...]:
         rank = self.rank_of(row.noise_key, row.position)
         masks = row.path.count(MASK)
         key = f"{row.noise_key}/{row.position}/kept"

@@ -7,8 +7,8 @@ from enum import Enum
 import numpy as np
 import torch
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.outcomes import RANKS
-from outrider.decoding.row import Row
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
@@ -123,7 +123,7 @@ class SimulatedRunner:
         self,
         settings: EngineSettings,
         cost: Cost,
-        rank: Callable[[Row], tuple[int, ...]],
+        rank: Callable[[ChoiceContext], tuple[int, ...]],
         clock: StepClock,
         mask_token: int | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from bench.simulated_head import BesideSimulated, SimulatedHead
 from bench.simulated_runner import NO_HOST, Cost, Host, Launching, SimulatedRunner, StepClock
 from gateway.sequence import GatewaySequence
 from gateway.workers.streams import Role
-from outrider.decoding.row import Row
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
@@ -46,7 +46,7 @@ class SimulatedWorker:
         role: Role,
         settings: EngineSettings,
         cost: Cost,
-        rank: Callable[[Row], tuple[int, ...]],
+        rank: Callable[[ChoiceContext], tuple[int, ...]],
         mask_token: int | None = None,
         head: SimulatedHead | None = None,
         host: Host = NO_HOST,

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from gateway.errors import DeadlineError, InvalidRequestError
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
-from outrider.decoding.grammar_trials import GrammarTrials, Vocabulary
+from outrider.decoding.grammar_trials import GrammarTrials, TrialVocabulary
 
 MAX_CHOICES = 4096
 AT_ONCE = 8  # grammars that are tried at a time, so that one that takes long holds up no other
@@ -111,7 +111,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, compile_s: int) -> None:
         """compile_s: seconds of processor time that one grammar may take."""
         size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._trials = GrammarTrials(Vocabulary(tokenizer.to_str(), size))
+        self._trials = GrammarTrials(TrialVocabulary(tokenizer.to_str(), size))
         self._compile_s = compile_s
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
         self._tried: OrderedDict[bytes, _Trial] = OrderedDict()  # key: SHA-256 of the grammar

@@ -25,7 +25,7 @@ LARGE_BATCH = 8  # sequences in a step
 
 
 @dataclass
-class Report:
+class TraceReport:
     """Of one generation or several; times in milliseconds."""
 
     generations: int = 0
@@ -45,9 +45,9 @@ class Report:
         return self.times[part] / (sum(self.times.values()) or 1.0)
 
 
-def report(spans: Sequence[FileSpan]) -> Report:
+def report(spans: Sequence[FileSpan]) -> TraceReport:
     """Of all generations among the spans."""
-    result = Report()
+    result = TraceReport()
     below: dict[str, list[FileSpan]] = {}
     for span in spans:
         below.setdefault(span.parent, []).append(span)
@@ -57,7 +57,7 @@ def report(spans: Sequence[FileSpan]) -> Report:
     return result
 
 
-def _add_generation(result: Report, generation: FileSpan, below: dict[str, list[FileSpan]]) -> None:
+def _add_generation(result: TraceReport, generation: FileSpan, below: dict[str, list[FileSpan]]) -> None:
     said = generation.attributes
     result.generations += 1
     result.lasted += generation.milliseconds
@@ -81,7 +81,7 @@ def _add_generation(result: Report, generation: FileSpan, below: dict[str, list[
     result.times["gateway"] += max(generation.milliseconds - accounted, 0.0)
 
 
-def _add_round(result: Report, span: FileSpan) -> float:
+def _add_round(result: TraceReport, span: FileSpan) -> float:
     """The milliseconds that it accounts for."""
     said = span.attributes
     parts = {part: float(said.get(f"outrider.{part}_ms", 0.0)) for part in PARTS}
@@ -96,7 +96,7 @@ def _add_round(result: Report, span: FileSpan) -> float:
     return sum(parts.values())
 
 
-def lines(result: Report) -> Iterator[str]:
+def lines(result: TraceReport) -> Iterator[str]:
     """For people to read."""
     of = "" if result.generations == 1 else f"{result.generations} requests, together "
     yield (
@@ -123,7 +123,7 @@ def lines(result: Report) -> Iterator[str]:
     yield from (f"-> {line}" for line in advice(result))
 
 
-def _happened(result: Report) -> Iterator[str]:
+def _happened(result: TraceReport) -> Iterator[str]:
     """Events: of one request as they are, of several counted by what they have in common."""
     if result.generations == 1:
         yield from (f"  {event}" for event in result.events.elements())
@@ -134,13 +134,13 @@ def _happened(result: Report) -> Iterator[str]:
     yield from (f"  {times} times {kind}" for kind, times in kinds.most_common())
 
 
-def advice(result: Report) -> list[str]:
+def advice(result: TraceReport) -> list[str]:
     """What would help, what costs most first."""
     found = sorted(_advice(result), reverse=True)
     return [text for _, text in found] or ["nothing stands out: most of the time is the target's own steps"]
 
 
-def _advice(result: Report) -> Iterable[tuple[float, str]]:
+def _advice(result: TraceReport) -> Iterable[tuple[float, str]]:
     """With the milliseconds at stake."""
     times, counts, share = result.times, result.counts, result.share
     rounds, verified = counts["round"], counts["verified"]
@@ -190,7 +190,7 @@ def _advice(result: Report) -> Iterable[tuple[float, str]]:
         )
 
 
-def _waiting(result: Report) -> str:
+def _waiting(result: TraceReport) -> str:
     rounds = sum(result.counts[name] for name in ("round", "plain"))
     if result.in_target["queue"] < result.times["wait"] / 2:
         return "the draft worker is shared by many: more drafts"

@@ -38,7 +38,7 @@ class TrialsError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class TrialVocabulary:
     """What a trial has to know, as ``token_table`` takes it."""
 
     tokenizer: str  # text of tokenizer.json
@@ -49,7 +49,7 @@ class Vocabulary:
 class GrammarTrials:
     """Starts the program when it is first needed. It ends with this object, and with this process."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TrialVocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._program: _Program | None = None
@@ -98,7 +98,7 @@ class GrammarTrials:
 class _Program:
     """The process, and the socket over which alone it is reached: when that closes, the process ends."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TrialVocabulary) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, _file(pickle.dumps(vocabulary)) as file:
             self._process = subprocess.Popen(

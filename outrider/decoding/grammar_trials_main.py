@@ -21,7 +21,7 @@ from contextlib import suppress
 from llguidance import LLTokenizer
 
 from outrider.decoding.grammar import GrammarError, compiled, token_table
-from outrider.decoding.grammar_trials import MEMORY, STACK, Vocabulary
+from outrider.decoding.grammar_trials import MEMORY, STACK, TrialVocabulary
 
 NICENESS = 10  # nice value: answers under way come before grammars
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -147,7 +147,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     os.nice(NICENESS)
     with os.fdopen(file, "rb") as content:
-        known: Vocabulary = pickle.load(content)
+        known: TrialVocabulary = pickle.load(content)
     tokens = token_table(known.tokenizer, known.vocab_size, known.end_token_ids)
     gc.freeze()  # memory that forks share is not written to
     Program(socket.socket(fileno=control), tokens).run()

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.noise import gumbel, gumbel_at, gumbel_bound
 from outrider.decoding.penalties import BANNED
-from outrider.decoding.row import Row
 
 _BLOCK = 64  # tokens whose bounds are looked at together
 _FIRST_BLOCKS = 8  # nearly always hold the best tokens
@@ -17,7 +17,7 @@ _FEW = 1024  # tokens that a grammar allows: noise for these costs less than bou
 Best = tuple[Tensor, Tensor]  # token ids, int64, and perturbed logits, float32, both [num_rows, count]
 
 
-def gumbel_max(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
+def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
     """The tokens with the largest perturbed logits, the largest first, among equals the lowest id.
 
     ``processed`` is float32 [num_rows, vocab_size]; the noise is that of (noise key, position), and greedy
@@ -47,7 +47,7 @@ def best(values: Tensor, count: int) -> Best:
     return picks, values.gather(1, picks)
 
 
-def _search(row: Row) -> Callable[[Tensor, Sequence[Row], int], Best]:
+def _search(row: ChoiceContext) -> Callable[[Tensor, Sequence[ChoiceContext], int], Best]:
     """The cheapest way for a row under its settings."""
     sampling = row.sampling
     if row.is_greedy:
@@ -57,11 +57,11 @@ def _search(row: Row) -> Callable[[Tensor, Sequence[Row], int], Best]:
     return _of_few if is_truncated or is_small or sampling.allowed_token_ids is not None else _of_all
 
 
-def _greedy(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
+def _greedy(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
     return best(processed, count)
 
 
-def _of_few(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
+def _of_few(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
     """Noise only for tokens that the settings have left."""
     perturbed = processed.clone()
     at, token_ids = _support(processed)
@@ -69,7 +69,7 @@ def _of_few(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
     return best(perturbed, count)
 
 
-def _of_all(processed: Tensor, rows: Sequence[Row], count: int) -> Best:
+def _of_all(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
     """Exact noise only for blocks of tokens in which a bound says that the best may be."""
     num_rows, vocab_size = processed.shape
     num_blocks = -(-vocab_size // _BLOCK)
@@ -109,7 +109,7 @@ def _support(processed: Tensor) -> tuple[Tensor, Tensor]:
     return at[picked], block[picked] * width + offset
 
 
-def _noise_of(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+def _noise_of(rows: Sequence[ChoiceContext]) -> tuple[list[int], list[int]]:
     return [row.noise_key for row in rows], [row.position for row in rows]
 
 

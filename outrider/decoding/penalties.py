@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext, TokenIds
 from outrider.decoding.copies import to_device
-from outrider.decoding.row import Row, TokenIds
 
 BANNED = -torch.inf
 
 
-def add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
+def add_bias(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Adds each token's bias to its logit."""
     at, biases = _entries(logits, [row.lists.biased for row in rows], [row.lists.biases for row in rows])
     logits[at] += biases
 
 
-def penalize_repetition(logits: Tensor, rows: Sequence[Row]) -> None:
+def penalize_repetition(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Divides positive logits, and multiplies negative ones, by the penalty: tokens of prompt and output.
 
     Source: Keskar et al., "CTRL", 2019, section 4.1; negative logits as in transformers.
@@ -35,7 +35,7 @@ def penalize_repetition(logits: Tensor, rows: Sequence[Row]) -> None:
     logits[at] = torch.where(seen > 0, seen / penalties, seen * penalties)
 
 
-def penalize_output(logits: Tensor, rows: Sequence[Row]) -> None:
+def penalize_output(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Subtracts frequency_penalty per occurrence in the output, presence_penalty once (as OpenAI does)."""
     at = _occurrences(logits, [(row.generated, row.path) for row in rows])
     presence = _column(logits, [row.sampling.presence_penalty for row in rows])[at[0]]
@@ -44,32 +44,32 @@ def penalize_output(logits: Tensor, rows: Sequence[Row]) -> None:
     logits.index_put_(at, -frequency, accumulate=True)
 
 
-def ban_all_but_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
+def ban_all_but_allowed(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     at, _ = _entries(logits, [row.lists.allowed for row in rows])
     allowed = logits[at]
     logits.fill_(BANNED)
     logits[at] = allowed
 
 
-def ban_bad(logits: Tensor, rows: Sequence[Row]) -> None:
+def ban_bad(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     at, _ = _entries(logits, [row.lists.bad for row in rows])
     logits[at] = logits.new_full((), BANNED)  # a number of the host's would be copied, with a wait
 
 
-def ban_ends(logits: Tensor, rows: Sequence[Row]) -> None:
+def ban_ends(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Bans the tokens that end the generation."""
     at, _ = _entries(logits, [row.lists.ends for row in rows])
     logits[at] = logits.new_full((), BANNED)  # a number of the host's would be copied, with a wait
 
 
-def ban_refused(logits: Tensor, rows: Sequence[Row]) -> None:
+def ban_refused(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Bans the tokens that the rows' grammars refuse."""
     masks = np.stack([row.mask for row in rows if row.mask is not None])
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
     logits.masked_fill_(to_device(torch.from_numpy(allowed == 0), logits.device), BANNED)
 
 
-def leave_an_end(logits: Tensor, rows: Sequence[Row]) -> None:
+def leave_an_end(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Where every token is banned, lets the generation end: by its lowest end token, or 0 without one."""
     stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)
     ends = to_device(torch.tensor([[min(row.end_token_ids, default=0)] for row in rows]), logits.device)

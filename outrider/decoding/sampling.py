@@ -11,11 +11,11 @@ from torch import Tensor
 
 from outrider.decoding import penalties as adjustments
 from outrider.decoding import truncation
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.copies import to_device
 from outrider.decoding.gumbel_max import best, gumbel_max
 from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.penalties import BANNED
-from outrider.decoding.row import Row as Row
 from outrider.decoding.settings import Sampling
 
 SCORED_AT_ONCE = 64  # rows: their float32 copies are what scoring takes beside the logits
@@ -25,14 +25,14 @@ SCORED_AT_ONCE = 64  # rows: their float32 copies are what scoring takes beside 
 class Setting:
     """One sampling setting (or a few that share their work)."""
 
-    applies: Callable[[Row], bool]
+    applies: Callable[[ChoiceContext], bool]
     apply: Callable[
-        [Tensor, Sequence[Row]], None
+        [Tensor, Sequence[ChoiceContext]], None
     ]  # of the rows that it applies to; changes float32 [num_rows, vocab_size] in place
     reads_text: bool = False  # depends on which tokens are before, not on their number alone
 
 
-def _divide_by_temperature(logits: Tensor, rows: Sequence[Row]) -> None:
+def _divide_by_temperature(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
 
 
@@ -73,18 +73,18 @@ def needs_no_text(sampling: Sampling) -> bool:
 
     Settings that name tokens count as text.
     """
-    row = Row(sampling, 0, 0, (), ())
+    row = ChoiceContext(sampling, 0, 0, (), ())
     return sampling.grammar is None and not any(one.applies(row) for one in TOKEN_ADJUSTMENTS)
 
 
 def reads_text(sampling: Sampling) -> bool:
     """Whether the choice of a token depends on which tokens are before it, not on their number alone."""
-    row = Row(sampling, 0, 0, (), ())
+    row = ChoiceContext(sampling, 0, 0, (), ())
     settings = (one for one in TOKEN_ADJUSTMENTS if one.reads_text)
     return sampling.grammar is not None or any(one.applies(row) for one in settings)
 
 
-def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = SETTINGS) -> Tensor:
+def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Setting] = SETTINGS) -> Tensor:
     """Applies the settings to each row that asks for them; logits [num_rows, vocab_size] of any float type.
 
     Returns float32 [num_rows, vocab_size], -inf at tokens that may not be chosen. The argument is not
@@ -105,12 +105,12 @@ def process(logits: Tensor, rows: Sequence[Row], settings: Sequence[Setting] = S
     return processed
 
 
-def choose(processed: Tensor, rows: Sequence[Row]) -> Tensor:
+def choose(processed: Tensor, rows: Sequence[ChoiceContext]) -> Tensor:
     """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals."""
     return gumbel_max(processed, rows, 1)[0][:, 0]
 
 
-def runners_up(processed: Tensor, rows: Sequence[Row], count: int) -> Tensor:
+def runners_up(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Tensor:
     """int64 [num_rows, count]: the tokens with the largest perturbed logits, the largest (choose()) first.
 
     Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.

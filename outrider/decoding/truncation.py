@@ -11,20 +11,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.penalties import BANNED
-from outrider.decoding.row import Row
 
 _BLOCK = 64
 _FIRST_CANDIDATES = 64
 _MORE_CANDIDATES = 16  # times as many, when those did not hold enough mass
 
 
-def keep_likeliest(logits: Tensor, rows: Sequence[Row]) -> None:
+def keep_likeliest(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Keeps the likeliest token: what temperature 0 means to a rule that looks at distributions."""
     _keep(logits, _largest(logits, 2), torch.ones(len(rows), dtype=torch.int64, device=logits.device))
 
 
-def keep_top_k(logits: Tensor, rows: Sequence[Row]) -> None:
+def keep_top_k(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Keeps the k likeliest tokens."""
     vocab_size = logits.shape[1]
     counts = torch.tensor([min(row.sampling.top_k, vocab_size) for row in rows], device=logits.device)
@@ -32,7 +32,7 @@ def keep_top_k(logits: Tensor, rows: Sequence[Row]) -> None:
     _keep(logits, _largest(logits, candidates), counts)
 
 
-def keep_top_p(logits: Tensor, rows: Sequence[Row]) -> None:
+def keep_top_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Keeps the likeliest tokens up to and including the one with which their mass reaches top_p.
 
     Source: Holtzman et al., "The curious case of neural text degeneration", 2020, section 3.1.
@@ -52,7 +52,7 @@ def keep_top_p(logits: Tensor, rows: Sequence[Row]) -> None:
     _keep(logits, largest, counts.clamp_(max=vocab_size))
 
 
-def keep_min_p(logits: Tensor, rows: Sequence[Row]) -> None:
+def keep_min_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Keeps the tokens at least min_p times as likely as the likeliest.
 
     Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024, section 3.

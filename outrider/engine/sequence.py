@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.decoding.choice_context import ChoiceContext, TokenLists
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.grammar import GrammarError, Mask, Matcher
-from outrider.decoding.row import Row, TokenLists
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
 
@@ -33,7 +33,7 @@ class Sequence:
     limit: int  # tokens at which the generation ends, prompt included
     clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
     lists: TokenLists = field(init=False)  # what the sampling settings name
-    needs_no_text: bool = field(init=False)  # as a Row has it
+    needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
@@ -67,7 +67,7 @@ class Sequence:
         """Slots that hold something: the next token fed goes here."""
         return self.cached + len(self.pending)
 
-    def row(self, generated: Items[int], path: tuple[int, ...], mask: Mask | None = None) -> Row:
+    def row(self, generated: Items[int], path: tuple[int, ...], mask: Mask | None = None) -> ChoiceContext:
         """What the choice of a token depends on.
 
         Args:
@@ -75,7 +75,7 @@ class Sequence:
             path: drafted ones that follow them.
             mask: of its grammar there.
         """
-        return Row(
+        return ChoiceContext(
             sampling=self.sampling,
             noise_key=self.noise_key,
             position=len(self.tokens) + len(path),

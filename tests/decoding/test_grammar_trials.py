@@ -16,7 +16,7 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError, compiled
-from outrider.decoding.grammar_trials import MEMORY, GrammarTrials, TrialsError, Vocabulary
+from outrider.decoding.grammar_trials import MEMORY, GrammarTrials, TrialsError, TrialVocabulary
 from outrider.engine.loop.grammars import COMPILE_STACK
 from tests.support.grammars import ENDS, GRAMMARS, VOCAB_SIZE, json_grammar, lark_grammar, tokenizer, tokens
 from tests.support.patience import LIMIT_S, START_S, wait_until
@@ -24,7 +24,7 @@ from tests.support.patience import LIMIT_S, START_S, wait_until
 Processes = Callable[[], list[psutil.Process]]
 
 ROOT = Path(__file__).parents[2]
-VOCABULARY = Vocabulary(tokenizer().to_str(), VOCAB_SIZE, ENDS)
+VOCABULARY = TrialVocabulary(tokenizer().to_str(), VOCAB_SIZE, ENDS)
 TIME_S = 5  # processor seconds: more than any grammar takes here that is to pass
 ENDLESS = json_grammar({"type": "integer", "multipleOf": 99_999_989})
 

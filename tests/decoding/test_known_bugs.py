@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import outrider.decoding.verify
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft, SparseProbs, Verdict
 from outrider.decoding.noise import gumbel
 from outrider.decoding.philox import Purpose, uniform
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose, process
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
@@ -152,7 +152,7 @@ def test_sampling_in_half_precision_against_a_ratio_in_single() -> None:
     half /= half.sum()
     assert (emitted(half, draft, target) - target).abs().sum() > 1e-4
     # What is reported is what was drawn from: float32 logits, also when the draft computes in half precision.
-    rows = [Row(Sampling(), 0, 1, (0,), ())]
+    rows = [ChoiceContext(Sampling(), 0, 1, (0,), ())]
     _, probs = sample_draft_token(process(DRAFT[:1].bfloat16(), rows)[0], 0, 1, 0)
     reported = torch.zeros(4, dtype=torch.float64)
     reported[list(probs.token_ids)] = torch.tensor(probs.probs, dtype=torch.float64)
@@ -218,7 +218,8 @@ def test_settings_honoured_on_the_last_position_only(sampling: Sampling) -> None
         drawn: list[Text] = [()] * len(KEYS)
         for position in range(3):
             rows = [
-                Row(sampling, key, position, (0,), (), path) for key, path in zip(KEYS, drawn, strict=True)
+                ChoiceContext(sampling, key, position, (0,), (), path)
+                for key, path in zip(KEYS, drawn, strict=True)
             ]
             logits = TARGET[[(0, *path)[-1] for path in drawn]]
             values = process(logits, rows) if settings_apply_at(position) else logits

@@ -9,10 +9,10 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from outrider.decoding import noise
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.noise import gumbel, gumbel_at, gumbel_bound, words_at
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.philox import Purpose, philox
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 
@@ -147,7 +147,7 @@ def tail_p_value(tokens: Tensor) -> float:
 def test_tail_frequencies_at_a_large_vocabulary() -> None:
     drawn = []
     for start in range(0, 2400, 48):
-        rows = [Row(Sampling(), 3 * key, 5, (), ()) for key in range(start, start + 48)]
+        rows = [ChoiceContext(Sampling(), 3 * key, 5, (), ()) for key in range(start, start + 48)]
         drawn.append(choose(TAIL_LOGITS.expand(48, -1), rows))
     assert tail_p_value(torch.cat(drawn)) > 1e-4
 

@@ -1,8 +1,8 @@
 """Which generations share noise: none that differ in seed, choice or prompt."""
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.noise import gumbel
 from outrider.decoding.noise_key import noise_key
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 from tests.support.toy import plain_texts, random_model
@@ -41,6 +41,6 @@ def test_four_choices_differ_and_the_first_is_that_of_a_single_one() -> None:
 
 def test_a_token_may_differ_between_prompts_under_one_seed() -> None:
     keys = [noise_key(1234, 0, [prompt]) for prompt in range(64)]
-    rows = [Row(Sampling(), key, 1, (), ()) for key in keys]
+    rows = [ChoiceContext(Sampling(), key, 1, (), ()) for key in keys]
     tokens = choose(gumbel([1], [0], 4).expand(64, -1), rows)
     assert len(set(tokens.tolist())) == 4

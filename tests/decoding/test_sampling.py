@@ -15,10 +15,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise import gumbel
 from outrider.decoding.penalties import leave_an_end
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
     SETTINGS,
     choose,
@@ -41,12 +41,14 @@ END = frozenset({4})
 ASKED_FOR = [setting for setting in SETTINGS if setting.apply is not leave_an_end]
 
 
-def row(path: tuple[int, ...] = (), **chosen: Any) -> Row:
+def row(path: tuple[int, ...] = (), **chosen: Any) -> ChoiceContext:
     position = len(PROMPT) + len(GENERATED) + len(path)
-    return Row(Sampling(**{"max_tokens": 100, **chosen}), 77, position, PROMPT, GENERATED, path, END)
+    return ChoiceContext(
+        Sampling(**{"max_tokens": 100, **chosen}), 77, position, PROMPT, GENERATED, path, END
+    )
 
 
-def processed(one: Row, logits: Tensor = LOGITS) -> list[float]:
+def processed(one: ChoiceContext, logits: Tensor = LOGITS) -> list[float]:
     result: list[float] = process(logits[None], [one])[0].tolist()
     return result
 
@@ -102,7 +104,7 @@ def test_settings_agree_with_transformers(peer: str) -> None:
         "min_p": (MinPLogitsWarper(0.1), {"min_p": 0.1}),
     }
     theirs, ours = peers[peer]
-    rows = [Row(Sampling(**ours), 0, 4, [3, 7], [7], (12,)) for _ in range(3)]
+    rows = [ChoiceContext(Sampling(**ours), 0, 4, [3, 7], [7], (12,)) for _ in range(3)]
     assert torch.equal(process(logits, rows), theirs(tokens, logits.clone()))
 
 
@@ -162,7 +164,7 @@ def test_a_row_does_not_depend_on_its_batch(order: list[int], size: int, seed: i
 @pytest.mark.parametrize("chosen", [{}, {"top_p": 0.9}, {"top_k": 40}, {"temperature": 0.6}])
 def test_a_row_of_a_large_vocabulary_does_not_depend_on_its_batch(chosen: dict[str, Any]) -> None:
     logits = torch.randn(6, 32_000, generator=torch.Generator().manual_seed(2)) * 4
-    rows = [Row(Sampling(**chosen), 10**9 + index, index, PROMPT, GENERATED) for index in range(6)]
+    rows = [ChoiceContext(Sampling(**chosen), 10**9 + index, index, PROMPT, GENERATED) for index in range(6)]
     together = process(logits, rows)
     chosen_together = choose(together, rows)
     for index in range(6):
@@ -198,7 +200,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("vocab_size", [5, 5000, 20_011])
 def test_the_search_by_bounds_finds_what_all_the_noise_finds(spread: float, vocab_size: int) -> None:
-    rows = [Row(Sampling(), 10**12 + index, index, (), ()) for index in range(8)]
+    rows = [ChoiceContext(Sampling(), 10**12 + index, index, (), ()) for index in range(8)]
     logits = torch.randn(8, vocab_size, generator=torch.Generator().manual_seed(5)) * spread
     keys, positions = [one.noise_key for one in rows], [one.position for one in rows]
     expected = (logits + gumbel(keys, positions, vocab_size)).topk(4, dim=1)
@@ -210,7 +212,7 @@ def test_the_search_by_bounds_finds_what_all_the_noise_finds(spread: float, voca
 
 def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
     # A bound is loosest where the noise is small: many tokens so likely that only small noise decides.
-    rows = [Row(Sampling(), 3, 5, (), ())]
+    rows = [ChoiceContext(Sampling(), 3, 5, (), ())]
     logits = torch.full((1, 20_000), -60.0)
     logits[0, ::64] = 0.0
     expected = (logits + gumbel([3], [5], 20_000)).topk(250, dim=1)
@@ -219,7 +221,7 @@ def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
 
 def test_the_search_takes_the_lowest_ids_among_equals() -> None:
     # At this size a float32 has no room for the noise.
-    rows = [Row(Sampling(), 3, 5, (), ())]
+    rows = [ChoiceContext(Sampling(), 3, 5, (), ())]
     assert runners_up(torch.full((1, 20_000), 1e9), rows, 3).tolist() == [[0, 1, 2]]
 
 
@@ -233,7 +235,7 @@ def test_runners_up_are_different_tokens_the_choice_first() -> None:
 
 @pytest.mark.parametrize(("end_token_ids", "token"), [(frozenset({4, 3}), 3), (frozenset(), 0)])
 def test_a_row_without_a_token_left_ends_the_generation(end_token_ids: frozenset[int], token: int) -> None:
-    stuck = Row(Sampling(bad_token_ids=(0, 1, 2, 3, 4)), 7, 0, (), (), end_token_ids=end_token_ids)
+    stuck = ChoiceContext(Sampling(bad_token_ids=(0, 1, 2, 3, 4)), 7, 0, (), (), end_token_ids=end_token_ids)
     fine = row()
     values = process(LOGITS.expand(2, -1), [stuck, fine])
     assert choose(values, [stuck, fine])[0] == token

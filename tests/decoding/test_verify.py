@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose, probabilities, process, runners_up
 from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
 from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
@@ -142,7 +142,7 @@ def test_whatever_the_logits_are_a_token_of_the_vocabulary_comes_out(rows, asked
     logits = torch.tensor(rows)
     for verification in ("coupled", rule):
         sampling = Sampling(verification=verification, **asked)
-        at = [Row(sampling, 5, position, (0,), ()) for position in range(3)]
+        at = [ChoiceContext(sampling, 5, position, (0,), ()) for position in range(3)]
         processed = process(logits, at)
         assert all(0 <= token < 4 for token in choose(processed, at).tolist())
         assert all(0 <= token < 4 for token in runners_up(processed, at, 2).flatten().tolist())

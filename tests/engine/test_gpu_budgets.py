@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outrider.engine.forward.graphs
-from outrider.decoding.row import Row
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.forward.batch_invariant import ROWS
@@ -114,7 +114,7 @@ def test_masks_of_grammars_are_one_copy_more(engines: dict[int, Engine]) -> None
     assert isinstance(cuda, SimulatedCuda)
     logits, are_finite = torch.randn(3, 40).to("cuda"), torch.ones(3, dtype=torch.bool).to("cuda")
     mask = np.array([0b100, 0], np.int32)
-    rows = [Row(Sampling(), 5, place, (), (), mask=mask if place else None) for place in range(3)]
+    rows = [ChoiceContext(Sampling(), 5, place, (), (), mask=mask if place else None) for place in range(3)]
     cuda.counts = Counts()
     choices, _ = choose_tokens(logits, [rows[:1], rows[1:]], are_finite)
     assert choices[1].chosen == [2, 2]

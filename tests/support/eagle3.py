@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import embedding, linear, one_hot, rms_norm, silu
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise_key import noise_key
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from tests.support.heads import RIDGE, written_texts
@@ -129,7 +129,9 @@ class Reference:
         logits = torch.full((1, VOCABULARY), -torch.inf)
         known = linear(self.before_logits(after[-1:]), self.tensors["lm_head.weight"])
         logits[:, torch.arange(len(known[0])) + self.tensors.get("d2t", torch.zeros(1).long())] = known
-        row = Row(sampling, noise_key(1, 0, tuple(tokens[:length])), len(text), text[:length], text[length:])
+        row = ChoiceContext(
+            sampling, noise_key(1, 0, tuple(tokens[:length])), len(text), text[:length], text[length:]
+        )
         scaled = logits if sampling.temperature == 0 else logits / sampling.temperature
         best, values = gumbel_max(scaled, [row], count)
         return best[0], values[0]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise_key import noise_key
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from tests.support.checkpoints import COMMON, VOCAB_SIZE
@@ -153,7 +153,9 @@ class Reference:
 
     def _best(self, after: Tensor, text: list[int], count: int, sampling: Sampling, length: int) -> list[int]:
         logits = self.model.lm_head(self.normed(after))
-        row = Row(sampling, noise_key(1, 0, tuple(text[:length])), len(text), text[:length], text[length:])
+        row = ChoiceContext(
+            sampling, noise_key(1, 0, tuple(text[:length])), len(text), text[:length], text[length:]
+        )
         scaled = logits if sampling.temperature == 0 else logits / sampling.temperature
         best: list[int] = gumbel_max(scaled, [row], count)[0][0].tolist()
         return best

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import process
 from outrider.demo.prompts import DEMO
 from outrider.engine.offline.speculate import Request
@@ -14,7 +14,7 @@ from workshop.demo.pair import load_model
 NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
 
 
-def margin(logits: Tensor, row: Row) -> float:
+def margin(logits: Tensor, row: ChoiceContext) -> float:
     """How far apart the two largest perturbed logits of [1, vocab_size] are."""
     first, second = gumbel_max(process(logits, [row]), [row], 2)[1][0]
     return float(first - second)
@@ -29,7 +29,8 @@ def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
     position = len(request.prompt) + place
     ends = engine("target").runner.end_token_ids
     return margin(
-        logits, Row(request.sampling, request.noise_key, position, request.prompt, generated, (), ends)
+        logits,
+        ChoiceContext(request.sampling, request.noise_key, position, request.prompt, generated, (), ends),
     )
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import outrider.decoding.verify
 import outrider.engine.choosing.sampler
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft, Verdict
-from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import Sequence
@@ -60,7 +60,7 @@ def _residual_sign(target: LocalWorker) -> Planted:
 
 
 def _no_mask_at_bonus_token(target: LocalWorker) -> Planted:
-    def wrong(right: Any, task: VerifyTask) -> list[Row]:
+    def wrong(right: Any, task: VerifyTask) -> list[ChoiceContext]:
         *rows, last = right(task)
         return [*rows, replace(last, mask=None) if rows else last]
 
@@ -68,7 +68,7 @@ def _no_mask_at_bonus_token(target: LocalWorker) -> Planted:
 
 
 def _top_p_at_draft_only(target: LocalWorker) -> Planted:
-    def wrong(right: Any, logits: Tensor, rows: list[Row], *settings: Any) -> Tensor:
+    def wrong(right: Any, logits: Tensor, rows: list[ChoiceContext], *settings: Any) -> Tensor:
         whole = [replace(row, sampling=row.sampling.model_copy(update={"top_p": 1.0})) for row in rows]
         return right(logits, whole, *settings)
 

@@ -11,8 +11,8 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose, probabilities, process, runners_up
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import sample_draft_token, verify_coupled
@@ -30,12 +30,12 @@ def random_model(vocab_size: int, seed: int, spread: float = 1.5) -> Tensor:
     return torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def row(sampling: Sampling, generated: Sequence[int], path: Text = (), noise_key: int = 0) -> Row:
+def row(sampling: Sampling, generated: Sequence[int], path: Text = (), noise_key: int = 0) -> ChoiceContext:
     position = len(PROMPT) + len(generated) + len(path)
-    return Row(sampling, noise_key, position, PROMPT, generated, path, end_token_ids=frozenset({1}))
+    return ChoiceContext(sampling, noise_key, position, PROMPT, generated, path, end_token_ids=frozenset({1}))
 
 
-def logits_of(model: Tensor, rows: Sequence[Row]) -> Tensor:
+def logits_of(model: Tensor, rows: Sequence[ChoiceContext]) -> Tensor:
     return model[[(*PROMPT, *one.generated, *one.path)[-1] for one in rows]]
 
 

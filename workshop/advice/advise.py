@@ -17,10 +17,10 @@ from outrider.engine.planning.step_costs import Accelerator, StepCosts
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.costs import PRIOR_HIDDEN
 from workshop.advice.advice import Advice, Finding, Judgement
-from workshop.advice.answers import Answer, Prompt, answered, by_task
+from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task
 from workshop.advice.beside import BesideJudge
-from workshop.advice.candidates import Candidate, checked, draft_name
-from workshop.advice.judged import Counts, Judged, counted, counted_mixed
+from workshop.advice.candidates import DraftCandidate, checked, draft_name
+from workshop.advice.judged import Counts, JudgedAnswer, counted, counted_mixed
 from workshop.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
 from workshop.advice.planned import Planned, planned
 from workshop.advice.progress import HopelessError, Progress
@@ -28,11 +28,11 @@ from workshop.advice.settings import AdviceSettings
 from workshop.advice.speed import ExpectedCosts, Prices, could_pay, expected
 from workshop.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
 
-PLAIN = Candidate("plain decoding", drafter("ngram"))  # with nothing beside the target
+PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # with nothing beside the target
 MARGIN = 10.0  # times by which what is measured may be too long
 MEASURED_TOKENS = (1, 2, 3, 5, 9, 17)  # of each sequence in a step
 
-AllJudged = dict[float, list[Judged]]  # by temperature, along its answers
+AllJudged = dict[float, list[JudgedAnswer]]  # by temperature, along its answers
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Adviser:
         self._accelerators = accelerators
         self._progress = Progress(tell)
         self._prices = Prices(asked.price_per_hour, asked.draft_price_per_hour)
-        self._answers: dict[float, list[Answer]] = {}  # by temperature
+        self._answers: dict[float, list[TargetAnswer]] = {}  # by temperature
         self._measured: MeasuredSteps | None = None  # of the target
         self._models: dict[tuple[str, Quantization | None], ModelJudged] = {}
         self._hopeless: dict[tuple[str, Quantization | None], str] = {}  # models, and why
         self._suffixes: AllJudged = {}
 
-    def advise(self, prompts: Sequence[Prompt], candidates: Sequence[Candidate]) -> Advice:
+    def advise(self, prompts: Sequence[Prompt], candidates: Sequence[DraftCandidate]) -> Advice:
         """
         Raises:
             EngineError: the target cannot be served.
@@ -126,7 +126,7 @@ class Adviser:
         batches, context = self._batches(), self._context()
         return measured_steps(engine, batches, sizes, context, self._asked.repetitions, self._progress)
 
-    def _judgement(self, candidate: Candidate) -> Judgement:
+    def _judgement(self, candidate: DraftCandidate) -> Judgement:
         plan = planned(candidate, self._settings, self._memories)
         counts, steps = self._counts(candidate, plan)
         costs = self._costs(candidate.info, plan, steps)
@@ -167,7 +167,7 @@ class Adviser:
         )
 
     def _counts(
-        self, candidate: Candidate, plan: Planned
+        self, candidate: DraftCandidate, plan: Planned
     ) -> tuple[dict[tuple[float, str], dict[int, Counts]], StepTimes | None]:
         """Rounds by temperature and task, then by depth; and the steps of the model, if there is one."""
         info, steps, index = candidate.info, None, None
@@ -204,7 +204,7 @@ class Adviser:
                 self._suffixes[temperature] = judge_suffix(answers, self._asked.depth, past_tokens)
         return self._suffixes
 
-    def _beside(self, candidate: Candidate, plan: Planned) -> tuple[AllJudged, StepTimes]:
+    def _beside(self, candidate: DraftCandidate, plan: Planned) -> tuple[AllJudged, StepTimes]:
         judge = BesideJudge(candidate.target_engine(self._settings))
         self._progress.allow(self._asked.candidate_seconds)
         try:
@@ -220,7 +220,7 @@ class Adviser:
             del judge
             _free_memory()
 
-    def _of_model(self, candidate: Candidate, plan: Planned) -> ModelJudged:
+    def _of_model(self, candidate: DraftCandidate, plan: Planned) -> ModelJudged:
         """Judged once, also where it drafts in several candidates. Raises HopelessError."""
         assert candidate.model is not None
         key = candidate.model, candidate.quantization

@@ -41,7 +41,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """What the target said to a prompt. ``tokens`` are generated ones alone."""
 
     task: str
@@ -90,7 +90,7 @@ def _read(place: str, line: str, tokenizer: Any) -> Prompt:
 
 def answered(
     target: Engine, prompts: Sequence[Prompt], temperature: float, max_tokens: int, seed: int
-) -> list[Answer]:
+) -> list[TargetAnswer]:
     """By plain decoding, all prompts at once. Prompts that leave no room for two tokens have no answer."""
     fitting = [prompt for prompt in prompts if len(prompt.tokens) + 2 <= target.max_length]
     requests = [
@@ -107,12 +107,12 @@ def answered(
     ]
     outputs = generate(target, None, requests, 0)
     return [
-        Answer(prompt.task, request, output.tokens)
+        TargetAnswer(prompt.task, request, output.tokens)
         for prompt, request, output in zip(fitting, requests, outputs, strict=True)
     ]
 
 
-def by_task(answers: Sequence[Answer]) -> Iterator[tuple[str, list[Answer]]]:
+def by_task(answers: Sequence[TargetAnswer]) -> Iterator[tuple[str, list[TargetAnswer]]]:
     """In the order of their first prompts."""
     for task in dict.fromkeys(answer.task for answer in answers):
         yield task, [answer for answer in answers if answer.task == task]

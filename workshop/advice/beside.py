@@ -24,8 +24,8 @@ from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.work import Verify
-from workshop.advice.answers import Answer
-from workshop.advice.judged import FIRST, Judged, Start
+from workshop.advice.answers import TargetAnswer
+from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
 from workshop.advice.judging import NOTHING
 from workshop.advice.progress import SILENT, Progress
 from workshop.advice.steps import MeasuredSteps
@@ -33,7 +33,7 @@ from workshop.advice.steps import MeasuredSteps
 AT_A_TIME = 8  # answers whose states are held
 
 
-class _Watched(ModelRunner):
+class _StateRecorder(ModelRunner):
     """Keeps the states of committed tokens: by block, as the cache does, since sequences share blocks."""
 
     def __init__(self, forward: ForwardPass) -> None:
@@ -80,14 +80,16 @@ class BesideJudge:
         drafter = beside_target(settings)
         assert drafter is not None
         self._drafter: BesideTarget = drafter
-        self._runner = _Watched(ForwardPass(settings, beside=drafter))
+        self._runner = _StateRecorder(ForwardPass(settings, beside=drafter))
         self._engine = Engine(self._runner)
         self._taken: dict[int, list[float]] = {}  # seconds of a step of the drafter, by sequences
 
     @torch.inference_mode()
-    def judge(self, answers: Items[Answer], depth: int, progress: Progress = SILENT) -> list[Judged]:
+    def judge(
+        self, answers: Items[TargetAnswer], depth: int, progress: Progress = SILENT
+    ) -> list[JudgedAnswer]:
         """A Draft before each token of each answer. Raises HopelessError."""
-        judged: list[Judged] = []
+        judged: list[JudgedAnswer] = []
         for first in range(0, len(answers), AT_A_TIME):
             together = answers[first : first + AT_A_TIME]
             judged += self._judged_together(
@@ -95,9 +97,11 @@ class BesideJudge:
             )
         return judged
 
-    def _judged_together(self, answers: Items[Answer], depth: int, go_on: Callable[[], None]) -> list[Judged]:
+    def _judged_together(
+        self, answers: Items[TargetAnswer], depth: int, go_on: Callable[[], None]
+    ) -> list[JudgedAnswer]:
         """go_on: is called before each step, and may raise."""
-        runs = [_Run(answer, self._read(answer)) for answer in answers]
+        runs = [_BesideRun(answer, self._read(answer)) for answer in answers]
         while self._engine.has_work:
             self._engine.step()
         for run in runs:
@@ -119,7 +123,7 @@ class BesideJudge:
         self._runner.forget()
         return [run.judged for run in runs]
 
-    def _read(self, answer: Answer) -> Sequence:
+    def _read(self, answer: TargetAnswer) -> Sequence:
         """Has the target read all but the last token."""
         request = answer.request
         sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
@@ -132,10 +136,10 @@ class BesideJudge:
         return MeasuredSteps({count: {count: median(taken)} for count, taken in self._taken.items()})
 
 
-class _Run:
+class _BesideRun:
     """An answer as far as the drafter has been told of it."""
 
-    def __init__(self, answer: Answer, sequence: Sequence) -> None:
+    def __init__(self, answer: TargetAnswer, sequence: Sequence) -> None:
         self._tokens = answer.tokens
         self._text = answer.text
         self._place = FIRST
@@ -148,8 +152,8 @@ class _Run:
         return self._place >= len(self._tokens)
 
     @property
-    def judged(self) -> Judged:
-        return Judged(self._tokens, tuple(self._starts))
+    def judged(self) -> JudgedAnswer:
+        return JudgedAnswer(self._tokens, tuple(self._starts))
 
     def begin(self, states: Tensor | None) -> None:
         """states: [num_positions, num_layers, hidden_size]; None: the drafter reads none."""
@@ -175,6 +179,6 @@ class _Run:
 
     def take(self, drafted: tuple[int, ...]) -> None:
         """The Draft before the place's token; then the answer goes on by that token."""
-        self._starts[self._place] = Start(len(drafted), agreed(drafted, self._tokens[self._place :]))
+        self._starts[self._place] = DraftStart(len(drafted), agreed(drafted, self._tokens[self._place :]))
         self._place += 1
         self._set_back()

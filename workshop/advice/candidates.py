@@ -21,7 +21,7 @@ FORMS: tuple[Quantization | None, ...] = (None, "int8", "int4")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DraftCandidate:
     """One way to draft."""
 
     name: str
@@ -65,7 +65,9 @@ def draft_name(settings: Settings) -> str:
     return next(iter(settings.drafts), DEFAULT_DRAFT)
 
 
-def candidates(settings: Settings, models: Sequence[str], heads: Mapping[str, str]) -> Iterator[Candidate]:
+def candidates(
+    settings: Settings, models: Sequence[str], heads: Mapping[str, str]
+) -> Iterator[DraftCandidate]:
     """All that are compared: those of the settings, those that are named, and those that cost no checkpoint.
 
     Args:
@@ -81,35 +83,35 @@ def candidates(settings: Settings, models: Sequence[str], heads: Mapping[str, st
     labels = _labels([model for model in named if model != target.model])
     for model, label in labels.items():
         for form in _forms(model):
-            yield Candidate(_with_form(label, form), drafter("model"), model, form)
-        yield Candidate(f"{label} + suffix", drafter("model+suffix"), model)
+            yield DraftCandidate(_with_form(label, form), drafter("model"), model, form)
+        yield DraftCandidate(f"{label} + suffix", drafter("model+suffix"), model)
     for form in _forms(target.model)[1:]:
-        yield Candidate(_with_form("the target", form), drafter("model"), target.model, form)
-    yield Candidate("ngram", drafter("ngram"))
-    yield Candidate("suffix", drafter("suffix"))
+        yield DraftCandidate(_with_form("the target", form), drafter("model"), target.model, form)
+    yield DraftCandidate("ngram", drafter("ngram"))
+    yield DraftCandidate("suffix", drafter("suffix"))
     if target.drafter is not None:
         yield from _beside(settings, target.drafter, target.head)
     for name, head in heads.items():
         yield from _beside(settings, name, head)
 
 
-def _beside(settings: Settings, name: str, head: str | None) -> Iterator[Candidate]:
+def _beside(settings: Settings, name: str, head: str | None) -> Iterator[DraftCandidate]:
     """Raises ValueError."""
     info = drafter(name)
     if info.place is not Place.TARGET_WORKER:
         raise ValueError(f"{name}={head}: {name!r} is no drafter that stands beside the target")
     if name != EARLY_EXIT:
-        yield Candidate(name, info, head=head)
+        yield DraftCandidate(name, info, head=head)
     elif head is not None and head.isdecimal():
-        yield Candidate(f"{EARLY_EXIT} {head}", info, early_exit=int(head))
+        yield DraftCandidate(f"{EARLY_EXIT} {head}", info, early_exit=int(head))
     else:
         yield from _exits(settings, head)
 
 
-def _exits(settings: Settings, head: str | None) -> Iterator[Candidate]:
+def _exits(settings: Settings, head: str | None) -> Iterator[DraftCandidate]:
     """The one that the settings name; all that begin with the first layer, where they leave it open."""
     info = drafter(EARLY_EXIT)
-    given = Candidate(EARLY_EXIT, info, head=head)
+    given = DraftCandidate(EARLY_EXIT, info, head=head)
     made = beside_target(given.target_engine(settings))
     assert isinstance(made, EarlyExit)
     if len(made.candidates) == 1:
@@ -117,10 +119,10 @@ def _exits(settings: Settings, head: str | None) -> Iterator[Candidate]:
         return
     for layers in made.candidates:
         if layers == tuple(range(len(layers))):
-            yield Candidate(f"{EARLY_EXIT} {len(layers)}", info, head=head, early_exit=len(layers))
+            yield DraftCandidate(f"{EARLY_EXIT} {len(layers)}", info, head=head, early_exit=len(layers))
 
 
-def checked(candidate: Candidate, target: str) -> Candidate:
+def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:
     """As it would be served: a model that drafts in one pass is another drafter.
 
     Raises:
@@ -132,7 +134,7 @@ def checked(candidate: Candidate, target: str) -> Candidate:
     if not drafts_in_parallel(candidate.model):
         return candidate
     name = candidate.info.name.replace("model", "parallel")
-    return Candidate(candidate.name, drafter(name), candidate.model, candidate.quantization)
+    return DraftCandidate(candidate.name, drafter(name), candidate.model, candidate.quantization)
 
 
 def _forms(model: str) -> tuple[Quantization | None, ...]:

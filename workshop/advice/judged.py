@@ -12,7 +12,7 @@ NO_TOKEN = -1  # in the place of a wrong guess
 
 
 @dataclass(frozen=True)
-class Start:
+class DraftStart:
     """A Draft that follows a part of the answer."""
 
     drafted: int  # tokens of its chain
@@ -20,14 +20,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedAnswer:
     """A candidate along one answer: ``starts[i]`` is the Draft whose first token stands for ``tokens[i]``.
 
     A Draft of less depth is the beginning of one that is deeper.
     """
 
     tokens: tuple[int, ...]  # of the answer
-    starts: tuple[Start, ...]  # [num_tokens] those before FIRST say nothing
+    starts: tuple[DraftStart, ...]  # [num_tokens] those before FIRST say nothing
     guesses: tuple[Guess, ...] = ()  # [num_tokens] of an index that knows how good they are
 
 
@@ -66,7 +66,7 @@ class Counts:
     def asked_share(self) -> float:
         return self.asked / self.rounds if self.rounds else 0.0
 
-    def add(self, start: Start, left: int) -> int:
+    def add(self, start: DraftStart, left: int) -> int:
         """A round. Returns the tokens that it gave.
 
         left: tokens of the answer from there on. The last one counts as the target's own, also where the
@@ -83,7 +83,7 @@ class Counts:
         return right + 1
 
 
-def counted(judged: Sequence[Judged], depth: int) -> Counts:
+def counted(judged: Sequence[JudgedAnswer], depth: int) -> Counts:
     """Rounds of this depth over all answers, each begun where the one before it ended."""
     counts = Counts(depth)
     for one in judged:
@@ -94,7 +94,7 @@ def counted(judged: Sequence[Judged], depth: int) -> Counts:
     return counts
 
 
-def counted_mixed(others: Sequence[Judged], indices: Sequence[Judged], depth: int) -> Counts:
+def counted_mixed(others: Sequence[JudgedAnswer], indices: Sequence[JudgedAnswer], depth: int) -> Counts:
     """The same where each Draft comes from the one of the two that promises more tokens.
 
     The gateway's own rule (gateway/drafters/mixed.py), over all answers of one task.
@@ -123,7 +123,7 @@ def _up_to(guess: Guess, depth: int) -> Guess:
     return Guess(guess.tokens[:depth], guess.probabilities[:depth])
 
 
-def _draft(start: Start, rest: tuple[int, ...], depth: int) -> Draft:
+def _draft(start: DraftStart, rest: tuple[int, ...], depth: int) -> Draft:
     """As it was, but for tokens that do not count."""
     wrong = (NO_TOKEN,) * (start.drafted - start.right)
     return Draft.chain((*rest[: start.right], *wrong)[:depth])

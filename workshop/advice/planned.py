@@ -11,7 +11,7 @@ from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.exit_search import costs
 from outrider.engine.planning.step_costs import StepCosts
 from outrider.engine.settings import EngineSettings
-from workshop.advice.candidates import Candidate
+from workshop.advice.candidates import DraftCandidate
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Planned:
     draft_steps: StepCosts | None  # None: guesses take no model
 
 
-def planned(candidate: Candidate, settings: Settings, memories: Mapping[str, int]) -> Planned:
+def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str, int]) -> Planned:
     """
     Args:
         settings: with the GPUs of each worker.

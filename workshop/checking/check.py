@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from workshop.checking import lm_eval
-from workshop.checking.deployment import Deployment, Text
+from workshop.checking.deployment import CheckedText, Deployment
 from workshop.checking.errors import CheckError, RefusedError
 from workshop.checking.prompts import read_prompts, read_text
 from workshop.checking.report import CheckReport, Distributions, KindCount, Perplexity, Seeded, Side, Tasks
 from workshop.checking.settings import CheckSettings, Kind
-from workshop.checking.side_by_side import Pair, compared, near_ties_p_value
+from workshop.checking.side_by_side import AnswerPair, compared, near_ties_p_value
 from workshop.checking.two_sample import two_sample_test
 
 # What a request of each kind asks for.
@@ -62,7 +62,7 @@ class _Both:
     async def seeded(self, prompts: Sequence[str]) -> Seeded:
         settings = self._settings
 
-        async def pair(number: int) -> Pair:
+        async def pair(number: int) -> AnswerPair:
             kind = settings.kinds[number % len(settings.kinds)]
             prompt = prompts[number // len(settings.kinds) % len(prompts)]
             asked = {"max_tokens": settings.answer_tokens, "seed": settings.seed + number, **KINDS[kind]}
@@ -95,7 +95,7 @@ class _Both:
         starts = range(0, settings.samples, CHOICES)
         rule = {} if settings.verification == "coupled" else {"verification": settings.verification}
 
-        async def drawn(number: int) -> tuple[list[Text], list[Text]]:
+        async def drawn(number: int) -> tuple[list[CheckedText], list[CheckedText]]:
             prompt, start = prompts[number // len(starts)], starts[number % len(starts)]
             asked = {
                 "max_tokens": settings.sampled_tokens,
@@ -133,7 +133,7 @@ class _Both:
         )
 
     async def perplexity(self, texts: Sequence[str]) -> Perplexity:
-        async def scored(number: int) -> tuple[Text, Text]:
+        async def scored(number: int) -> tuple[CheckedText, CheckedText]:
             return await self._of_both(lambda one: one.score(texts[number]))
 
         pairs = await self._all("scored texts", [scored] * len(texts))
@@ -201,16 +201,16 @@ class _Both:
         return [task.result() for task in running]
 
 
-async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> Text:
+async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> CheckedText:
     """One, or that it is refused: where the other answers they differ."""
     try:
         (text,) = await deployment.complete(prompt, **asked)
     except RefusedError as error:
-        return Text((), (), (), None, refusal=str(error))
+        return CheckedText((), (), (), None, refusal=str(error))
     return text
 
 
-def _count(kind: Kind, pairs: Sequence[Pair]) -> KindCount:
+def _count(kind: Kind, pairs: Sequence[AnswerPair]) -> KindCount:
     own = [pair for pair in pairs if pair.kind == kind]
     return KindCount(kind, len(own), sum(pair.difference is None for pair in own))
 

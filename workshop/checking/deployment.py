@@ -18,7 +18,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # doubled from one attempt to the nex
 
 
 @dataclass(frozen=True)
-class Text:
+class CheckedText:
     """Tokens, generated or scored, as their deployment spells them."""
 
     tokens: tuple[str, ...]
@@ -52,7 +52,7 @@ class Deployment:
         except (KeyError, IndexError, TypeError) as error:
             raise CheckError(f"{self.name} ({self.url}) names no model at {MODELS}") from error
 
-    async def complete(self, prompt: str, **fields: Any) -> list[Text]:
+    async def complete(self, prompt: str, **fields: Any) -> list[CheckedText]:
         """Its choices, in order. Raises CheckError."""
         mode = {} if self.mode == "auto" else {"mode": self.mode}
         speculation = {**fields.pop("speculation", {}), **mode}
@@ -67,7 +67,7 @@ class Deployment:
                 f"{self.name} ({self.url}) answers without log-probabilities: {error!r}"
             ) from error
 
-    async def score(self, text: str) -> Text:
+    async def score(self, text: str) -> CheckedText:
         """The log-probabilities of the text's own tokens. Raises CheckError."""
         (scored,) = await self.complete(text, max_tokens=0, echo=True, logprobs=0)
         return scored
@@ -95,9 +95,9 @@ class Deployment:
             raise CheckError(f"{self.name} ({self.url}) answers {path} with what is no JSON") from error
 
 
-def _text(choice: Mapping[str, Any]) -> Text:
+def _text(choice: Mapping[str, Any]) -> CheckedText:
     told = choice["logprobs"]
-    return Text(
+    return CheckedText(
         tokens=tuple(told["tokens"]),
         logprobs=tuple(math.nan if value is None else value for value in told["token_logprobs"]),
         likeliest=tuple(top or {} for top in told["top_logprobs"] or [None] * len(told["tokens"])),

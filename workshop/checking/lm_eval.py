@@ -22,7 +22,7 @@ Scores = dict[str, dict[str, float]]  # by metric, by document
 
 
 @dataclass(frozen=True)
-class Metric:
+class TaskMetric:
     """A metric of a task at both deployments."""
 
     task: str
@@ -94,7 +94,7 @@ def _read(paths: Sequence[Path]) -> Scores:
     return scores
 
 
-def compared(task: str, a: Scores, b: Scores) -> list[Metric]:
+def compared(task: str, a: Scores, b: Scores) -> list[TaskMetric]:
     """Raises CheckError where the documents are not the same."""
     metrics = []
     for metric in sorted({*a, *b}):
@@ -105,7 +105,7 @@ def compared(task: str, a: Scores, b: Scores) -> list[Metric]:
         a_better, b_better = sum(x > y for x, y in pairs), sum(x < y for x, y in pairs)
         a_mean, b_mean = (math.fsum(column.values()) / len(column) for column in (of_a, of_b))
         p_value = sign_test(a_better, b_better)
-        metrics.append(Metric(task, metric, len(pairs), a_mean, b_mean, a_better, b_better, p_value))
+        metrics.append(TaskMetric(task, metric, len(pairs), a_mean, b_mean, a_better, b_better, p_value))
     return metrics
 
 

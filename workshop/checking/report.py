@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workshop.checking.lm_eval import Metric
+from workshop.checking.lm_eval import TaskMetric
 from workshop.checking.settings import CheckSettings
-from workshop.checking.side_by_side import Difference
+from workshop.checking.side_by_side import AnswerDifference
 from workshop.checking.two_sample import TwoSampleTest
 
 
@@ -28,7 +28,7 @@ class Seeded:
     largest_rounding: float
     near_ties: int
     near_ties_p_value: float  # of at least as many, by rounding alone
-    differences: tuple[Difference, ...]
+    differences: tuple[AnswerDifference, ...]
     reasons: tuple[str, ...]
 
     @property
@@ -70,7 +70,7 @@ class Perplexity:
 class Tasks:
     """Tasks of lm-eval."""
 
-    metrics: tuple[Metric, ...]
+    metrics: tuple[TaskMetric, ...]
     reasons: tuple[str, ...]
 
 

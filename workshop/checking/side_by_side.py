@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workshop.checking.deployment import Text
+from workshop.checking.deployment import CheckedText
 from workshop.checking.errors import CheckError
 from workshop.checking.settings import Kind
 
@@ -21,7 +21,7 @@ FLIPS_PER_NAT = 2.0
 
 
 @dataclass(frozen=True)
-class Difference:
+class AnswerDifference:
     """The first position at which two answers part."""
 
     request: int
@@ -34,7 +34,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """What one request brought."""
 
     request: int
@@ -42,16 +42,18 @@ class Pair:
     compared: int  # tokens before the answers part
     rounding: float  # sum over them of the difference between their log-probabilities, nats
     largest: float  # of these differences
-    difference: Difference | None
+    difference: AnswerDifference | None
 
 
-def compared(request: int, kind: Kind, a: Text, b: Text, tolerance: float) -> Pair:
+def compared(request: int, kind: Kind, a: CheckedText, b: CheckedText, tolerance: float) -> AnswerPair:
     """Raises CheckError where both refuse the request."""
     if a.refusal and b.refusal:
         raise CheckError(f"both refuse a request of the kind {kind!r}: {a.refusal}; {b.refusal}")
     if a.refusal or b.refusal:
         said = (a.refusal or ANSWERED, b.refusal or ANSWERED)
-        return Pair(request, kind, 0, 0.0, 0.0, Difference(request, kind, 0, said, (None, None), False))
+        return AnswerPair(
+            request, kind, 0, 0.0, 0.0, AnswerDifference(request, kind, 0, said, (None, None), False)
+        )
     shared = next(
         (place for place, (one, other) in enumerate(zip(a.tokens, b.tokens, strict=False)) if one != other),
         min(len(a.tokens), len(b.tokens)),
@@ -60,13 +62,15 @@ def compared(request: int, kind: Kind, a: Text, b: Text, tolerance: float) -> Pa
     difference = None
     if a.tokens != b.tokens or a.finish_reason != b.finish_reason:
         difference = _difference(request, kind, shared, a, b, tolerance)
-    return Pair(request, kind, shared, sum(moved), max(moved, default=0.0), difference)
+    return AnswerPair(request, kind, shared, sum(moved), max(moved, default=0.0), difference)
 
 
-def _difference(request: int, kind: Kind, position: int, a: Text, b: Text, tolerance: float) -> Difference:
+def _difference(
+    request: int, kind: Kind, position: int, a: CheckedText, b: CheckedText, tolerance: float
+) -> AnswerDifference:
     first, second = (text.tokens[position] if position < len(text.tokens) else END for text in (a, b))
     gaps = tuple(_gap(text, position, first, second) for text in (a, b))
-    return Difference(
+    return AnswerDifference(
         request, kind, position, (first, second), (gaps[0], gaps[1]), _is_near_tie(kind, gaps, tolerance)
     )
 
@@ -83,7 +87,7 @@ def _is_near_tie(kind: Kind, gaps: Sequence[float | None], tolerance: float) -> 
     return at_a is None or at_b is None or abs(at_a - at_b) <= tolerance
 
 
-def _gap(text: Text, position: int, first: str, second: str) -> float | None:
+def _gap(text: CheckedText, position: int, first: str, second: str) -> float | None:
     """The log-probability of the first token less that of the second."""
     if position >= len(text.tokens):
         return None
@@ -91,7 +95,7 @@ def _gap(text: Text, position: int, first: str, second: str) -> float | None:
     return told[first] - told[second] if first in told and second in told else None
 
 
-def near_ties_p_value(pairs: Sequence[Pair]) -> float:
+def near_ties_p_value(pairs: Sequence[AnswerPair]) -> float:
     """The probability of at least as many near-ties, if rounding alone parts the answers.
 
     Flips are rare and unrelated, so their number has a Poisson distribution. Its mean is at most

@@ -7,22 +7,22 @@ from workshop.demo.chat import Message, assistant, chat_document, system, user
 from workshop.demo.document import Document
 from workshop.demo.picking import pick, pick_number
 from workshop.demo.questions import QUESTIONS
-from workshop.demo.tools import TOOLS, Task
+from workshop.demo.tools import TOOLS, ToolTask
 
 SYSTEM_MESSAGES = ["You are a helpful assistant.", "Use the tools."]
 
 
-def calls(tasks: list[Task]) -> Message:
+def calls(tasks: list[ToolTask]) -> Message:
     functions = [{"name": task.tool, "arguments": task.arguments} for task in tasks]
     requested = [{"type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": "", "tool_calls": requested}
 
 
-def results(tasks: list[Task]) -> list[Message]:
+def results(tasks: list[ToolTask]) -> list[Message]:
     return [{"role": "tool", "content": json.dumps(task.result)} for task in tasks]
 
 
-def turn(tasks: list[Task]) -> list[Message]:
+def turn(tasks: list[ToolTask]) -> list[Message]:
     """One request for some tasks: the calls, their results, and an answer made of them."""
     request, answer = (
         " ".join(parts) for parts in zip(*((task.request, task.answer) for task in tasks), strict=True)

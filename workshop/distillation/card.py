@@ -1,7 +1,7 @@
 """The model card of a fitted drafter."""
 
 from workshop.distillation.distil import Distilled
-from workshop.distillation.held_out import Tally
+from workshop.distillation.held_out import AcceptanceTally
 from workshop.distillation.settings import DistilSettings
 
 NAME = "README.md"
@@ -59,5 +59,5 @@ def acceptance_table(distilled: Distilled) -> str:
     return "\n".join(lines)
 
 
-def _rates(tally: Tally) -> str:
+def _rates(tally: AcceptanceTally) -> str:
     return " / ".join(f"{rate:.2f}" for rate in tally.rates)

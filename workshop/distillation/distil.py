@@ -19,13 +19,13 @@ from outrider.engine.loading.download import WANTED
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.settings import EngineSettings
 from workshop.distillation.answers import answer_all, key_of
-from workshop.distillation.held_out import FIRST, UNLABELLED, CoupledAcceptance, HeldOutText, Tally
+from workshop.distillation.held_out import FIRST, UNLABELLED, AcceptanceTally, CoupledAcceptance, HeldOutText
 from workshop.distillation.questions import split
 from workshop.distillation.settings import DistilSettings
 from workshop.distillation.trainees import options_of_kind, trainee_of, training_settings
 from workshop.training.loop import PROGRESS, Training
 from workshop.training.stream import Stream
-from workshop.training.target import Target
+from workshop.training.target import FrozenTarget
 
 UNFINISHED = "unfinished"
 QUESTIONS, ASKED, ANSWERS, TRAINING = "questions.jsonl", "asked.json", "answers.jsonl", "training"
@@ -44,8 +44,8 @@ class Distilled:
     steps: int  # that were taken
     best_step: int  # after which the weights are as they are written
     learning_rate: float
-    before: dict[str, Tally]  # by task
-    after: dict[str, Tally]
+    before: dict[str, AcceptanceTally]  # by task
+    after: dict[str, AcceptanceTally]
 
 
 class Distillation:
@@ -107,7 +107,7 @@ class Distillation:
         )
         torch.set_num_threads(settings.threads or os.cpu_count() or 1)
         torch.manual_seed(settings.seed)
-        target = Target(folder, resolve_device(self._engine.device))
+        target = FrozenTarget(folder, resolve_device(self._engine.device))
         trainee = trainee_of(of_training, target)
         training = Training(trainee, target, of_training, judge)
         size, before = trainee.size, judge.by_task(trainee, target)

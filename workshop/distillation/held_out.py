@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.noise import gumbel
-from workshop.training.target import Reading, Target
+from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import Trainee
 
 FIRST = 1  # token of an answer that is drafted first: the one before it comes with the prompt's pass
@@ -30,7 +30,7 @@ class HeldOutText:
 
 
 @dataclass
-class Tally:
+class AcceptanceTally:
     """Guesses by position of a Draft, of Drafts that begin all over the answers."""
 
     texts: int = 0
@@ -61,24 +61,26 @@ class CoupledAcceptance:
         """length: of a longer text only so many last tokens are read."""
         self._texts, self._length, self._depth = texts, length, depth
 
-    def measure(self, trainee: Trainee, target: Target) -> list[float]:
-        total = Tally()
+    def measure(self, trainee: Trainee, target: FrozenTarget) -> list[float]:
+        total = AcceptanceTally()
         for tally in self.by_task(trainee, target).values():
             for position, counts in enumerate(zip(tally.verified, tally.accepted, strict=True)):
                 total.count(position, *counts)
         return total.rates
 
     @torch.no_grad()
-    def by_task(self, trainee: Trainee, target: Target) -> dict[str, Tally]:
+    def by_task(self, trainee: Trainee, target: FrozenTarget) -> dict[str, AcceptanceTally]:
         """In the order of their first texts."""
-        tallies: dict[str, Tally] = {}
+        tallies: dict[str, AcceptanceTally] = {}
         for text in self._texts:
-            tally = tallies.setdefault(text.task, Tally())
+            tally = tallies.setdefault(text.task, AcceptanceTally())
             tally.texts += 1
             self._count(text, trainee, target, tally)
         return tallies
 
-    def _count(self, text: HeldOutText, trainee: Trainee, target: Target, tally: Tally) -> None:
+    def _count(
+        self, text: HeldOutText, trainee: Trainee, target: FrozenTarget, tally: AcceptanceTally
+    ) -> None:
         tokens = torch.tensor([text.tokens[-self._length :]], device=target.device)
         cut = len(text.tokens) - tokens.shape[1]
         # A draft model needs nothing of the target here.

@@ -17,16 +17,16 @@ from workshop.training.parallel import ParallelTrainee
 from workshop.training.settings import (
     Eagle3Settings,
     MedusaSettings,
-    ModelSettings,
+    ModelTrainingSettings,
     ParallelSettings,
     TrainingSettings,
 )
-from workshop.training.target import Target
+from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
 OF_TRAINED_WEIGHTS = 2e-4  # learning rate
 SETTINGS: dict[str, type[TrainingSettings]] = {
-    "model": ModelSettings,
+    "model": ModelTrainingSettings,
     "parallel": ParallelSettings,
     "eagle3": Eagle3Settings,
     "medusa": MedusaSettings,
@@ -90,10 +90,10 @@ def training_settings(
     )
 
 
-def trainee_of(settings: TrainingSettings, target: Target) -> Trainee:
+def trainee_of(settings: TrainingSettings, target: FrozenTarget) -> Trainee:
     """Raises ValueError where its draft does not fit the target."""
     match settings:
-        case ModelSettings():
+        case ModelTrainingSettings():
             return ModelTrainee(settings, target)
         case ParallelSettings():
             return ParallelTrainee(settings, target)

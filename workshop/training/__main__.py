@@ -22,25 +22,25 @@ from workshop.training.medusa import MedusaTrainee
 from workshop.training.model import ModelTrainee
 from workshop.training.parallel import ParallelTrainee
 from workshop.training.settings import (
+    AnswerTextSettings,
+    CommandSettings,
     Eagle3Settings,
     EarlyExitSettings,
     MedusaSettings,
-    ModelSettings,
+    ModelTrainingSettings,
     ParallelSettings,
-    TargetSettings,
-    TextSettings,
     TrainingSettings,
 )
-from workshop.training.target import Target
+from workshop.training.target import FrozenTarget
 from workshop.training.text import read_text, write_text
 from workshop.training.trainee import Trainee
 
 # By name: what it is, its settings, and what makes it of these and the target.
-TRAINEES: dict[str, tuple[str, type[TrainingSettings], Callable[[Any, Target], Trainee]]] = {
+TRAINEES: dict[str, tuple[str, type[TrainingSettings], Callable[[Any, FrozenTarget], Trainee]]] = {
     "eagle3": ("an EAGLE-3 head", Eagle3Settings, Eagle3Trainee),
     "medusa": ("Medusa heads", MedusaSettings, MedusaTrainee),
     "early_exit": ("exits of the target itself", EarlyExitSettings, EarlyExitTrainee),
-    "model": ("a draft model that drafts token by token", ModelSettings, ModelTrainee),
+    "model": ("a draft model that drafts token by token", ModelTrainingSettings, ModelTrainee),
     "parallel": ("a draft model that guesses several tokens in one pass", ParallelSettings, ParallelTrainee),
 }
 TEXT = "text"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """1, with the reason, where the settings do not hold."""
     parser = argparse.ArgumentParser(prog="python -m workshop.training", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    _add_options(commands.add_parser(TEXT, help="the text that is trained on"), TextSettings)
+    _add_options(commands.add_parser(TEXT, help="the text that is trained on"), AnswerTextSettings)
     for name, (meaning, settings, _) in TRAINEES.items():
         _add_options(commands.add_parser(name, help=meaning), settings)
     options = vars(parser.parse_args(arguments))
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = {name: value for name, value in options.items() if value is not None}
     try:
         if command == TEXT:
-            _write_text(TextSettings.model_validate(given))
+            _write_text(AnswerTextSettings.model_validate(given))
         else:
             _train(command, given)
     except ValidationError as error:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add_options(parser: argparse.ArgumentParser, settings: type[TargetSettings]) -> None:
+def _add_options(parser: argparse.ArgumentParser, settings: type[CommandSettings]) -> None:
     for name, field in settings.model_fields.items():
         default = "" if field.is_required() else f" [{field.default}]"
         parser.add_argument(
@@ -84,7 +84,7 @@ def _add_options(parser: argparse.ArgumentParser, settings: type[TargetSettings]
         )
 
 
-def _write_text(settings: TextSettings) -> None:
+def _write_text(settings: AnswerTextSettings) -> None:
     torch.set_num_threads(settings.threads)
     write_text(settings)
 
@@ -95,7 +95,7 @@ def _train(command: str, given: dict[str, Any]) -> None:
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     text, held_out = read_text(settings.text)
-    target = Target(settings.target)
+    target = FrozenTarget(settings.target)
     trainee = make(settings, target)
     training = Training(trainee, target, settings, SumOfMinima(held_out, settings))
     training.run(text)

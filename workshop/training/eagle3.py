@@ -19,8 +19,8 @@ from transformers import LlamaConfig
 from outrider.engine.drafters.eagle3_head import READ_LAYERS, Eagle3Head, Eagle3Shape, rotary
 from workshop.training.chains import ATTENTION, Chains
 from workshop.training.settings import Eagle3Settings
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 DEPTHS = {0.3: 1, 0.5: 2}  # up to this share of the steps, at most this deep
 STORED = {"layer.": "midlayer.", "attention.": "self_attn."}  # names as published
@@ -31,7 +31,7 @@ class Eagle3Trainee(Trainee):
 
     title = "EAGLE-3 head"
 
-    def __init__(self, settings: Eagle3Settings, target: Target) -> None:
+    def __init__(self, settings: Eagle3Settings, target: FrozenTarget) -> None:
         self._target = target
         self._kept = settings.kept
         count = target.config.num_hidden_layers
@@ -54,7 +54,9 @@ class Eagle3Trainee(Trainee):
     def depth(self, done: float, depth: int) -> int:
         return next((min(least, depth) for share, least in DEPTHS.items() if done < share), depth)
 
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         rows, length = reading.tokens.shape
         count = length - depth  # of positions that have all their Draft's tokens after them
         hidden = reading.hidden[:, :count]
@@ -66,7 +68,7 @@ class Eagle3Trainee(Trainee):
             rotation = self._rotary(states, starts[None] + position)
             following = embeddings[:, starts + position + 1]
             states = self.network.layer(following, states, rotation, chains).float()
-            yield Guess(self._logits(states), starts + position + 1)
+            yield PositionGuess(self._logits(states), starts + position + 1)
             if position == 0:
                 kept = self._some_of(count, generator)
                 starts, states = starts[kept], states[:, kept]

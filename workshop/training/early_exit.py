@@ -16,8 +16,8 @@ from torch.nn.functional import linear
 from outrider.engine.drafters.trained_exits import Exit
 from outrider.engine.forward.part import last_norm_of
 from workshop.training.settings import EarlyExitSettings
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 
 class EarlyExitTrainee(Trainee):
@@ -25,7 +25,7 @@ class EarlyExitTrainee(Trainee):
 
     title = "Exits"
 
-    def __init__(self, settings: EarlyExitSettings, target: Target) -> None:
+    def __init__(self, settings: EarlyExitSettings, target: FrozenTarget) -> None:
         """Raises ValueError where the target does not have so many layers."""
         self._target = target
         count = target.config.num_hidden_layers
@@ -42,11 +42,13 @@ class EarlyExitTrainee(Trainee):
     def labels(self, count: int) -> list[str]:
         return [f"after layer {number}" for number in self.hidden_layers]
 
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         """One for each exit, whatever the depth: at every position it is as good."""
         places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
         for index, one in enumerate(self.network.values()):
-            yield Guess(self._logits(one(reading.hidden[:, :, index])), places)
+            yield PositionGuess(self._logits(one(reading.hidden[:, :, index])), places)
 
     def _logits(self, normed: Tensor) -> Tensor:
         return linear(normed, self._target.projection).float()

@@ -7,7 +7,7 @@ import torch
 from workshop.training.losses import distance
 from workshop.training.settings import TrainingSettings
 from workshop.training.stream import Stream
-from workshop.training.target import Target
+from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
 MEASURED_ROWS = 16  # windows of held-out text
@@ -18,7 +18,7 @@ class HeldOut(Protocol):
 
     title: str  # of what is measured
 
-    def measure(self, trainee: Trainee, target: Target) -> list[float]:
+    def measure(self, trainee: Trainee, target: FrozenTarget) -> list[float]:
         """[depth] by position of a Draft, each from 0 to 1."""
         ...
 
@@ -32,7 +32,7 @@ class SumOfMinima:
         self._text, self._settings = text, settings
 
     @torch.no_grad()
-    def measure(self, trainee: Trainee, target: Target) -> list[float]:
+    def measure(self, trainee: Trainee, target: FrozenTarget) -> list[float]:
         settings = self._settings
         generator = torch.Generator().manual_seed(settings.seed)
         length = min(settings.length, len(self._text.tokens))

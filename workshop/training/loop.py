@@ -14,7 +14,7 @@ from workshop.training.losses import distance
 from workshop.training.optimization import Optimization
 from workshop.training.settings import TrainingSettings
 from workshop.training.stream import Stream
-from workshop.training.target import Target
+from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
 CONSTANT = 1 / 3  # share of the steps before the learning rate falls
@@ -34,7 +34,7 @@ class Training:
     """Every batch depends on seed and step alone, so a training that was killed ends like any other."""
 
     def __init__(
-        self, trainee: Trainee, target: Target, settings: TrainingSettings, held_out: HeldOut
+        self, trainee: Trainee, target: FrozenTarget, settings: TrainingSettings, held_out: HeldOut
     ) -> None:
         self._trainee, self._target, self._settings = trainee, target, settings
         self._held_out = held_out

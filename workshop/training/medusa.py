@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 from workshop.training.settings import TrainingSettings
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 
 class MedusaTrainee(Trainee):
@@ -20,20 +20,22 @@ class MedusaTrainee(Trainee):
     title = "Medusa heads"
     hidden_layers = (-1,)
 
-    def __init__(self, settings: TrainingSettings, target: Target) -> None:
+    def __init__(self, settings: TrainingSettings, target: FrozenTarget) -> None:
         self._target, self._vocabulary = target, target.config.vocab_size
         size = target.config.hidden_size
         self.network: nn.ModuleList = nn.ModuleList(nn.Linear(size, size) for _ in range(settings.depth))
         for weight in self.network.parameters():
             nn.init.zeros_(weight)
 
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         count = reading.tokens.shape[1] - depth
         starts = torch.arange(count, device=reading.tokens.device)
         states = reading.hidden[:, :count, 0]
         for position, layer in enumerate(self.network):
             logits = linear(states + silu(layer(states)), self._target.projection)
-            yield Guess(logits.float(), starts + position + 1)
+            yield PositionGuess(logits.float(), starts + position + 1)
 
     def save(self, folder: Path) -> None:
         """By the names of its authors, without a projection."""

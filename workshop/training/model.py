@@ -11,9 +11,9 @@ import torch
 
 from workshop.extra import require
 from workshop.training.draft import load_draft, save_draft
-from workshop.training.settings import ModelSettings
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.settings import ModelTrainingSettings
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 SCALE = 2  # of what adapters add, times their rank: as is usual
 
@@ -23,7 +23,7 @@ class ModelTrainee(Trainee):
 
     title = "A draft model"
 
-    def __init__(self, settings: ModelSettings, target: Target) -> None:
+    def __init__(self, settings: ModelTrainingSettings, target: FrozenTarget) -> None:
         """Raises ValueError where the draft cannot be trained, or peft is missing."""
         self._draft = settings.draft
         self._vocabulary = target.config.vocab_size
@@ -31,11 +31,13 @@ class ModelTrainee(Trainee):
         model = load_draft(settings.draft)
         self.network: Any = model if settings.lora is None else _with_adapters(model, settings.lora)
 
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
         logits = self.network(input_ids=reading.tokens, use_cache=False).logits
         # Of one family the rows of larger models' projections are often more, for tokens that do not exist.
-        yield Guess(logits[..., : self._vocabulary].float(), places)
+        yield PositionGuess(logits[..., : self._vocabulary].float(), places)
 
     def settle(self) -> None:
         if self._has_adapters:

@@ -13,8 +13,8 @@ import torch
 from workshop.training.chains import ATTENTION, Chains
 from workshop.training.draft import load_draft, save_draft
 from workshop.training.settings import ParallelSettings
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 LEAST_KEPT = 0.2  # of all chains, at any position
 
@@ -24,7 +24,7 @@ class ParallelTrainee(Trainee):
 
     title = "A draft model that guesses several tokens in one pass"
 
-    def __init__(self, settings: ParallelSettings, target: Target) -> None:
+    def __init__(self, settings: ParallelSettings, target: FrozenTarget) -> None:
         """
         Raises:
             ValueError: the draft's vocabulary is not the target's, or does not have the mask token.
@@ -40,18 +40,20 @@ class ParallelTrainee(Trainee):
             raise ValueError(f"mask_token={settings.mask_token} must be below {vocabulary}")
         self.network: Any = model
 
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         rows, length = reading.tokens.shape
         starts = torch.arange(length - depth, device=reading.tokens.device)
         chains = Chains()
-        yield Guess(self._logits(reading.tokens[:, starts], starts, chains), starts)
+        yield PositionGuess(self._logits(reading.tokens[:, starts], starts, chains), starts)
         chains.start(starts)
         for position in range(1, depth):
             kept = self._kept(len(starts), position, length - depth, generator)
             chains.keep(kept)
             starts = starts[kept]
             masks = starts.new_full((rows, len(starts)), self._settings.mask_token)
-            yield Guess(self._logits(masks, starts + position, chains), starts + position)
+            yield PositionGuess(self._logits(masks, starts + position, chains), starts + position)
 
     def _logits(self, tokens: torch.Tensor, positions: torch.Tensor, chains: Chains) -> torch.Tensor:
         output = self.network(

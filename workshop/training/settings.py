@@ -10,7 +10,7 @@ from workshop.training.optimization import LEARNING_RATE
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class TargetSettings(BaseModel):
+class CommandSettings(BaseModel):
     """What every command needs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -21,7 +21,7 @@ class TargetSettings(BaseModel):
     threads: int = Field(default=1, ge=1, description="threads of one operation on the CPU")
 
 
-class TextSettings(TargetSettings):
+class AnswerTextSettings(CommandSettings):
     """Of the text that is trained on."""
 
     prompts: FilePath = Field(description='JSON file of prompts by kind: {"kind": ["prompt", ...], ...}')
@@ -36,7 +36,7 @@ class TextSettings(TargetSettings):
     )
 
 
-class TrainingSettings(TargetSettings):
+class TrainingSettings(CommandSettings):
     """Of every drafter that is trained."""
 
     text: FilePath = Field(description="file of the target's text, as the command `text` writes it")
@@ -84,7 +84,7 @@ class EarlyExitSettings(TrainingSettings):
     )
 
 
-class ModelSettings(TrainingSettings):
+class ModelTrainingSettings(TrainingSettings):
     """Of a draft model that drafts token by token."""
 
     draft: DirectoryPath = Field(description="checkpoint folder of the model that is trained on")

@@ -21,7 +21,7 @@ class Reading:
     hidden: Tensor  # float32 [rows, length, num_layers, hidden_size], of the layers asked for
 
 
-class Target:
+class FrozenTarget:
     """A checkpoint. Nothing of it is trained."""
 
     def __init__(self, folder: Path, device: torch.device = CPU) -> None:

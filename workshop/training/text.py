@@ -16,7 +16,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from workshop.training.settings import TextSettings
+from workshop.training.settings import AnswerTextSettings
 from workshop.training.stream import Stream
 
 HELD_OUT = 32  # one text in so many is not trained on
@@ -38,7 +38,7 @@ def read_prompts(file: Path, seed: int) -> list[str]:
     return prompts
 
 
-def write_text(settings: TextSettings) -> None:
+def write_text(settings: AnswerTextSettings) -> None:
     """Answers the prompts. Lines that the file has already are those of the first prompts, and stay.
 
     Raises:
@@ -78,7 +78,7 @@ def _lines_of(file: Path) -> int:
     return whole.count(b"\n")
 
 
-def _request(prompt: list[int], number: int, settings: TextSettings) -> Request:
+def _request(prompt: list[int], number: int, settings: AnswerTextSettings) -> Request:
     temperature = settings.temperatures[number % len(settings.temperatures)]
     sampling = Sampling(max_tokens=settings.tokens, temperature=temperature, seed=number)
     return Request(tuple(prompt), sampling, noise_key(number, 0, tuple(prompt)))

@@ -12,7 +12,7 @@ from workshop.training.target import Reading
 
 
 @dataclass(frozen=True)
-class Guess:
+class PositionGuess:
     """Of one position of many Drafts."""
 
     logits: Tensor  # float32 [rows, num_chains, vocab_size]
@@ -27,7 +27,9 @@ class Trainee(ABC):
     network: nn.Module  # its weights: those that take gradients are trained
 
     @abstractmethod
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         """Of each position in turn, from chains that start all over the text.
 
         generator: what is drawn while training; None: nothing is left out.

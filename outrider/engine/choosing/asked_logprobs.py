@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.logprobs import TokenLogprobs
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import log_probabilities, process, told_logprobs
 from outrider.decoding.settings import Sampling
 
@@ -17,7 +17,7 @@ from outrider.decoding.settings import Sampling
 class AskedLogprobs:
     """Those of rows that ask for some, by the coupled rule: under the others the host chooses the tokens."""
 
-    def __init__(self, rows: Items[Row]) -> None:
+    def __init__(self, rows: Items[ChoiceContext]) -> None:
         """rows: of the whole step."""
         asking = {
             index: row.sampling

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.engine.sequence import Sequence
 from outrider.engine.step_input import Feed, Numbers
@@ -82,14 +82,18 @@ class ChoiceInput:
         return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts))
 
     @classmethod
-    def of_rows(cls, rows: Items[Row], drafts: DraftRows | None = None) -> "ChoiceInput":
+    def of_rows(cls, rows: Items[ChoiceContext], drafts: DraftRows | None = None) -> "ChoiceInput":
         """Of rows that are there already."""
         positions = np.array([row.position for row in rows], np.int64)
         return cls._of(rows, [1] * len(rows), positions, drafts)
 
     @classmethod
     def _of(
-        cls, texts: Items[Sequence | Row], counts: Items[int], positions: Numbers, drafts: DraftRows | None
+        cls,
+        texts: Items[Sequence | ChoiceContext],
+        counts: Items[int],
+        positions: Numbers,
+        drafts: DraftRows | None,
     ) -> "ChoiceInput":
         """counts: rows of each text."""
         settings: dict[int, tuple[int, bool, float, float, float]] = {}

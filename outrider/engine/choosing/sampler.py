@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.logprobs import TokenLogprobs
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import (
     GRAMMAR,
     TOKEN_ADJUSTMENTS,
@@ -38,7 +38,7 @@ _HAS_TRITON = find_spec("triton") is not None
 class Choices:
     """What the logits of one piece of work say."""
 
-    rows: list[Row]
+    rows: list[ChoiceContext]
     logits: torch.Tensor  # [num_rows, vocab_size]
     ranked: list[
         tuple[int, ...]
@@ -105,7 +105,7 @@ class Choices:
 class Choosing:
     """Tokens that a device is choosing, on their way to the host."""
 
-    rows: Items[list[Row]]  # of each piece of work
+    rows: Items[list[ChoiceContext]]  # of each piece of work
     drafts: Items[Draft]  # likewise
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
@@ -154,7 +154,7 @@ def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None
 
 def choose_tokens(
     logits: torch.Tensor,
-    rows: Items[list[Row]],
+    rows: Items[list[ChoiceContext]],
     are_finite: torch.Tensor,
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
@@ -164,7 +164,7 @@ def choose_tokens(
 
 def begin_choosing(
     logits: torch.Tensor,
-    rows: Items[list[Row]],
+    rows: Items[list[ChoiceContext]],
     are_finite: torch.Tensor,
     ranks: int = 1,
     drafts: Items[Draft] | None = None,
@@ -186,7 +186,7 @@ def begin_choosing(
 
 def _begin(
     logits: torch.Tensor,
-    rows: Items[list[Row]],
+    rows: Items[list[ChoiceContext]],
     are_finite: torch.Tensor,
     ranks: int,
     drafts: Items[Draft],
@@ -217,7 +217,7 @@ def _begin(
     return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, arrival, asked)
 
 
-def _allowed_ones(row: Row, ranked: tuple[int, ...]) -> tuple[int, ...]:
+def _allowed_ones(row: ChoiceContext, ranked: tuple[int, ...]) -> tuple[int, ...]:
     """Without the banned tokens that follow where a grammar allows only few."""
     return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
 
@@ -235,7 +235,7 @@ def _has_kernels(logits: torch.Tensor) -> bool:
 
 
 def _choose_on_device(
-    logits: torch.Tensor, rows: list[Row], packed: PackedRows, ranks: int
+    logits: torch.Tensor, rows: list[ChoiceContext], packed: PackedRows, ranks: int
 ) -> "DeviceChoice":
     from outrider.engine.kernels.choice import choose_on_device
 
@@ -248,7 +248,7 @@ def _choose_on_device(
     return replace(choice, are_sound=choice.are_sound & _are_sound(logits))
 
 
-def _packed_masks(rows: list[Row], logits: torch.Tensor) -> torch.Tensor | None:
+def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tensor | None:
     """int32 [num_rows, ceil(vocab_size / 32)], as the kernels take it; None where no row has a grammar."""
     if not any(GRAMMAR.applies(row) for row in rows):
         return None

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import Mask
 from outrider.decoding.outcomes import RANKS
-from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.choosing.sampler import Choices, choose_tokens
@@ -62,7 +62,7 @@ class _Tree:
         self._to_feed = self.leaves  # of them, at most
         self._passes = asked.depth - 1  # that feed some of them
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ChoiceContext]:
         """What choosing a token after each of ``open`` depends on."""
         text, tree = self.text, _draft_of(self.fed)
         generated = text.tokens[text.prompt_length :]

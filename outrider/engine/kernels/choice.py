@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
@@ -77,7 +77,7 @@ def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) ->
 
     dtype: of the model's logits. Those to which settings of single tokens were applied are float32.
     """
-    row = Row(Sampling(top_k=2, top_p=0.5), 0, 0, (), ())
+    row = ChoiceContext(Sampling(top_k=2, top_p=0.5), 0, 0, (), ())
     everything = torch.empty(1, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
     rows = ChoiceInput.of_rows([row, row], DraftRows.of([Draft.chain((0,))], [2])).copied(device)
     for of_logits, allowed in ((dtype, None), (dtype, everything), (torch.float32, None)):

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from outrider.decoding.grammar import GrammarError, Matcher, compiled, token_table
-from outrider.decoding.grammar_trials import STACK, GrammarTrials, Vocabulary
+from outrider.decoding.grammar_trials import STACK, GrammarTrials, TrialVocabulary
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.task import Task
 
@@ -70,7 +70,7 @@ class Grammars:
             return cls(None, vocab_size, end_token_ids)
         size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         text = tokenizer.to_str()
-        trials = GrammarTrials(Vocabulary(text, size, end_token_ids))
+        trials = GrammarTrials(TrialVocabulary(text, size, end_token_ids))
         return cls(token_table(text, size, end_token_ids), vocab_size, end_token_ids, trials)
 
     def warm_up(self) -> None:

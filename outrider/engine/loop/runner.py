@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.choice_input import ChoiceInput, PackedRows
 from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
@@ -343,7 +343,7 @@ def _parts(selected: Selected) -> list[Selected]:
 class _Own:
     """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
 
-    def __init__(self, items: Items[Item], rows: Items[list[Row]]) -> None:
+    def __init__(self, items: Items[Item], rows: Items[list[ChoiceContext]]) -> None:
         """rows: that choose, of each item."""
         self._counts = [item.num_logits for item in items]
         self._choose = [bool(part) for part in rows]

@@ -1,7 +1,7 @@
 """Decoding freely: a token a step, and with it those that a grammar forces."""
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import reads_text
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked_logprobs import comes_along
@@ -28,7 +28,7 @@ class GenerateTask(Task):
         """Whether the token that the step under way chooses is the last one, whatever it is."""
         return len(self.sequence.tokens) + 1 >= min(self.length, self.sequence.limit)
 
-    def next_row(self) -> Row:
+    def next_row(self) -> ChoiceContext:
         """Of one that is foreseeable: what choosing the token after the one under way depends on."""
         sequence = self.sequence
         generated = () if sequence.needs_no_text else sequence.tokens[sequence.prompt_length :]

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.grammar import Mask
-from outrider.decoding.row import Row
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, Sequence
@@ -67,7 +67,7 @@ class Task(ABC):
         """The sequence lost its cache: whatever was drafted for it is drafted again."""
         self.sequence.forget_pending()
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ChoiceContext]:
         """What choosing a token after each of ``nodes`` depends on."""
         sequence, tree, nodes = self.sequence, self.tree(), self.nodes()
         generated = sequence.tokens[sequence.prompt_length :]

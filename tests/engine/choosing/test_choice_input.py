@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import outrider.engine.loop.runner
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.noise_key import noise_key
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS
 from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows
@@ -49,7 +49,7 @@ class Compared:
     def begin_choosing(
         self,
         logits: torch.Tensor,
-        rows: Items[list[Row]],
+        rows: Items[list[ChoiceContext]],
         are_finite: torch.Tensor,
         ranks: int = 1,
         drafts: Items[Draft] = (),

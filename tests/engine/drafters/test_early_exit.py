@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.noise_key import noise_key
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
@@ -55,7 +55,7 @@ def check_draft(draft: Draft, before: list[int], length: int) -> None:
     key = noise_key(1, 0, tuple(before[:length]))
     logits = first_layers()(input_ids=torch.tensor([text])).logits[0, len(before) - 1 : -1]
     rows = [
-        Row(sampling, key, place, text[:length], text[length:place])
+        ChoiceContext(sampling, key, place, text[:length], text[length:place])
         for place in range(len(before), len(text))
     ]
     if rows:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import process, runners_up
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
@@ -61,7 +61,7 @@ def by_the_book(tokens: tuple[int, ...], sampling: Sampling, depth: int, leaves:
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[*tokens, *masks]])).logits[0, -depth:]
     rows = [
-        Row(sampling, 7, len(tokens) + place, PROMPT, tokens[len(PROMPT) :], (MASK,) * place)
+        ChoiceContext(sampling, 7, len(tokens) + place, PROMPT, tokens[len(PROMPT) :], (MASK,) * place)
         for place in range(depth)
     ]
     return runners_up(process(logits, rows), rows, leaves).tolist()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, agreed
 from outrider.decoding.noise_key import noise_key
 from outrider.decoding.outcomes import RANKS
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DRAFTERS
@@ -140,7 +140,7 @@ def test_under_noise_runners_up_are_those_of_the_perturbed_logits() -> None:
     draft, _ = grown(Asked(asked, 1, 2), [flat])
     logits, best = torch.zeros(1, VOCABULARY), list[int]()
     for _ in range(3):
-        row = Row(asked.sampling, asked.noise_key, 2, (), ())
+        row = ChoiceContext(asked.sampling, asked.noise_key, 2, (), ())
         best.append(int(choose(logits.clone(), [row])))
         logits[0, best[-1]] = -torch.inf
     assert list(draft.tokens) == best

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 
 import outrider.engine.loop.runner
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.engine.choosing.choice_input import PackedRows
@@ -46,7 +46,7 @@ class Recorder:
     def __call__(
         self,
         logits: torch.Tensor,
-        rows: Items[list[Row]],
+        rows: Items[list[ChoiceContext]],
         are_finite: torch.Tensor,
         ranks: int = 1,
         drafts: Items[Draft] | None = None,

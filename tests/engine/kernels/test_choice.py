@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.row import Row
 from outrider.decoding.sampling import process, runners_up
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing import sampler
@@ -36,8 +36,8 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def row(index: int = 0, **chosen: Any) -> Row:
-    return Row(Sampling(**chosen), (2**64 - 1) // (index + 1), 7 * index, (), ())
+def row(index: int = 0, **chosen: Any) -> ChoiceContext:
+    return ChoiceContext(Sampling(**chosen), (2**64 - 1) // (index + 1), 7 * index, (), ())
 
 
 ROWS = [row(index, **chosen) for index, chosen in enumerate(SETTINGS)]
@@ -47,18 +47,20 @@ def random(num_rows: int, vocab_size: int, spread: float = 3.0, seed: int = 0) -
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def expected(logits: Tensor, rows: Sequence[Row], ranks: int) -> list[list[int]]:
+def expected(logits: Tensor, rows: Sequence[ChoiceContext], ranks: int) -> list[list[int]]:
     return runners_up(process(logits, rows), rows, ranks).tolist()
 
 
-def chosen(logits: Tensor, rows: Sequence[Row], ranks: int, allowed: Tensor | None = None) -> list[list[int]]:
+def chosen(
+    logits: Tensor, rows: Sequence[ChoiceContext], ranks: int, allowed: Tensor | None = None
+) -> list[list[int]]:
     mask = None if allowed is None else allowed.to(DEVICE)
     found = choice.choose_on_device(logits.to(DEVICE), packed(rows), ranks, mask)
     assert found.are_sound.all()
     return found.ranked.tolist()
 
 
-def packed(rows: Sequence[Row]) -> PackedRows:
+def packed(rows: Sequence[ChoiceContext]) -> PackedRows:
     return ChoiceInput.of_rows(rows).copied(torch.device(DEVICE))
 
 
@@ -189,7 +191,7 @@ class Outcome:
     processed: list[Tensor]
 
 
-def step(logits: Tensor, rows: list[list[Row]], ranks: int, are_finite: Tensor) -> Outcome:
+def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite: Tensor) -> Outcome:
     choices, finite = sampler.choose_tokens(logits.to(DEVICE), rows, are_finite.to(DEVICE), ranks)
     return Outcome(
         [one.ranked for one in choices],
@@ -219,7 +221,7 @@ def test_a_step_is_told_the_same_whoever_chooses(monkeypatch: pytest.MonkeyPatch
 def test_a_grammars_mask_reaches_the_kernels_packed_and_means_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def masked(index: int, *allowed: int, **chosen: Any) -> Row:
+    def masked(index: int, *allowed: int, **chosen: Any) -> ChoiceContext:
         mask = np.zeros(64, np.uint8)
         mask[[*allowed]] = 1
         packed = np.packbits(mask, bitorder="little").view(np.int32)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.row import Row
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.choosing import sampler
@@ -80,7 +80,7 @@ def test_a_step_is_told_the_same_path_whoever_finds_it(monkeypatch: pytest.Monke
     tokens = [1, 2, 0, 7, 1, 3, 3, 5, 2]  # that the rows choose
     logits = torch.nn.functional.one_hot(torch.tensor(tokens), 9).float() * 9
     all_drafts = [Draft.chain((1, 4)), NOTHING, FORK]
-    rows = [[Row(Sampling(temperature=0.0), 0, 0, (), ())] * count for count in (3, 1, 5)]
+    rows = [[ChoiceContext(Sampling(temperature=0.0), 0, 0, (), ())] * count for count in (3, 1, 5)]
     found = []
     for has_kernels in (False, True):
         monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)

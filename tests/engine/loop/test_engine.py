@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.decoding.choice_context import TokenLists
 from outrider.decoding.draft import Draft, SparseProbs
-from outrider.decoding.row import TokenLists
 from outrider.decoding.settings import Sampling
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loop.engine import Engine

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
-from outrider.decoding.row import Row
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters.drafter import Drafter
@@ -112,7 +112,9 @@ def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: in
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
     position = len(request.prompt) + place
-    row = Row(request.sampling, request.noise_key, position, request.prompt, generated, (), frozenset())
+    row = ChoiceContext(
+        request.sampling, request.noise_key, position, request.prompt, generated, (), frozenset()
+    )
     return margin(logits, row)
 
 

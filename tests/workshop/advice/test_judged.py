@@ -5,16 +5,16 @@ from random import Random
 import pytest
 
 from outrider.drafters.occurrences import Guess
-from workshop.advice.judged import Counts, Judged, Start, counted, counted_mixed
+from workshop.advice.judged import Counts, DraftStart, JudgedAnswer, counted, counted_mixed
 
 TOKENS = tuple(range(10, 19))  # nine; rounds begin at the second
 
 
-def judged(*right: int, drafted: int = 4, tokens: tuple[int, ...] = TOKENS) -> Judged:
+def judged(*right: int, drafted: int = 4, tokens: tuple[int, ...] = TOKENS) -> JudgedAnswer:
     """right: of the Drafts before the second token, the third, ..."""
-    starts = [Start(0, 0), *(Start(drafted, count) for count in right)]
-    starts += [Start(drafted, 0)] * (len(tokens) - len(starts))
-    return Judged(tokens, tuple(starts))
+    starts = [DraftStart(0, 0), *(DraftStart(drafted, count) for count in right)]
+    starts += [DraftStart(drafted, 0)] * (len(tokens) - len(starts))
+    return JudgedAnswer(tokens, tuple(starts))
 
 
 def test_a_round_gives_what_was_right_and_a_token_of_the_target() -> None:
@@ -41,7 +41,7 @@ def test_rounds_end_with_the_answer() -> None:
 
 @pytest.mark.parametrize("tokens", [(), (1,)])
 def test_an_answer_of_the_prompts_pass_alone_has_no_round(tokens: tuple[int, ...]) -> None:
-    counts = counted([Judged(tokens, (Start(0, 0),) * len(tokens))], depth=3)
+    counts = counted([JudgedAnswer(tokens, (DraftStart(0, 0),) * len(tokens))], depth=3)
     assert (counts.rounds, counts.tokens_per_pass, counts.acceptance_rate) == (0, 1.0, 0.0)
     assert counts.rates == [None] * 3
 
@@ -58,9 +58,9 @@ def test_every_token_but_the_first_is_counted_once_whatever_is_right() -> None:
 def mixed(promised: float, right: int) -> Counts:
     """An index that promises so much for each of four tokens, beside a model that is right in two of four."""
     text = tuple(range(60))
-    model = Judged(text, (Start(4, 2),) * len(text))
+    model = JudgedAnswer(text, (DraftStart(4, 2),) * len(text))
     guess = Guess((1, 2, 3, 4), tuple(promised**length for length in range(1, 5)))
-    index = Judged(text, (Start(4, right),) * len(text), (guess,) * len(text))
+    index = JudgedAnswer(text, (DraftStart(4, right),) * len(text), (guess,) * len(text))
     return counted_mixed([model], [index], depth=4)
 
 

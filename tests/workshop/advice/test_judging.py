@@ -18,9 +18,9 @@ from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
-from workshop.advice.answers import Answer, Prompt, answered, by_task, read_prompts
+from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task, read_prompts
 from workshop.advice.beside import BesideJudge
-from workshop.advice.judged import FIRST, Judged, Start, counted
+from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer, counted
 from workshop.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
 
 DEPTH = 8
@@ -29,17 +29,17 @@ TEXTS = ("code", "json", "question_answer")
 
 
 @cache
-def answers(temperature: float = 0.7, tokens: int = 32, kinds: tuple[str, ...] = TEXTS) -> list[Answer]:
+def answers(temperature: float = 0.7, tokens: int = 32, kinds: tuple[str, ...] = TEXTS) -> list[TargetAnswer]:
     prompts = [Prompt(kind, prompt_of(kind)) for kind in kinds]
     return answered(engine("target"), prompts, temperature, tokens, SEED)
 
 
 @cache
-def of_draft(temperature: float) -> list[Judged]:
+def of_draft(temperature: float) -> list[JudgedAnswer]:
     return judge_text(DraftModel(engine("draft")), answers(temperature), DEPTH)
 
 
-def after_the_first(answer: Answer) -> Request:
+def after_the_first(answer: TargetAnswer) -> Request:
     """The same generation with its first token in the prompt, as after the prompt's pass."""
     given, limit = answer.request, answer.request.sampling.max_tokens - FIRST
     sampling = given.sampling.model_copy(update={"max_tokens": limit})
@@ -114,7 +114,7 @@ def test_drafts_beside_the_target_are_those_of_serving(name: str, tmp_path: Path
     for answer, one, text in zip(given, judged, served, strict=True):
         for draft, length in zip(text.drafts, text.lengths, strict=True):
             place = length - len(answer.request.prompt)
-            assert one.starts[place] == Start(len(draft), agreed(draft.tokens, answer.tokens[place:]))
+            assert one.starts[place] == DraftStart(len(draft), agreed(draft.tokens, answer.tokens[place:]))
     assert sum(len(text.drafts) for text in served) == counted(judged, depth).rounds
     assert judge.steps.seconds(1, 1) > 0.0
 

@@ -8,7 +8,7 @@ from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Request
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.pair import FIXED, TOKENS, answer, expected, pair
-from workshop.advice.answers import Answer
+from workshop.advice.answers import TargetAnswer
 from workshop.advice.judged import counted
 from workshop.advice.judging import judge_text
 
@@ -16,11 +16,11 @@ KINDS = ("code", "json", "question_answer")
 DEPTH, NEAR = 4, 0.05
 
 
-def answer_to(kind: str, temperature: float) -> Answer:
+def answer_to(kind: str, temperature: float) -> TargetAnswer:
     prompt = prompt_of(kind)
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     request = Request(prompt, sampling, noise_key(1, 0, prompt))
-    return Answer(kind, request, tuple(expected(kind, temperature)))
+    return TargetAnswer(kind, request, tuple(expected(kind, temperature)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -9,7 +9,7 @@ from outrider.drafters.registry import Place, drafter
 from outrider.engine.planning.step_costs import ACCELERATORS, StepCosts
 from outrider.pace.acceptance import expected_tokens
 from workshop.advice.advice import Advice, Finding, Judgement
-from workshop.advice.judged import Counts, Judged, Start, counted
+from workshop.advice.judged import Counts, DraftStart, JudgedAnswer, counted
 from workshop.advice.speed import Expected, ExpectedCosts, Prices, could_pay, expected, round_time
 from workshop.advice.steps import DataSheetSteps, MeasuredSteps
 
@@ -30,7 +30,7 @@ class Flat:
 def counts(right: int, depth: int, asked_share: float = 1.0) -> Counts:
     """So many of the drafted tokens stand in each of ten rounds."""
     tokens = tuple(range(1 + 10 * (min(right, depth) + 1)))
-    found = counted([Judged(tokens, (Start(depth, right),) * len(tokens))], depth)
+    found = counted([JudgedAnswer(tokens, (DraftStart(depth, right),) * len(tokens))], depth)
     found.asked = round(asked_share * found.rounds)
     return found
 
@@ -147,10 +147,10 @@ def test_where_nothing_pays_plain_decoding_is_recommended() -> None:
 
 def test_chains_of_one_rate_are_foretold_as_by_the_formula() -> None:
     random, tokens = Random(7), tuple(range(40_000))
-    starts = [Start(0, 0)] * len(tokens)
+    starts = [DraftStart(0, 0)] * len(tokens)
     right = 0
     for place in reversed(range(1, len(tokens))):
         right = right + 1 if random.random() < 0.7 else 0
-        starts[place] = Start(5, min(right, 5))
-    found = counted([Judged(tokens, tuple(starts))], depth=5)
+        starts[place] = DraftStart(5, min(right, 5))
+    found = counted([JudgedAnswer(tokens, tuple(starts))], depth=5)
     assert found.tokens_per_pass == pytest.approx(expected_tokens(0.7, 5), rel=0.02)

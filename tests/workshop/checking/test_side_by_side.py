@@ -6,22 +6,31 @@ from collections.abc import Mapping
 import pytest
 from scipy.stats import poisson
 
-from workshop.checking.deployment import Text
+from workshop.checking.deployment import CheckedText
 from workshop.checking.errors import CheckError
 from workshop.checking.settings import Kind
-from workshop.checking.side_by_side import ANSWERED, END, Difference, Pair, compared, near_ties_p_value
+from workshop.checking.side_by_side import (
+    ANSWERED,
+    END,
+    AnswerDifference,
+    AnswerPair,
+    compared,
+    near_ties_p_value,
+)
 
 TOLERANCE = 1e-3
 
 
-def text(*tokens: str, finish: str = "length", at: Mapping[int, Mapping[str, float]] | None = None) -> Text:
+def text(
+    *tokens: str, finish: str = "length", at: Mapping[int, Mapping[str, float]] | None = None
+) -> CheckedText:
     """at: the log-probabilities told at a position; elsewhere the token's own is -1."""
     told = [(at or {}).get(place, {token: -1.0}) for place, token in enumerate(tokens)]
     logprobs = tuple(one[token] for one, token in zip(told, tokens, strict=True))
-    return Text(tokens, logprobs, tuple(told), finish)
+    return CheckedText(tokens, logprobs, tuple(told), finish)
 
 
-def parted(a: Text, b: Text, kind: Kind = "greedy") -> Difference:
+def parted(a: CheckedText, b: CheckedText, kind: Kind = "greedy") -> AnswerDifference:
     difference = compared(3, kind, a, b, TOLERANCE).difference
     assert difference is not None
     return difference
@@ -29,7 +38,7 @@ def parted(a: Text, b: Text, kind: Kind = "greedy") -> Difference:
 
 def test_equal_answers_do_not_part_and_tell_what_rounding_did() -> None:
     pair = compared(3, "greedy", text("a", "b"), text("a", "b", at={1: {"b": -1.25}}), TOLERANCE)
-    assert pair == Pair(3, "greedy", 2, 0.25, 0.25, None)
+    assert pair == AnswerPair(3, "greedy", 2, 0.25, 0.25, None)
 
 
 @pytest.mark.parametrize(("margin", "is_near_tie"), [(0.0005, True), (0.002, False)])
@@ -70,8 +79,8 @@ def test_another_reason_to_end_is_a_difference() -> None:
 
 
 def test_a_request_that_one_refuses_is_a_difference_and_one_that_both_refuse_is_none() -> None:
-    refused = Text((), (), (), None, refusal="B answers 400")
-    assert parted(text("a"), refused, "sampled") == Difference(
+    refused = CheckedText((), (), (), None, refusal="B answers 400")
+    assert parted(text("a"), refused, "sampled") == AnswerDifference(
         3, "sampled", 0, (ANSWERED, "B answers 400"), (None, None), False
     )
     with pytest.raises(CheckError, match="both refuse"):
@@ -80,14 +89,16 @@ def test_a_request_that_one_refuses_is_a_difference_and_one_that_both_refuse_is_
 
 @pytest.mark.parametrize("near_ties", [0, 1, 2, 5])
 def test_near_ties_are_as_many_as_rounding_explains_by_poisson(near_ties: int) -> None:
-    tie = Difference(0, "sampled", 0, ("a", "b"), (0.0, 0.0), True)
-    pairs = [Pair(0, "sampled", 100, 0.2, 0.1, tie if place < near_ties else None) for place in range(8)]
+    tie = AnswerDifference(0, "sampled", 0, ("a", "b"), (0.0, 0.0), True)
+    pairs = [
+        AnswerPair(0, "sampled", 100, 0.2, 0.1, tie if place < near_ties else None) for place in range(8)
+    ]
     expected = poisson.sf(near_ties - 1, 2.0 * 8 * 0.2)
     assert near_ties_p_value(pairs) == pytest.approx(expected)
 
 
 def test_where_log_probabilities_are_equal_no_near_tie_is_explained() -> None:
-    tie = Difference(0, "sampled", 0, ("a", "b"), (0.0, 0.0), True)
-    assert near_ties_p_value([Pair(0, "sampled", 100, 0.0, 0.0, tie)]) == 0.0
-    assert near_ties_p_value([Pair(0, "sampled", 100, 0.0, 0.0, None)]) == 1.0
+    tie = AnswerDifference(0, "sampled", 0, ("a", "b"), (0.0, 0.0), True)
+    assert near_ties_p_value([AnswerPair(0, "sampled", 100, 0.0, 0.0, tie)]) == 0.0
+    assert near_ties_p_value([AnswerPair(0, "sampled", 100, 0.0, 0.0, None)]) == 1.0
     assert math.isclose(near_ties_p_value([]), 1.0)

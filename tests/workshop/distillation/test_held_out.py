@@ -11,19 +11,19 @@ import torch
 from outrider.demo.prompts import DEMO
 from outrider.engine.offline.draft_model import DraftModel
 from tests.support.demo_pair import engine, prompt_of
-from workshop.advice.answers import Answer, Prompt, answered
+from workshop.advice.answers import Prompt, TargetAnswer, answered
 from workshop.advice.judging import judge_text
-from workshop.distillation.held_out import FIRST, CoupledAcceptance, HeldOutText, Tally
+from workshop.distillation.held_out import FIRST, AcceptanceTally, CoupledAcceptance, HeldOutText
 from workshop.training.model import ModelTrainee
-from workshop.training.settings import ModelSettings
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.settings import ModelTrainingSettings
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 KINDS = ("json", "prose", "code")
 
 
 @cache
-def answers(temperature: float) -> list[Answer]:
+def answers(temperature: float) -> list[TargetAnswer]:
     prompts = [Prompt(kind, prompt_of(kind)) for kind in KINDS]
     return answered(engine("target"), prompts, temperature, 40, seed=3)
 
@@ -38,13 +38,13 @@ def held_out(temperature: float) -> list[HeldOutText]:
 
 
 @cache
-def target() -> Target:
-    return Target(DEMO / "target")
+def target() -> FrozenTarget:
+    return FrozenTarget(DEMO / "target")
 
 
 @cache
 def draft() -> Trainee:
-    settings = ModelSettings(
+    settings = ModelTrainingSettings(
         target=DEMO / "target", draft=DEMO / "draft", output=Path("unused"), text=Path(__file__)
     )
     return ModelTrainee(settings, target())
@@ -80,7 +80,9 @@ class Scripted(Trainee):
     title = "scripted"
     network = torch.nn.Identity()
 
-    def guesses(self, reading: Reading, depth: int, generator: torch.Generator | None) -> Iterator[Guess]:
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
         tokens = reading.tokens[0]
         starts = torch.arange(len(tokens) - depth)
         for position in range(depth):
@@ -89,7 +91,7 @@ class Scripted(Trainee):
             wrong = (position > 0) & (starts % 2 == 1)
             logits = torch.zeros(1, len(starts), 64)
             logits[0, torch.arange(len(starts)), torch.where(wrong, 63, said)] = 1.0
-            yield Guess(logits, places)
+            yield PositionGuess(logits, places)
 
     def save(self, folder: Path) -> None:
         raise AssertionError
@@ -104,7 +106,7 @@ def test_a_position_counts_where_those_before_it_were_right() -> None:
 
 
 def test_a_position_that_no_draft_reached_has_no_acceptance() -> None:
-    tally = Tally()
+    tally = AcceptanceTally()
     tally.count(0, 4, 0)
     tally.count(1, 0, 0)
     assert tally.rates == [0.0, 0.0]

@@ -15,7 +15,7 @@ from workshop.training.loop import PROGRESS, Training
 from workshop.training.medusa import MedusaTrainee
 from workshop.training.settings import MedusaSettings
 from workshop.training.stream import Stream
-from workshop.training.target import Target
+from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
 
@@ -28,7 +28,7 @@ class Told:
         self._values: Iterator[float] = iter(values)
         self.seen: list[torch.Tensor] = []  # weights at each measure
 
-    def measure(self, trainee: Trainee, target: Target) -> list[float]:
+    def measure(self, trainee: Trainee, target: FrozenTarget) -> list[float]:
         self.seen.append(weight_of(trainee).clone())
         return [next(self._values), 0.0]
 
@@ -42,7 +42,7 @@ def training_of(output: Path, held_out: Told, **others: Any) -> tuple[Training, 
     settings = MedusaSettings(
         target=DEMO / "target", output=output, text=Path(__file__), **{**given, "steps": 20, **others}
     )
-    target = Target(settings.target)
+    target = FrozenTarget(settings.target)
     trainee = MedusaTrainee(settings, target)
     return Training(trainee, target, settings, held_out), trainee
 

@@ -28,11 +28,11 @@ from workshop.training.settings import (
     Eagle3Settings,
     EarlyExitSettings,
     MedusaSettings,
-    ModelSettings,
+    ModelTrainingSettings,
     ParallelSettings,
 )
-from workshop.training.target import Reading, Target
-from workshop.training.trainee import Guess, Trainee
+from workshop.training.target import FrozenTarget, Reading
+from workshop.training.trainee import PositionGuess, Trainee
 
 DEPTH, MASK = 3, 1
 GIVEN: dict[str, Any] = {
@@ -46,8 +46,8 @@ EXITS = (2, 4)
 
 
 @cache
-def target() -> Target:
-    return Target(DEMO / "target")
+def target() -> FrozenTarget:
+    return FrozenTarget(DEMO / "target")
 
 
 def reading(trainee: Trainee) -> Reading:
@@ -86,7 +86,7 @@ def parallel() -> Trainee:
 
 
 @torch.no_grad()
-def guesses_of(trainee: Trainee) -> tuple[Reading, list[Guess]]:
+def guesses_of(trainee: Trainee) -> tuple[Reading, list[PositionGuess]]:
     read = reading(trainee)
     return read, list(trainee.guesses(read, DEPTH, None))
 
@@ -175,7 +175,9 @@ def test_a_guess_is_compared_with_what_the_target_says_where_the_token_before_it
 
 @torch.inference_mode()
 def test_a_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path) -> None:
-    trainee = shaken(ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft"), target()))
+    trainee = shaken(
+        ModelTrainee(ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft"), target())
+    )
     read, (guess,) = guesses_of(trainee)
     trainee.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -187,7 +189,7 @@ def test_a_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
 def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    settings = ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4)
+    settings = ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4)
     trainee = ModelTrainee(settings, target())
     plain = ModelTrainee(settings.model_copy(update={"lora": None}), target())
     assert 0 < trainee.size < 0.2 * plain.size
@@ -209,7 +211,7 @@ def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
 def test_adapters_without_peft_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"lora=4 needs peft: pip install 'outrider\[workshop\]'"):
-        ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4), target())
+        ModelTrainee(ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4), target())
 
 
 def test_a_quantized_draft_is_refused(tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def test_a_quantized_draft_is_refused(tmp_path: Path) -> None:
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="is quantized: name the checkpoint it was made from"):
-        ModelTrainee(ModelSettings(**{**GIVEN, "depth": 1}, draft=tmp_path), target())
+        ModelTrainee(ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=tmp_path), target())
 
 
 def test_deeper_positions_are_trained_on_fewer_chains() -> None:

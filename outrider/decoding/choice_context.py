@@ -1,4 +1,4 @@
-"""Row: all that the choice of one token depends on besides its logits."""
+"""All that the choice of one token depends on besides its logits."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class TokenLists:
 
 
 @dataclass(frozen=True)
-class Row:
+class ChoiceContext:
     """One position of one Sequence at which a token is to be chosen.
 
     The tokens before it are ``prompt``, ``generated`` and ``path``: the drafted tokens from the root of a

@@ -1,0 +1,114 @@
+"""A class name means one thing in the whole product."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster", "workshop", "bench", "examples")
+# Names that two rooms define today. The list only shrinks: with the second class its name goes.
+TWICE = {
+    "AheadOutcome",
+    "Answer",
+    "Asked",
+    "CalledFunction",
+    "Client",
+    "Connection",
+    "Echo",
+    "Failed",
+    "Generation",
+    "Grammars",
+    "Guess",
+    "Judged",
+    "Kind",
+    "Layout",
+    "Listener",
+    "Load",
+    "Message",
+    "Pass",
+    "Piece",
+    "Place",
+    "Prepared",
+    "Request",
+    "Run",
+    "SequenceFailedError",
+    "Served",
+    "Start",
+    "Step",
+    "Stopwatch",
+    "Task",
+    "Usage",
+    "Worker",
+    "_Stretch",
+}
+# Files that import Python's Sequence by another name today.
+ALIASED = {
+    "outrider/engine/choosing/asked_logprobs.py",
+    "outrider/engine/choosing/choice_input.py",
+    "outrider/engine/choosing/sampler.py",
+    "outrider/engine/draft_ahead/branches.py",
+    "outrider/engine/drafters/beside_target.py",
+    "outrider/engine/forward/attention_groups.py",
+    "outrider/engine/forward/batch.py",
+    "outrider/engine/forward/batch_invariant.py",
+    "outrider/engine/forward/forward_pass.py",
+    "outrider/engine/forward/graphs.py",
+    "outrider/engine/forward/output.py",
+    "outrider/engine/forward/paged_input.py",
+    "outrider/engine/forward/part.py",
+    "outrider/engine/loading/self_check/runs.py",
+    "outrider/engine/loop/drafting_beside.py",
+    "outrider/engine/loop/runner.py",
+    "outrider/engine/sequence.py",
+    "outrider/engine/step_input.py",
+    "outrider/engine/tasks/propose.py",
+    "workshop/advice/beside.py",
+}
+
+
+def classes(name: str, source: str) -> dict[str, list[str]]:
+    """Returns for each class the places of its definitions."""
+    found = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return {each: [name] * found.count(each) for each in found}
+
+
+def product_classes() -> dict[str, list[str]]:
+    """Returns for each class of the product the files that define it."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(path for package in PRODUCT for path in (ROOT / package).rglob("*.py")):
+        if not path.stem.endswith(("_pb2", "_pb2_grpc")):
+            name = str(path.relative_to(ROOT))
+            for each, where in classes(name, path.read_text()).items():
+                places[each] += where
+    return dict(places)
+
+
+PLACES = product_classes()
+
+
+def test_class_names_of_the_product_are_defined_once() -> None:
+    twice = {name: places for name, places in PLACES.items() if len(places) > 1 and name not in TWICE}
+    assert twice == {}
+
+
+@pytest.mark.parametrize("name", sorted(TWICE))
+def test_class_name_that_is_defined_once_leaves_the_list(name: str) -> None:
+    assert len(PLACES.get(name, [])) > 1, f"delete {name!r} from TWICE"
+
+
+def test_classes_of_a_source_include_nested_ones() -> None:
+    source = "class A:\n    class B:\n        pass\n\ndef f():\n    class A:\n        pass\n"
+    assert classes("x.py", source) == {"A": ["x.py", "x.py"], "B": ["x.py"]}
+
+
+def test_sequence_of_python_has_no_other_name() -> None:
+    aliased = {
+        str(path.relative_to(ROOT))
+        for package in PRODUCT
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^from collections\.abc import .*\bSequence as ", path.read_text(), re.MULTILINE)
+    }
+    assert aliased <= ALIASED
