@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.report import save, table
-from tests.support.planted import DEFECTS, RATIO_RULE, SEEDED, Defect, Services, services
+from tests.support.planted import DEFECTS, REJECTION, SEEDED, Defect, Services, services
 
 NOTHING = "nothing"
 ANSWER_TOKENS = 40
@@ -47,7 +47,7 @@ async def row_of(both: Services, defect: Defect, least: int, most: int) -> dict[
 
 async def measure(least: int, most: int) -> list[dict[str, Any]]:
     """One row per defect, and two of none: by seeded requests, and by texts drawn."""
-    none = [Defect(NOTHING, settings=settings) for settings in (SEEDED, RATIO_RULE)]
+    none = [Defect(NOTHING, settings=settings) for settings in (SEEDED, REJECTION)]
     rows = []
     for defect in [*DEFECTS.values(), *none]:
         async with services(defect.b_target) as both:

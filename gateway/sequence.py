@@ -56,7 +56,7 @@ class GatewaySequence:
 
     @property
     def is_coupled(self) -> bool:
-        """Whether its text shows which guesses were right: a ratio rule accepts other tokens too."""
+        """Whether its text shows which guesses were correct: only coupled verification accepts no others."""
         return self.sampling.verification == "coupled"
 
     @property

@@ -52,8 +52,8 @@ class Promises:
 class MixedDrafter(SequenceDrafter):
     """Another drafter, which is not even asked where an index promises more.
 
-    Decided before the other drafter is asked, so that under the ratio rules too a Draft does not depend on
-    what was drawn.
+    The decision comes before the other drafter is asked. So a Draft does not depend on what was drawn, which
+    rejection sampling and block verification need.
     """
 
     def __init__(

@@ -174,8 +174,11 @@ class Router:
         }
 
     def _acceptance(self, kind: Kind, name: str) -> TaskAcceptance:
-        """Under the ratio rules no guess can be judged by the text: what they accept more often is likely to
-        be what coupled verification accepts more often."""
+        """Returns the acceptance of coupled verification if that of the rule itself is not known.
+
+        Rejection sampling and block verification judge no guess by the text. What they accept more often is
+        likely to be what coupled verification accepts more often.
+        """
         own: TaskAcceptance = self._records(kind, name).acceptance
         if kind.rule == "coupled" or _is_known(own):
             return own

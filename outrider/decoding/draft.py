@@ -42,7 +42,7 @@ class Draft:
     """Proposed tokens as a tree in an order where parents come before children; a chain has one branch.
 
     Node i holds ``tokens[i]`` and follows node ``parents[i]``, or the last committed token if that is ROOT.
-    ``draft_probs[i]`` is given under the ratio rules only (chains).
+    ``draft_probs[i]`` is given under rejection sampling and block verification only (chains).
 
     Raises:
         ValueError: lengths differ, a parent does not come first, or siblings repeat a token.

@@ -172,12 +172,12 @@ class Matcher:
     ) -> Constrained:
         """The Draft as far as the grammar lets it come, and the tokens that must follow its chain.
 
-        The ratio rules keep the target's distribution only where they refuse themselves what was drawn. For
-        them the first token that the grammar refuses stays, which it gives no probability.
+        Rejection sampling and block verification keep the target's distribution only if they refuse drawn
+        tokens themselves. So they get the first token that the grammar refuses, with probability 0.
 
         Args:
             room: nodes that it may have.
-            has_probs: whether it carries ``draft_probs``, as the ratio rules need them.
+            has_probs: whether it carries ``draft_probs``: every rule but coupled verification needs them.
 
         Raises:
             GrammarError: as ``masks``.

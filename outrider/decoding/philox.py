@@ -18,7 +18,7 @@ class Purpose(IntEnum):
 
     CHOICE_HIGH = 0  # the coupled rule: noise that the target and every drafter share, round 0
     CHOICE_LOW = 1
-    DRAFT = 2  # the ratio rules from here on, keyed by round as well
+    DRAFT = 2  # rejection sampling and block verification from here on, keyed by round as well
     ACCEPT = 3
     RESIDUAL = 4  # the target's own token, which ends a round
 

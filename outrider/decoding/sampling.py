@@ -119,7 +119,7 @@ def runners_up(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> 
 
 
 def probabilities(processed: Tensor) -> Tensor:
-    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows of the ratio rules.
+    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows.
 
     A row that has no distribution, because a logit is not finite, is one-hot at its largest number.
     """

@@ -1,7 +1,8 @@
-"""Verification: which part of a Draft stands, and the target's own next token.
+"""Verification: which part of a Draft is accepted, and the target's own next token.
 
-The coupled rule looks at tokens only. The ratio rules (token-wise and block-wise) look at the distributions
-that draft and target sampled from, and give the target's distribution, but not the same text per noise key.
+Coupled verification looks at tokens only. Rejection sampling (token by token) and block verification look at
+the distributions that draft and target sampled from. They give the target's distribution, but not the same
+text per noise key.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
 from outrider.decoding.philox import Purpose, uniform
 from outrider.decoding.sampling import probabilities
 
-_LARGEST_SUPPORT = 256  # of a draft's distribution under the ratio rules, so that the message stays small
+_LARGEST_SUPPORT = 256  # tokens of a draft's distribution, so that the message stays small
 
 
 def verify_coupled(draft: Draft, chosen: Sequence[int]) -> Verdict:
@@ -102,7 +103,7 @@ def sample_draft_token(
     position: int,
     round: int,
 ) -> tuple[int, SparseProbs]:
-    """A token for the ratio rules, and the distribution it was really drawn from.
+    """A token for rejection sampling and block verification, and the distribution it was really drawn from.
 
     That is the row's distribution under its settings, cut to its 256 likeliest tokens.
     """
@@ -117,7 +118,7 @@ def sample_draft_token(
 def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
     """Per node the probability that the target gives its token, over the one that the draft gave it."""
     if len(draft.draft_probs) != len(draft):
-        raise ValueError("a ratio rule verifies a chain with draft_probs for every node: give them")
+        raise ValueError("this verification needs a chain with draft_probs for every node: give them")
     if len(target_probs) != len(draft) + 1:
         raise ValueError(
             f"target_probs has {len(target_probs)} rows: give {len(draft) + 1}, one more than nodes"

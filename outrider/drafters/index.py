@@ -27,7 +27,7 @@ class ScoredIndex(Index, Protocol):
 
 
 def as_drawn(draft: Draft, rule: Verification) -> Draft:
-    """The ratio rules ask how likely each guess was: an index is sure of all its guesses."""
+    """Returns the Draft with probability 1 for each guess, unless verification is coupled."""
     if rule == "coupled":
         return draft
     return Draft.chain(draft.tokens, [SparseProbs((token,), (1.0,)) for token in draft.tokens])

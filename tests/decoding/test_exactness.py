@@ -60,7 +60,7 @@ def test_coupled_texts_are_the_plain_ones_and_have_their_probabilities(
 
 @pytest.mark.parametrize(("pair", "settings"), SOME)
 @pytest.mark.parametrize("rule", RULES)
-def test_ratio_rules_give_texts_their_probabilities(pair: str, settings: str, rule: str) -> None:
+def test_rejection_or_block_give_texts_their_probabilities(pair: str, settings: str, rule: str) -> None:
     target, draft = PAIRS[pair]
     sampling = SETTINGS[settings]
     texts, _ = ratio_texts(target, draft, sampling, KEYS, LENGTH, DEPTH, RULES[rule])

@@ -132,7 +132,7 @@ def test_another_spelling_of_forced_text_is_no_forced_token() -> None:
     assert matcher(grammar).constrained([], Draft.chain([free]), room=9).forced == ()
 
 
-def test_under_a_ratio_rule_forced_tokens_are_certain() -> None:
+def test_under_rejection_or_block_forced_tokens_are_certain() -> None:
     grammar = json_grammar({"const": {"value": 7}})
     first = ids('{"value": 7}')[0]
     chain = Draft.chain([first], [SparseProbs((first, 9), (0.5, 0.5))])
@@ -295,7 +295,7 @@ def test_the_demo_grammar_takes_what_it_should() -> None:
     assert seen.kept == tuple(range(len(text)))
 
 
-def test_under_a_ratio_rule_the_first_refused_token_stays_for_the_rule_to_refuse() -> None:
+def test_under_rejection_or_block_the_first_refused_token_stays_for_the_rule_to_refuse() -> None:
     right, wrong = ids('{"name'), ids(" cat")[0]
     tokens = (right[0], wrong, right[1])
     draft = Draft.chain(tokens, [SparseProbs((token,), (1.0,)) for token in tokens])

@@ -85,7 +85,7 @@ def processed(one: ChoiceContext, logits: Tensor = LOGITS) -> list[float]:
         ({"top_k": 2, "top_p": 0.7}, (), [BANNED, BANNED, 2.0, BANNED, BANNED]),
         # Truncation cannot change a greedy choice, and runners-up stay to be had.
         ({"temperature": 0.0, "top_k": 1}, (), [0.5, -1.0, 2.0, 1.0, 0.0]),
-        # A ratio rule looks at distributions, and temperature 0 is one-hot.
+        # Rejection sampling or block verification looks at distributions, and temperature 0 is one-hot.
         ({"temperature": 0.0, "verification": "block"}, (), [BANNED, BANNED, 2.0, BANNED, BANNED]),
     ],
 )

@@ -13,7 +13,7 @@ from outrider.decoding.sampling import choose, probabilities, process, runners_u
 from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
 from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
 
-RATIO_RULES = [verify_rejection, verify_block]
+OPT_IN_RULES = [verify_rejection, verify_block]
 SURE_OF_ZERO = SparseProbs((0,), (1.0,))
 
 
@@ -63,8 +63,8 @@ def test_the_coupled_rule_needs_a_token_per_node() -> None:
         verify_coupled(Draft.chain([1, 2]), [1, 2])
 
 
-@pytest.mark.parametrize("verify", RATIO_RULES)
-def test_a_ratio_rule_refuses_what_it_cannot_verify(verify) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("verify", OPT_IN_RULES)
+def test_rejection_or_block_refuses_what_it_cannot_verify(verify) -> None:  # type: ignore[no-untyped-def]
     probs = torch.full((3, 2), 0.5)
     with pytest.raises(ValueError, match="chain with draft_probs"):
         verify(Draft.chain([0, 1]), probs, 0, 0, 0)
@@ -76,8 +76,8 @@ def test_a_ratio_rule_refuses_what_it_cannot_verify(verify) -> None:  # type: ig
         verify(Draft.chain([1], [SURE_OF_ZERO]), probs[:2], 0, 0, 0)
 
 
-@pytest.mark.parametrize("verify", RATIO_RULES)
-def test_greedy_under_a_ratio_rule_accepts_exactly_the_likeliest(verify) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("verify", OPT_IN_RULES)
+def test_greedy_under_rejection_or_block_accepts_exactly_the_likeliest(verify) -> None:  # type: ignore[no-untyped-def]
     one_hot = torch.eye(4)[[2, 0, 3]]
     two, zero, one = (SparseProbs((token,), (1.0,)) for token in (2, 0, 1))
     for key in range(50):
@@ -85,8 +85,8 @@ def test_greedy_under_a_ratio_rule_accepts_exactly_the_likeliest(verify) -> None
         assert verify(Draft.chain([2, 1], [two, one]), one_hot, key, 5, 0) == Verdict((0,), (2, 0))
 
 
-@pytest.mark.parametrize("verify", RATIO_RULES)
-def test_a_ratio_rule_accepts_everything_from_a_draft_equal_to_the_target(verify) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("verify", OPT_IN_RULES)
+def test_rejection_or_block_accepts_everything_from_a_draft_equal_to_the_target(verify) -> None:  # type: ignore[no-untyped-def]
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     probs = logits.softmax(dim=0).expand(3, -1)
     for key in range(200):

@@ -228,7 +228,7 @@ def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, v
 
     def answered(device: str) -> list[Output]:
         target = engine_of(folder, device=device, dtype="float32")
-        # In half precision some guesses that the ratio rules judge differ: a GPU rounds otherwise.
+        # In half precision some guesses differ, as a GPU rounds otherwise; rejection sampling judges these.
         draft = engine_of(folder, device=device, dtype="float32", draft_ahead=6)
         return generate(target, DraftModel(draft), asked, 3, leaves)
 

@@ -111,7 +111,7 @@ def test_forced_tokens_save_passes_of_the_target_without_a_drafter() -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_a_ratio_rule_every_token_follows_the_grammar_too(rule: str) -> None:
+def test_under_rejection_or_block_every_token_follows_the_grammar_too(rule: str) -> None:
     asked = [request(GRAMMARS["person"], seed, temperature=1.0, verification=rule) for seed in range(4)]
     for drafter in (DraftModel(engine("draft")), IndexDrafter(NgramIndex)):
         for answer in generate(engine("target"), drafter, asked, 3):

@@ -218,7 +218,7 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
         )
 
     def probs(self, tokens: Sequence[int]) -> list[rounds_pb2.SparseProbs]:
-        """One for each token, where a ratio rule verifies."""
+        """One for each token, where rejection sampling or block verification verifies."""
         if sampling_from_message(self.requests[0].open.sampling).verification == "coupled":
             return []
         return [rounds_pb2.SparseProbs(token_ids=[token], probs=[1.0]) for token in tokens]

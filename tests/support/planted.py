@@ -103,10 +103,10 @@ class Defect:
 
 
 SEEDED: dict[str, Any] = {"samples": 0}  # no test of distributions
-RATIO_RULE = {"requests": 0, "verification": "rejection"}  # nothing else
+REJECTION = {"requests": 0, "verification": "rejection"}  # nothing else
 
 DEFECTS = {
-    "residual": Defect("residual distribution with the sign wrong", _residual_sign, settings=RATIO_RULE),
+    "residual": Defect("residual distribution with the sign wrong", _residual_sign, settings=REJECTION),
     "bonus": Defect(
         "grammar's mask missing at the bonus token",
         _no_mask_at_bonus_token,

@@ -128,7 +128,7 @@ def ratio_texts(
     verify: Rule,
     draw: Draws = sample_draft_token,
 ) -> tuple[list[Text], list[int]]:
-    """Texts by rounds of a ratio rule over chains, and how many drafted tokens each round accepted."""
+    """Texts by rounds of an opt-in rule over chains, and how many drafted tokens each round accepted."""
 
     @cache
     def draft_row(text: Text, path: Text) -> Tensor:

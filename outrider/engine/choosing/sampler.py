@@ -86,7 +86,7 @@ class Choices:
         return probabilities(self.processed)
 
     def sample_draft_token(self, round: int, index: int = 0) -> tuple[int, SparseProbs]:
-        """A row's token under the ratio rules, and the distribution it was sampled from."""
+        """A row's sampled token, and its distribution: for rejection sampling and block verification."""
         row = self.rows[index]
         return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 

@@ -12,7 +12,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """A Draft for each; under the ratio rules with the distributions that it was really drawn from."""
+        """A Draft for each; with the distributions it was drawn from unless verification is coupled."""
 
     def forget(self, text: Text) -> None:
         """The generation has ended: whatever is kept for it may go."""

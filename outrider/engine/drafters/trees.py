@@ -1,7 +1,8 @@
 """Drafts that grow by a position at a time: chains, and beside them trees of what else is likely.
 
 A chain is what the target would say if the drafter were right: best after best under the keyed noise, or
-drawn for the ratio rules. Beside it grow as many nodes as were asked for, those that are likeliest to stand.
+drawn for rejection sampling and block verification. Beside it grow as many nodes as were asked for, those
+that are likeliest to stand.
 Each has a probability, given that its parent stands, and what counts is their product along its path.
 
 Where noise is keyed, the noise of the target's choice is known, and only its logits are not. So a token's
@@ -52,7 +53,7 @@ class _Tree:
         self.is_coupled = asked.text.sampling.verification == "coupled"
         self.leaves = asked.leaves if self.is_coupled else 0
         self.chain: list[_Node] = []
-        self.probs: list[SparseProbs] = []  # of the chain, under the ratio rules
+        self.probs: list[SparseProbs] = []  # of the chain, under rejection sampling and block verification
         self.guesses: list[Ranked] = []  # at each of the chain's positions
         self.open: list[_Node | None] = (
             [None] if asked.depth > 0 else []

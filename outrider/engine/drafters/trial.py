@@ -45,7 +45,7 @@ def _start(text: Text, cache: PagedCache) -> int | None:
     end = len(text.tokens) - 1
     first = max(text.prompt_length - 1, end - MOST)
     start = -(-first // cache.block_size) * cache.block_size
-    # Under a ratio rule or a grammar the target may have said something else than its noise alone says.
+    # Without coupled verification, or with a grammar, the target's token may not be its noise's choice.
     is_comparable = text.sampling.verification == "coupled" and text.matcher is None
     if not is_comparable or end - start < FEWEST or start > text.cached:
         return None

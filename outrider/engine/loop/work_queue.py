@@ -167,8 +167,8 @@ class WorkQueue:
     def _unseen(sequence: Sequence, work: Verify) -> list[int]:
         """Tokens that it decoded freely beyond those that the sender had seen.
 
-        They stand, as they are what the verification of any Draft would say; not under a ratio rule, which
-        accepts others too.
+        They stand, as they are what the verification of any Draft would say; not under
+        rejection sampling or block verification, which accept others too.
         """
         held = sequence.tokens[work.base :]
         told = len(work.tokens)

@@ -119,7 +119,7 @@ class CoupledProposeTask(ProposeTask):
 
 
 class SampledProposeTask(ProposeTask):
-    """Under the ratio rules: a chain sampled with noise of its own, and what it was sampled from."""
+    """Samples a chain with noise of its own: for rejection sampling and block verification."""
 
     def __init__(self, sequence: Sequence, work: Propose, room: int, arrived: float) -> None:
         super().__init__(sequence, work, room, arrived)

@@ -116,7 +116,7 @@ class ParallelProposeTask(MaskedProposeTask):
 
 
 class ParallelSampledProposeTask(MaskedProposeTask):
-    """Under the ratio rules: each token sampled with noise of its own, and what it was sampled from."""
+    """Samples each token with noise of its own: for rejection sampling and block verification."""
 
     def __init__(self, sequence: Sequence, work: Propose, room: int, arrived: float, mask_token: int) -> None:
         super().__init__(sequence, work, room, arrived, mask_token)

@@ -1,4 +1,4 @@
-"""Drafting: pauses, context lengths, vocabularies, trees and the distributions of the ratio rules."""
+"""Drafting: pauses, context lengths, vocabularies, trees and the distributions that Drafts carry."""
 
 from pathlib import Path
 
@@ -74,7 +74,9 @@ def test_a_tree_holds_the_chain() -> None:
 
 @pytest.mark.parametrize("verification", ["rejection", "block"])
 @pytest.mark.parametrize("name", ["model", "ngram"])
-def test_under_the_ratio_rules_a_draft_carries_what_it_was_drawn_from(name: str, verification: str) -> None:
+def test_under_rejection_or_block_a_draft_carries_what_it_was_drawn_from(
+    name: str, verification: str
+) -> None:
     drafter = IndexDrafter(NgramIndex) if name == "ngram" else DraftModel(engine("draft"))
     asked = generation((*prompt_of("json"), *prompt_of("json")), temperature=1.0, verification=verification)
     draft = proposed(drafter, [asked], 4, 2)[0]
@@ -87,7 +89,7 @@ def test_under_the_ratio_rules_a_draft_carries_what_it_was_drawn_from(name: str,
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block"])
-def test_the_ratio_rules_finish_requests_and_accept(verification: Verification) -> None:
+def test_rejection_or_block_finish_requests_and_accept(verification: Verification) -> None:
     asked = []
     for index in range(4):
         prompt = prompt_of("question_answer", index)

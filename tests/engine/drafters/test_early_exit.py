@@ -176,7 +176,7 @@ def test_a_cache_that_cannot_be_moved_for_a_draft_is_lost_to_the_target_too(
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
+def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
     found = drafted_texts(target, 1.0, depth=4, company=6, verification=rule)
     assert sum(text.accepted for text in found) > 0
     assert all(len(draft.draft_probs) == len(draft) for text in found for draft in text.drafts)

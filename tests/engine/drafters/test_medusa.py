@@ -70,7 +70,7 @@ def test_heads_without_a_projection_share_the_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
+def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
     found = drafted_texts(target, 1.0, depth=4, company=6, verification=rule)
     assert sum(text.accepted for text in found) > 0
     assert all(len(text.tokens) == len(plain) for text, plain in zip(found, plain_texts(1.0), strict=True))

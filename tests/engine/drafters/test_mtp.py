@@ -140,7 +140,7 @@ def test_plain_decoding_between_rounds_leaves_no_gap_in_the_layers_cache(target:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_the_ratio_rules_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
+def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
     found = rounds(target, PROMPTS, 1.0, 4, verification=rule)
     assert sum(text.accepted for text in found) > 0
     assert all(len(draft.draft_probs) == len(draft) for text in found for draft in text.drafts)

@@ -228,7 +228,7 @@ def test_same_seed_same_text(branches: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_the_ratio_rules_each_token_carries_what_it_was_drawn_from(rule: Verification) -> None:
+def test_under_rejection_or_block_each_token_carries_what_it_was_drawn_from(rule: Verification) -> None:
     draft, sampling = engine(0), WARM.model_copy(update={"verification": rule})
     sequence = opened(draft, sampling)
     proposed = drafted(draft, sequence, 0, PROMPT)

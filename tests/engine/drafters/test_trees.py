@@ -147,7 +147,7 @@ def test_under_noise_runners_up_are_those_of_the_perturbed_logits() -> None:
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_the_ratio_rules_there_are_chains_alone(rule: str) -> None:
+def test_under_rejection_or_block_there_are_chains_alone(rule: str) -> None:
     even = {3: 0.26, 4: 0.25, 5: 0.25, 6: 0.24}
     draft, _ = grown(Asked(text(1.0, verification=rule), 3, 4), [even] * 3)
     assert draft.is_chain

@@ -152,7 +152,7 @@ def test_a_drafted_token_that_harms_is_refused_and_nothing_else(engine: Engine) 
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_under_a_ratio_rule_too(engine: Engine, rule: str) -> None:
+def test_under_rejection_or_block_too(engine: Engine, rule: str) -> None:
     not_finite(engine)
     sampling = SAMPLING.model_copy(update={"verification": rule})
     sequence = engine.open(20, 1, sampling)

@@ -209,7 +209,7 @@ def test_a_draft_for_a_generation_that_has_ended_is_not_judged(engine: Engine) -
     assert not engine.has_work
 
 
-def test_a_ratio_rule_may_accept_other_tokens_than_those_that_were_decoded(engine: Engine) -> None:
+def test_rejection_or_block_may_accept_other_tokens_than_those_that_were_decoded(engine: Engine) -> None:
     sampling = SEEDED.model_copy(update={"verification": "rejection", "logprobs": None})
     text = tokens_of(plain(engine, sampling))
     sequence = decoding(engine, sampling)

@@ -126,7 +126,7 @@ async def test_a_draft_that_makes_no_sense_is_a_lost_worker(monkeypatch, draft, 
     ],
     ids=["none", "without the token", "of an unknown token", "above 1", "of 0", "of NaN", "too few"],
 )
-async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch, probs):
+async def test_rejection_or_block_need_to_know_what_a_draft_was_drawn_from(monkeypatch, probs):
     draft = rounds_pb2.Draft(
         tokens=[1], parents=[-1], draft_probs=[rounds_pb2.SparseProbs(**p) for p in probs]
     )
@@ -139,7 +139,7 @@ async def test_ratio_rules_need_to_know_what_a_draft_was_drawn_from(monkeypatch,
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-async def test_ngrams_are_sure_of_themselves_where_a_ratio_rule_asks(rule):
+async def test_ngrams_are_sure_of_themselves_where_rejection_or_block_asks(rule):
     async with fleet_of() as fleet:
         sequence = GatewaySequence((1, 2, 3, 1, 2), Sampling(verification=rule), noise_key=0)
         draft = (await ngram_of(fleet, sequence).propose(2)).draft

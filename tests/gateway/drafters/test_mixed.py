@@ -107,7 +107,7 @@ def test_what_the_text_did_not_reach_tells_nothing():
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-async def test_suffixes_are_sure_of_themselves_where_a_ratio_rule_asks(rule):
+async def test_suffixes_are_sure_of_themselves_where_rejection_or_block_asks(rule):
     async with fleet_of() as fleet:
         proposal = await mixed_of(fleet, sequence_of(verification=rule)).propose(2)
     assert proposal.draft == Draft.chain([22, 23], [SparseProbs((22,), (1.0,)), SparseProbs((23,), (1.0,))])

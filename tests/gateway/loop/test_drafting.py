@@ -256,14 +256,14 @@ async def test_a_text_without_repeats_is_decoded_freely_until_it_repeats_itself(
     assert stats.empty_drafts == 0
 
 
-async def test_ratio_rules_are_tried_by_rounds_since_the_text_cannot_tell():
+async def test_rejection_or_block_are_tried_by_rounds_since_the_text_cannot_tell():
     draft = ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         stats = await answer(fleet, Paces(ON), verification="rejection")
     assert stats.rounds > 3
 
 
-async def test_a_ratio_rule_goes_on_in_rounds_that_turn_out_to_pay_while_a_guess_waits():
+async def test_rejection_or_block_goes_on_in_rounds_that_turn_out_to_pay_while_a_guess_waits():
     """The round that was to be tried after it is not needed any more."""
     paces, draft = Paces(OFF), ScriptedDraft(ANSWER)
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:

@@ -78,7 +78,7 @@ async def test_without_exploration_no_other_worker_is_asked() -> None:
     assert other.requests == []
 
 
-async def test_under_a_ratio_rule_no_guess_is_judged() -> None:
+async def test_under_rejection_or_block_no_guess_is_judged() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "ngram"), mode="fixed", depth=2, verification="rejection")
         assert await text(rounds) == ANSWER

@@ -79,7 +79,7 @@ async def test_a_draft_without_a_worker_is_passed_over_until_there_is_one() -> N
     assert choice(routed, CODE, machine)[0] == "general"
 
 
-async def test_under_a_ratio_rule_that_is_new_what_coupled_guesses_told_decides() -> None:
+async def test_under_rejection_or_block_that_is_new_what_coupled_guesses_told_decides() -> None:
     routed, machine = Router(lambda info: True), Machine()
     told(routed, CODE, general=20, code=36)
     rejection = Kind("code", "rejection")

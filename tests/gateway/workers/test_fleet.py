@@ -165,7 +165,7 @@ async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
 
 
 async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
-    """Embeddings are padded; a ratio rule could not undo a guess that the target knows nothing of."""
+    """Embeddings are padded; rejection sampling could not undo a guess unknown to the target."""
     target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
     fleet = Fleet(lambda: [target, draft], TRUST)
     asked = GatewaySequence((1,), Sampling(bad_token_ids=(5,)), noise_key=0)
