@@ -20,8 +20,8 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
 from outrider.pace.controller import Pace
-from outrider.pace.exploration import PROBE_DEPTH
 from outrider.pace.sequence import PacedSequence
+from outrider.pace.tuning import TUNING
 from outrider.telemetry.reasons import DepthReason
 
 logger = logging.getLogger("ray.serve")
@@ -255,7 +255,7 @@ class Drafting:
                 # Its Draft comes with the verdict on an empty one; only a round can tell how good it is.
                 self._paced.try_round()
                 return self._resumed(NO_PROPOSAL)
-            proposal = await self._propose(depth or min(PROBE_DEPTH, room))
+            proposal = await self._propose(depth or min(TUNING.probe_depth, room))
             if proposal is None or not proposal.draft:
                 continue
             if depth > 0:

@@ -14,7 +14,7 @@ from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.candidates import SMALL_LAG, Candidate
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import agreed
-from outrider.pace.exploration import PROBE_DEPTH
+from outrider.pace.tuning import TUNING
 
 UNKNOWN = -SMALL_LAG - 1  # of a drafter that has taken nothing in
 
@@ -48,7 +48,7 @@ class Judge:
     @property
     def depth_beside_target(self) -> int:
         """Of a Draft that the target is to send with its next Verdict, for it to be judged; 0: none."""
-        return PROBE_DEPTH if any(map(self._wants_of_target, self._watched.values())) else 0
+        return TUNING.probe_depth if any(map(self._wants_of_target, self._watched.values())) else 0
 
     def is_warm(self, candidate: Candidate) -> bool:
         """Whether it has taken in nearly all of the text. Nobody else's is as far as it is."""
@@ -81,7 +81,7 @@ class Judge:
 
     def _is_due(self, watched: _Watched) -> bool:
         is_idle = watched.asking is None and not watched.guess.wanted and not watched.is_given_up
-        has_room = len(self._sequence) + PROBE_DEPTH < self._sequence.limit
+        has_room = len(self._sequence) + TUNING.probe_depth < self._sequence.limit
         return (
             is_idle and has_room and len(self._sequence) >= watched.asked_at + self._period(watched.candidate)
         )
@@ -95,10 +95,10 @@ class Judge:
             draft, self._sequence.draft = self._sequence.draft, None
             watched.asked_at = len(self._sequence)
             step = self._sequence.draft_step
-            watched.guess = Proposal(draft, len(self._sequence), step=step, wanted=PROBE_DEPTH)
+            watched.guess = Proposal(draft, len(self._sequence), step=step, wanted=TUNING.probe_depth)
 
     async def _ask(self, watched: _Watched) -> None:
-        depth = PROBE_DEPTH if watched.is_judged else 0
+        depth = TUNING.probe_depth if watched.is_judged else 0
         try:
             proposal = await watched.candidate.drafter.propose(depth)
             watched.taken_in = proposal.base

@@ -6,18 +6,13 @@ from math import prod
 
 from outrider.pace.exploration import Probes
 from outrider.pace.settings import MAX_DEPTH
-
-PRIOR_RATE = 0.7  # of a first position about which nothing is known
-PRIOR_SAMPLES = 8.0  # with which a task's rate is believed before it is measured
-ALIKE_SAMPLES = 4.0  # with which a sequence is believed to be like its task
-ENOUGH_SAMPLES = 12.0
-LARGEST_ERROR = 0.15  # standard error up to which a rate counts as measured
+from outrider.pace.tuning import TUNING
 
 
 class TaskAcceptance:
     """Accepted / verified at each position, given that it was reached, over one task's latest rounds."""
 
-    def __init__(self, memory: float = 200.0) -> None:
+    def __init__(self, memory: float = TUNING.task_memory) -> None:
         """memory: rounds after which an older one weighs 1/e."""
         self._kept = 1.0 - 1.0 / memory
         self._verified = [0.0] * MAX_DEPTH
@@ -36,7 +31,7 @@ class TaskAcceptance:
     @property
     def hit_rate(self) -> float:
         """Of the second guess where the first one is wrong; 0 until that is known."""
-        return self._second / self._wrong if self._wrong >= ENOUGH_SAMPLES else 0.0
+        return self._second / self._wrong if self._wrong >= TUNING.known_rounds else 0.0
 
     def observe(self, accepted: int, verified: int) -> None:
         """A round in which so many positions were reached, and all or all but the last were right."""
@@ -51,9 +46,9 @@ class TaskAcceptance:
     def rates(self) -> tuple[float, ...]:
         """[MAX_DEPTH] Each position is taken to be like the one before it as far as it was not measured."""
         if self._rates is None:
-            rates, rate = [], PRIOR_RATE
+            rates, rate = [], TUNING.prior_rate
             for accepted, verified in zip(self._accepted, self._verified, strict=True):
-                rate = (accepted + PRIOR_SAMPLES * rate) / (verified + PRIOR_SAMPLES)
+                rate = (accepted + TUNING.prior_rounds * rate) / (verified + TUNING.prior_rounds)
                 rates.append(rate)
             self._rates = tuple(rates)
         return self._rates
@@ -67,16 +62,16 @@ class TaskAcceptance:
     def is_known(self) -> bool:
         """Whether enough rounds were seen to trust the first position's rate."""
         verified = self._verified[0]
-        if verified < ENOUGH_SAMPLES:
+        if verified < TUNING.known_rounds:
             return False
         rate = self._accepted[0] / verified
-        return math.sqrt(rate * (1.0 - rate) / verified) <= LARGEST_ERROR
+        return math.sqrt(rate * (1.0 - rate) / verified) <= TUNING.known_error
 
 
 class SequenceAcceptance:
     """How one sequence differs from its task: by as much at every position."""
 
-    def __init__(self, task: TaskAcceptance, memory: float = 16.0) -> None:
+    def __init__(self, task: TaskAcceptance, memory: float = TUNING.sequence_memory) -> None:
         """memory: rounds after which an older one weighs 1/e."""
         self.task = task
         self._kept = 1.0 - 1.0 / memory
@@ -98,14 +93,14 @@ class SequenceAcceptance:
 
     def rates(self) -> list[float]:
         """[MAX_DEPTH], given that the position is reached."""
-        offset = (self._accepted - self._expected) / (self._verified + ALIKE_SAMPLES)
+        offset = (self._accepted - self._expected) / (self._verified + TUNING.alike_tokens)
         return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property
     def overall_rate(self) -> float:
         """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
         first = self.task.rates()[0]
-        return (self._accepted + ENOUGH_SAMPLES * first) / (self._verified + ENOUGH_SAMPLES)
+        return (self._accepted + TUNING.known_rounds * first) / (self._verified + TUNING.known_rounds)
 
 
 def expected_tokens(acceptance_rate: float, depth: int) -> float:

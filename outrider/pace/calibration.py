@@ -9,14 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.pace.settings import MAX_DEPTH
+from outrider.pace.tuning import TUNING
 
-MEMORY = 32.0  # times that each sequence in the batch observed it, after which an older one weighs 1/e
-DEPTH_MEMORY = 4 * MEMORY  # the same for what rounds of some depths have of their own
-TRIAL_MEMORY = 4.0  # the same for plain decoding where it is tried: seldom, and for few tokens
-FADING = 400.0  # steps without one kind, after which the rest of what was seen of it is 1/e
-LARGEST = math.log(2.0)  # by which one time may be off what it was taken to be; beyond it counts as this
-DEPTHS = (2, 4, 8, MAX_DEPTH)  # up to each of them rounds are taken to be alike
+_DEPTHS = TUNING.calibration_depths
 
 
 @dataclass
@@ -24,7 +19,7 @@ class _Rounds:
     """Of one drafter."""
 
     time: float = 0.0  # logarithm of taken / expected
-    own: list[float] = field(default_factory=lambda: [0.0] * len(DEPTHS))  # on top of it, by depth
+    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # on top of it, by depth
     tokens: float = 1.0  # of a round
     expected_tokens: float = 1.0
 
@@ -54,7 +49,7 @@ class Calibration:
     def of_rounds(self, drafter: str) -> NDArray[np.float64]:
         """[MAX_DEPTH] by depth: factor by which the drafter's rounds take longer for their tokens."""
         rounds = self._rounds[drafter]
-        time = rounds.time - self._plain + np.repeat(rounds.own, np.diff(DEPTHS, prepend=0))
+        time = rounds.time - self._plain + np.repeat(rounds.own, np.diff(_DEPTHS, prepend=0))
         return np.asarray(np.exp(time) * rounds.expected_tokens / rounds.tokens)
 
     def observe_round(
@@ -65,10 +60,10 @@ class Calibration:
         sequences: the number of those in rounds with that drafter; each observes the same.
         """
         rounds = self._rounds[drafter]
-        alike = min(bisect_left(DEPTHS, depth), len(DEPTHS) - 1)
+        alike = min(bisect_left(_DEPTHS, depth), len(_DEPTHS) - 1)
         error = _error(seconds, expected_s, rounds.time + rounds.own[alike])
-        rounds.time += error / (MEMORY * sequences)
-        rounds.own[alike] += error / (DEPTH_MEMORY * sequences)
+        rounds.time += error / (TUNING.calibration_memory * sequences)
+        rounds.own[alike] += error / (TUNING.calibration_depth_memory * sequences)
 
     def observe_plain(
         self, seconds: float, expected_s: float, sequences: int, is_trial: bool = False
@@ -77,12 +72,12 @@ class Calibration:
 
         is_trial: all are in rounds, but for these few tokens.
         """
-        memory = TRIAL_MEMORY if is_trial else MEMORY
+        memory = TUNING.calibration_trial_memory if is_trial else TUNING.calibration_memory
         self._plain += _error(seconds, expected_s, self._plain) / (memory * sequences)
 
     def observe_tokens(self, drafter: str, tokens: float, expected: float, sequences: int) -> None:
         """A Verdict on a Draft gave so many tokens."""
-        rounds, newest = self._rounds[drafter], 1.0 / (MEMORY * sequences)
+        rounds, newest = self._rounds[drafter], 1.0 / (TUNING.calibration_memory * sequences)
         rounds.tokens += newest * (tokens - rounds.tokens)
         rounds.expected_tokens += newest * (expected - rounds.expected_tokens)
 
@@ -90,11 +85,11 @@ class Calibration:
         """A step that verified Drafts of these; of none: it was one of plain decoding."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         for name, rounds in self._rounds.items():
-            rounds.own = [(1.0 - 1.0 / FADING) * of_depth for of_depth in rounds.own]
+            rounds.own = [(1.0 - 1.0 / TUNING.calibration_fading) * of_depth for of_depth in rounds.own]
             if name not in drafters:
                 tokens = rounds.expected_tokens * like.tokens / like.expected_tokens
-                rounds.time += (like.time - rounds.time) / FADING
-                rounds.tokens += (tokens - rounds.tokens) / FADING
+                rounds.time += (like.time - rounds.time) / TUNING.calibration_fading
+                rounds.tokens += (tokens - rounds.tokens) / TUNING.calibration_fading
 
     def _usual(self) -> _Rounds:
         """Of a drafter that had none: as those of the others are."""
@@ -113,5 +108,7 @@ def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
 def _error(seconds: float, expected_s: float, taken_for: float) -> float:
     """By how much the logarithm of a time is off what it was taken to be, within reason."""
     if seconds <= 0.0:  # a worker told no timings
-        return -LARGEST
-    return min(max(math.log(seconds / expected_s) - taken_for, -LARGEST), LARGEST)
+        return -TUNING.calibration_error
+    return min(
+        max(math.log(seconds / expected_s) - taken_for, -TUNING.calibration_error), TUNING.calibration_error
+    )

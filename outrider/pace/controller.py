@@ -11,15 +11,14 @@ from dataclasses import replace
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import expected_tokens_by_position
 from outrider.pace.costs import RoundTimes, TargetCosts
-from outrider.pace.exploration import TRIAL_DEPTH, Trials
+from outrider.pace.exploration import Trials
 from outrider.pace.policy import best_rate, by_costs, by_thresholds
 from outrider.pace.sequence import MEASURED, TRIAL, PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import Step
+from outrider.pace.tuning import TUNING
 
 logger = logging.getLogger(__name__)
-
-PLAIN_STEPS = 8  # steps after which it is decided anew while no sequence has Drafts
 
 
 class Pace:
@@ -128,7 +127,7 @@ class Pace:
         While no sequence has Drafts, steps tell only what the target costs, which is known.
         """
         is_drafting = any(self.may_pay(sequence) for sequence in self._sequences)
-        if self._observations >= max(len(self._sequences), 1 if is_drafting else PLAIN_STEPS):
+        if self._observations >= max(len(self._sequences), 1 if is_drafting else TUNING.plain_steps):
             self._decide()
 
     def may_pay(self, sequence: PacedSequence) -> bool:
@@ -145,7 +144,7 @@ class Pace:
 
     def depth_in_rounds(self, sequence: PacedSequence) -> int:
         """Depth while the sequence is in rounds; the trial depth if it is there only for a trial."""
-        return sequence.depth or min(TRIAL_DEPTH, sequence.cap(self._settings))
+        return sequence.depth or min(TUNING.trial_depth, sequence.cap(self._settings))
 
     def reason(self, sequence: PacedSequence) -> str:
         """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""

@@ -11,20 +11,13 @@ from numpy.typing import ArrayLike
 
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.calibration import Calibration
-from outrider.pace.regression import CHANGED, ENOUGH_SAMPLES, OUTLIER, LinearCost, Vector
+from outrider.pace.regression import LinearCost, Vector
 from outrider.pace.step import Step, StepSize
+from outrider.pace.tuning import TUNING
 
-HINGES_UP = (8, 16, 32, 64, 128, 256, 512)  # tokens; from each on a token more may cost more
-HINGES_DOWN = (16, 64, 192)  # tokens; from each on a token more may cost less, as on some processors
-_UP, _DOWN = np.array(HINGES_UP, np.float64), np.array(HINGES_DOWN, np.float64)
-MOST_TOKENS = 1 << 20  # tokens of a step
-_BENDS = np.unique([0.0, *HINGES_UP, *HINGES_DOWN, MOST_TOKENS])  # between two of them costs are a line
+_UP, _DOWN = np.array(TUNING.hinges_up, np.float64), np.array(TUNING.hinges_down, np.float64)
+_BENDS = np.unique([0.0, *_UP, *_DOWN, TUNING.most_tokens])  # tokens; between two of them costs are a line
 TOKENS, SEQUENCES, CONTEXT = 1, 2, 4  # columns of the features
-HIDDEN_FORGETTING = 0.02  # weight of the newest round in the share of draft time that is hidden
-PRIOR_HIDDEN, PRIOR_VERDICTS = 0.6, 8.0  # that share before it is measured, and its weight in verdicts
-LEAST_ROUND_S = 2e-4  # seconds
-MOST_WORKERS = 64  # workers of one drafter that are remembered
-PUBLISHED_S = 10.0  # seconds of steps over which the published time of plain decoding is averaged
 
 
 class StepCost:
@@ -35,15 +28,15 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        # Reading the weights comes first, then a cost per token; bends need evidence.
-        self._cost = LinearCost([1e-3, 0.1, 1.0, 1.0, 1.0, *[1.0] * len(HINGES_UP + HINGES_DOWN)])
+        # Constant, tokens, sequences, prompt tokens, context tokens; then the bends, which need evidence.
+        self._cost = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._newest = 0
         self._weights = self._cost.weights
         self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, under those weights
 
     @property
     def is_known(self) -> bool:
-        return self._cost.samples >= ENOUGH_SAMPLES
+        return self._cost.samples >= TUNING.fit_after
 
     def observe(self, step: Step) -> bool:
         """Learns from a step, once though several report it; False: it was known."""
@@ -55,9 +48,8 @@ class StepCost:
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
         """Seconds of passes without prompts; arguments broadcast. None is far below the shortest one seen."""
-        return np.asarray(
-            np.maximum(self._fitted(sequences, tokens, context_tokens), self._cost.shortest_s / OUTLIER)
-        )
+        shortest_s = self._cost.shortest_s / TUNING.outlier_factor
+        return np.asarray(np.maximum(self._fitted(sequences, tokens, context_tokens), shortest_s))
 
     def measured(self, sequences: float, context_tokens: float) -> float | None:
         """Seconds of a pass of plain decoding for so many sequences; None as long as that is not known.
@@ -67,7 +59,7 @@ class StepCost:
         if not self.is_known or not self._cost.has_seen[TOKENS]:
             return None
         seconds = float(self._fitted(sequences, sequences, context_tokens))
-        return seconds if seconds >= self._cost.shortest_s / CHANGED else None
+        return seconds if seconds >= self._cost.shortest_s / TUNING.changed_factor else None
 
     def _fitted(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike) -> Vector:
         weights = self._cost.weights
@@ -85,7 +77,7 @@ class RoundCost:
     """Seconds of a round outside of draft and target, by how many sequences are in rounds."""
 
     def __init__(self) -> None:
-        self._cost = LinearCost([1e-3, 1.0])
+        self._cost = LinearCost(TUNING.round_reluctance)
 
     def observe(self, sequences: int, seconds: float) -> None:
         """Of one sequence's round."""
@@ -114,10 +106,11 @@ class DrafterCost:
     ) -> None:
         """A round, from a Verdict to the next Verify, where Drafts are prepared."""
         if not self._verdicts:
-            self._hidden, self._verdicts = PRIOR_HIDDEN, PRIOR_VERDICTS
+            self._hidden, self._verdicts = TUNING.prior_hidden, TUNING.prior_hidden_verdicts
         alone = float(self._alone(sequences, depth))
-        hidden = (alone - seconds) / max(min(alone, target_step_s), LEAST_ROUND_S) if ahead_hit else 0.0
-        self._verdicts = min(self._verdicts + 1.0, 1.0 / HIDDEN_FORGETTING)
+        could_hide = max(min(alone, target_step_s), TUNING.least_round_s)
+        hidden = (alone - seconds) / could_hide if ahead_hit else 0.0
+        self._verdicts = min(self._verdicts + 1.0, TUNING.hidden_memory)
         self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
 
     def seconds(self, sequences: Vector, depth: Vector, leaves: Vector, target_step: Vector) -> Vector:
@@ -157,7 +150,7 @@ class DrafterCosts:
         if worker not in self._of_worker:
             self._of_worker[worker] = DrafterCost(self._drafter) if known is None else deepcopy(known)
         self._of_worker.move_to_end(worker)
-        if len(self._of_worker) > MOST_WORKERS:
+        if len(self._of_worker) > TUNING.most_workers:
             self._of_worker.popitem(last=False)
         return self._of_worker[worker]
 
@@ -292,7 +285,7 @@ class TargetCosts:
         if seconds is None:
             return
         self._averaged_s += self._busy_s
-        newest = max(self._busy_s / self._averaged_s, -math.expm1(-self._busy_s / PUBLISHED_S))
+        newest = max(self._busy_s / self._averaged_s, -math.expm1(-self._busy_s / TUNING.published_s))
         self._busy_s = 0.0
         before = seconds if self._plain_s is None else self._plain_s
         self._plain_s = before * (seconds / before) ** newest
@@ -300,7 +293,7 @@ class TargetCosts:
     def plain_rate(self, sequences: int) -> float | None:
         """Tokens per second of plain decoding for that many sequences; None: not known yet.
 
-        The time of a step is averaged over the last ``PUBLISHED_S`` of steps: one fit swings with the few
+        The time of a step is averaged over the last ``published_s`` of steps: one fit swings with the few
         steps that it is drawn from.
         """
         if not sequences:

@@ -20,20 +20,10 @@ from collections.abc import Hashable, Mapping
 
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.settings import PaceSettings
+from outrider.pace.tuning import TUNING
 
-TRIAL_DEPTH = 2  # tokens; depth of a round that only shows what rounds cost
-TRIAL_ROUNDS = 3  # rounds of a trial: before the first one no Verdict could be foreseen
-PLAIN_TRIAL = 64  # steps between trials of plain decoding, for each token that a trial has
-FIRST_TRIAL = 16  # steps to the first trial, or to one after the load has doubled; doubled each time
-PROBE_DEPTH = 4  # tokens of a guess that the text judges
-PROBE_DOUBLINGS = 2  # times that probes get rarer by half, after probes that changed nothing
-PROBERS, MANY_PROBERS = 8, 64  # sequences from which on each probes more rarely, and to which
 NEVER = 1 << 40  # tokens; more than any sequence has
-UNKNOWN_FACTOR = 4  # times as often a drafter guesses about which too little is known
-WATCH_AGAIN = 8  # sequences after which an unknown drafter guesses for another one
-MOST_CREDIT = 16.0  # sequences that may be watched one after the other, at start or after a quiet time
 ROUNDING = 1e-9  # sequences
-MAX_WATCHED = 4096  # pairs of task and drafter that are remembered: labels come from clients
 
 
 class Trials:
@@ -42,7 +32,7 @@ class Trials:
     def __init__(self) -> None:
         self._steps = 0.0  # steps of one kind, with Drafts or without, since there was one of the other
         self._had_drafts = False
-        self._wait = FIRST_TRIAL  # steps of one kind before a trial
+        self._wait = TUNING.first_trial  # steps of one kind before a trial
         self._sequences = 1  # sequences at the last trial; twice as many call for another one
 
     def stepped(self, had_drafts: bool) -> None:
@@ -53,7 +43,7 @@ class Trials:
     def joined(self, sequences: int) -> None:
         """Hastens the next trial if the load has doubled since the last one."""
         if sequences >= 2 * self._sequences:
-            self._steps = max(self._steps, self._wait - FIRST_TRIAL)
+            self._steps = max(self._steps, self._wait - TUNING.first_trial)
             self._sequences = sequences
 
     def begins(self, settings: PaceSettings, sequences: int) -> int:
@@ -64,7 +54,7 @@ class Trials:
         self._steps = 0.0
         self._wait = min(2 * wait, settings.trial_steps)
         self._sequences = sequences
-        return max(wait // PLAIN_TRIAL, 1)
+        return max(wait // TUNING.trial_steps_per_token, 1)
 
 
 class Turns:
@@ -76,7 +66,7 @@ class Turns:
 
     def try_kind(self, is_drafting: bool, plain_tokens: int) -> None:
         """Takes part in a trial: a few rounds, or that many tokens of plain decoding."""
-        self.left = plain_tokens if is_drafting else TRIAL_ROUNDS
+        self.left = plain_tokens if is_drafting else TUNING.trial_rounds
 
     def probe(self) -> None:
         """Makes the next turn a round: only that tells how good the Drafts are."""
@@ -113,10 +103,10 @@ class Probes:
         """
         if not settings.explores:
             return NEVER
-        many = min(sequences, MANY_PROBERS)
+        many = min(sequences, TUNING.most_probers)
         if not drafter.waits_in_step:
-            many //= PROBERS
-        return settings.probe_tokens * max(many, 1) << min(self._failed, PROBE_DOUBLINGS)
+            many //= TUNING.probers
+        return settings.probe_tokens * max(many, 1) << min(self._failed, TUNING.probe_doublings)
 
 
 class Watches:
@@ -124,7 +114,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._sequences = 0
-        self._credit = MOST_CREDIT
+        self._credit = TUNING.most_credit
         self._newest: OrderedDict[tuple[Hashable, str], int] = OrderedDict()  # number of the newest sequence
 
     def begun(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
@@ -135,7 +125,7 @@ class Watches:
             known: by drafter, whether enough is known about it.
         """
         self._sequences += 1
-        self._credit = min(self._credit + settings.exploration, MOST_CREDIT)
+        self._credit = min(self._credit + settings.exploration, TUNING.most_credit)
         if not settings.explores:
             return []
         in_turn = sorted(known, key=lambda name: self._newest.get((key, name), 0))
@@ -151,15 +141,15 @@ class Watches:
     def _may_tell_more(self, key: Hashable, name: str) -> bool:
         """Whether no recent sequence is watched for it already, by which enough may soon be known."""
         newest = self._newest.get((key, name), 0)
-        return not newest or self._sequences - newest >= WATCH_AGAIN
+        return not newest or self._sequences - newest >= TUNING.watch_again
 
     def _remember(self, key: Hashable, name: str) -> None:
         self._newest[key, name] = self._sequences
         self._newest.move_to_end((key, name))
-        if len(self._newest) > MAX_WATCHED:
+        if len(self._newest) > TUNING.most_watched:
             self._newest.popitem(last=False)
 
 
 def watch_tokens(settings: PaceSettings, is_known: bool) -> int:
     """Tokens from one guess of a watched drafter to its next; fewer until enough is known about it."""
-    return settings.probe_tokens if is_known else settings.probe_tokens // UNKNOWN_FACTOR
+    return settings.probe_tokens if is_known else settings.probe_tokens // TUNING.unknown_factor

@@ -17,11 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from outrider.pace.tuning import TUNING
 
-SMALLEST = 1e-9  # probability, to be divided by
-LEAST_REACH = 0.02  # probability below which a drafted token is not considered
-POINTS = 65  # counts of drafted tokens that are compared, for each depth
+Vector = NDArray[np.float64]
 
 
 class Costs(Protocol):
@@ -185,11 +183,11 @@ def best_leaves(
     stands = np.where(np.arange(deepest) < depths[:, None], reach[:, :deepest], 0.0)
     tokens = 1.0 + stands.sum(axis=1)
     right = np.where(stands > 0.0, before - stands, 0.0) * hit_rates[:, None]
-    rates = np.where(are_trees[:, None], stands / np.maximum(before, SMALLEST), 0.0)
+    rates = np.where(are_trees[:, None], stands / np.maximum(before, TUNING.smallest), 0.0)
     gains = np.log1p(_going_on(right, rates) / tokens[:, None, None]).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0.0]
-    counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
+    counts = np.unique(np.linspace(0, len(order), TUNING.compared).astype(np.int64))
     given = mix_of(depths, reach, costs, scale)
     owners = order // deepest**2
     mix = Mix(
@@ -230,14 +228,14 @@ def _extended(
     overrun = np.diff(_log_overrun(costs, reach), axis=1, prepend=0.0).ravel()  # of each drafted token
     log_tokens = np.log1p(np.cumsum(reach, axis=1))  # of a round as deep
     gains = np.diff(log_tokens, axis=1, prepend=0.0)  # of each drafted token; they fall along a row
-    gains = np.where(open_reach >= LEAST_REACH, gains, 0.0).ravel()
+    gains = np.where(open_reach >= TUNING.least_reach, gains, 0.0).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0.0]
     position = order % max_depth
     deepest = int(position.max(initial=-1)) + 1
     # Candidates: the best so many tokens, none deeper than so much. [deepest + 1, len(order)]
     allowed = position < np.arange(deepest + 1)[:, None]
-    counts = np.unique(np.linspace(0, len(order), POINTS).astype(np.int64))
+    counts = np.unique(np.linspace(0, len(order), TUNING.compared).astype(np.int64))
     added = _counted(allowed)[:, counts]
     is_first = allowed & (position == 0)
     begun = _counted(is_first)[:, counts]

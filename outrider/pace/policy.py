@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from outrider.drafters.registry import Width
 from outrider.pace.costs import BatchCosts, Expectation
-from outrider.pace.exploration import PROBE_DEPTH
 from outrider.pace.optimizer import (
     Mix,
     Vector,
@@ -25,8 +24,7 @@ from outrider.pace.optimizer import (
 )
 from outrider.pace.sequence import MEASURED, THRESHOLDS, Decision, PacedSequence
 from outrider.pace.settings import PaceSettings
-
-SLACK = 4.0  # times that a Draft may take as long as expected before it is late
+from outrider.pace.tuning import TUNING
 
 
 def threshold_depth(
@@ -132,9 +130,9 @@ def _patience(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCo
     gained = (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
     worth = gained * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
     # A sequence in plain decoding is probed, and now and then has a round.
-    probing = np.maximum(mix.rounds, 1.0), np.maximum(mix.depth, PROBE_DEPTH)
+    probing = np.maximum(mix.rounds, 1.0), np.maximum(mix.depth, TUNING.probe_depth)
     in_rounds, in_probes = (
         costs.drafting(rounds, depth, mix.leaves, np.zeros(()))
         for rounds, depth in ((mix.rounds, mix.depth), probing)
     )
-    return np.asarray(np.maximum(worth, SLACK * np.where(depths > 0, in_rounds, in_probes)))
+    return np.asarray(np.maximum(worth, TUNING.slack * np.where(depths > 0, in_rounds, in_probes)))

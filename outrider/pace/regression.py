@@ -5,15 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+from outrider.pace.tuning import TUNING
 
-REGIONS = 16  # regions of sizes; the last one has no end
-ENOUGH_SAMPLES = 16  # observations before a fit is used
-FITTED_FOR = 8  # observations that are compared with one fit: a new fit takes longer than a step's other work
-CHANGED, OFTEN = 1.5, 4  # a machine that is off by this factor, this many times in a row, has changed
-FADED = 0.1  # weight of what was observed before the machine changed
-DAMPING = 0.02  # weight of the present weights, as a share of the observations'
-OUTLIER = 4.0  # factor; a time that is further off counts as if it was off by this factor
+Vector = NDArray[np.float64]
 
 
 class LinearCost:
@@ -24,7 +18,7 @@ class LinearCost:
     stays as it was.
     """
 
-    def __init__(self, regularization: Sequence[float], memory: float = 50.0) -> None:
+    def __init__(self, regularization: Sequence[float], memory: float = TUNING.region_memory) -> None:
         """
         Args:
             regularization: [num_features] how much each is held back. What several could explain goes to the
@@ -33,10 +27,10 @@ class LinearCost:
         """
         num_features = len(regularization)
         self._reluctance = np.array(regularization)
-        self._products = np.zeros((REGIONS, num_features, num_features))
-        self._sums = np.zeros((REGIONS, num_features))
+        self._products = np.zeros((TUNING.size_regions, num_features, num_features))
+        self._sums = np.zeros((TUNING.size_regions, num_features))
         self._weights = np.zeros(num_features)
-        self._off = np.zeros(REGIONS, np.int64)  # observations in a row that were far too high, or low: < 0
+        self._off = np.zeros(TUNING.size_regions, np.int64)  # times in a row far too high; < 0: too low
         self._memory = memory
         self._unfitted = 0  # observations since the weights were solved for
         self.samples = 0
@@ -55,14 +49,15 @@ class LinearCost:
         self.has_seen |= features > 0.0
         self.shortest_s = min(self.shortest_s or seconds, seconds)
         expected = seconds
-        if self.samples >= ENOUGH_SAMPLES:
-            if self._unfitted >= FITTED_FOR or self.samples == ENOUGH_SAMPLES:
+        if self.samples >= TUNING.fit_after:
+            if self._unfitted >= TUNING.fit_every or self.samples == TUNING.fit_after:
                 self._fit()
             # A fit that says nothing of it, as of decoding after prompts alone, is not what it is judged by.
             if (fitted := float(features @ self._weights)) > 0.0:
-                expected = max(fitted, self.shortest_s / OUTLIER)
-                seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
-        region = min(int(np.log2(max(size, 1.0))), REGIONS - 1)
+                outlier = TUNING.outlier_factor
+                expected = max(fitted, self.shortest_s / outlier)
+                seconds = min(max(seconds, expected / outlier), expected * outlier)
+        region = min(int(np.log2(max(size, 1.0))), TUNING.size_regions - 1)
         self._notice_change(region, seconds / expected)
         kept = 1.0 - 1.0 / self._memory
         relative = features / expected
@@ -73,13 +68,13 @@ class LinearCost:
 
     def _notice_change(self, region: int, error: float) -> None:
         """A machine that is far off again and again has changed: what it was before is all but forgotten."""
-        direction = int(error > CHANGED) - int(error < 1.0 / CHANGED)
+        direction = int(error > TUNING.changed_factor) - int(error < 1.0 / TUNING.changed_factor)
         same = direction == np.sign(self._off[region])
         self._off[region] = self._off[region] + direction if same else direction
-        if abs(self._off[region]) >= OFTEN:
+        if abs(self._off[region]) >= TUNING.changed_times:
             self._off[region] = 0
-            self._products *= FADED
-            self._sums *= FADED
+            self._products *= TUNING.changed_weight
+            self._sums *= TUNING.changed_weight
             self._products[region] = self._sums[region] = 0.0
 
     @property
@@ -92,7 +87,7 @@ class LinearCost:
     def _fit(self) -> None:
         """Solves the damped normal equations, without the features whose weight would be negative."""
         products, sums = self._products.sum(axis=0), self._sums.sum(axis=0)
-        damping = np.diag(DAMPING * self._reluctance * products.diagonal() + 1e-12)
+        damping = np.diag(TUNING.damping * self._reluctance * products.diagonal() + 1e-12)
         sums = sums + damping @ self._weights
         products = products + damping
         free = np.ones(len(sums), bool)

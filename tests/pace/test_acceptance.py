@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from outrider.pace.acceptance import PRIOR_RATE, SequenceAcceptance, TaskAcceptance
+from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
+from outrider.pace.tuning import TUNING
 
 RATES = [0.6, 0.8, 0.5]
 
@@ -30,7 +31,7 @@ def test_a_position_never_reached_is_taken_to_be_like_the_one_before():
 
 def test_nothing_is_known_before_enough_rounds():
     task = TaskAcceptance()
-    assert task.rates()[0] == pytest.approx(PRIOR_RATE)
+    assert task.rates()[0] == pytest.approx(TUNING.prior_rate)
     observe(task, RATES, 10)
     assert not task.is_known
     observe(task, RATES, 30)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from outrider.drafters.registry import drafter
-from outrider.pace.costs import MOST_WORKERS, DrafterCost, DrafterCosts, RoundCost, StepCost
-from outrider.pace.regression import ENOUGH_SAMPLES
+from outrider.pace.costs import DrafterCost, DrafterCosts, RoundCost, StepCost
 from outrider.pace.step import Step, StepSize
+from outrider.pace.tuning import TUNING
 
 
 def seconds(sequences: float, tokens: float, prompt_tokens: float = 0.0, context: float = 0.0) -> float:
@@ -128,8 +128,8 @@ def test_one_size_alone_is_taken_for_the_cost_of_reading_the_weights():
 
 def test_it_says_whether_it_knows():
     cost = StepCost()
-    for number in range(1, ENOUGH_SAMPLES + 4):
-        assert cost.is_known is (number > ENOUGH_SAMPLES)
+    for number in range(1, TUNING.fit_after + 4):
+        assert cost.is_known is (number > TUNING.fit_after)
         cost.observe(Step(number, StepSize(1, 1), 0.02))
 
 
@@ -180,11 +180,11 @@ def test_a_worker_that_is_new_is_taken_to_be_like_another_until_it_has_told_of_i
 def test_of_workers_that_are_gone_no_more_than_some_are_remembered():
     costs = DrafterCosts(drafter("model"))
     costs.of("0").step = taught()
-    for number in range(1, 2 * MOST_WORKERS):
+    for number in range(1, 2 * TUNING.most_workers):
         costs.of(str(number))
-    first = costs.of(str(MOST_WORKERS))
-    assert costs.of(str(MOST_WORKERS)) is first
+    first = costs.of(str(TUNING.most_workers))
+    assert costs.of(str(TUNING.most_workers)) is first
     costs.of("0").step.observe(Step(1, StepSize(1, 1), 9.0))
-    assert costs.of(str(MOST_WORKERS)) is first  # it was asked for not long ago
+    assert costs.of(str(TUNING.most_workers)) is first  # it was asked for not long ago
     assert costs.of("1") is not costs.of("2")
-    assert len(costs._of_worker) == MOST_WORKERS
+    assert len(costs._of_worker) == TUNING.most_workers

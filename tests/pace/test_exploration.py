@@ -3,21 +3,9 @@
 from itertools import pairwise
 
 from outrider.drafters.registry import drafter
-from outrider.pace.exploration import (
-    FIRST_TRIAL,
-    MOST_CREDIT,
-    NEVER,
-    PLAIN_TRIAL,
-    PROBE_DOUBLINGS,
-    TRIAL_ROUNDS,
-    WATCH_AGAIN,
-    Probes,
-    Trials,
-    Turns,
-    Watches,
-    watch_tokens,
-)
+from outrider.pace.exploration import NEVER, Probes, Trials, Turns, Watches, watch_tokens
 from outrider.pace.settings import PaceSettings
+from outrider.pace.tuning import TUNING
 
 SETTINGS = PaceSettings()
 OFF = PaceSettings(explores=False)
@@ -36,8 +24,8 @@ def trial_steps(trials: Trials, settings: PaceSettings, steps: int) -> list[int]
 def test_trials_begin_early_then_get_rarer_up_to_the_setting():
     begun = trial_steps(Trials(), SETTINGS, 1000)
     assert [begun[0], *(after - before for before, after in pairwise(begun))] == [
-        *(FIRST_TRIAL, 2 * FIRST_TRIAL, 4 * FIRST_TRIAL, 8 * FIRST_TRIAL),
-        *[SETTINGS.trial_steps] * ((1000 - 15 * FIRST_TRIAL) // SETTINGS.trial_steps),
+        *(TUNING.first_trial, 2 * TUNING.first_trial, 4 * TUNING.first_trial, 8 * TUNING.first_trial),
+        *[SETTINGS.trial_steps] * ((1000 - 15 * TUNING.first_trial) // SETTINGS.trial_steps),
     ]
 
 
@@ -45,7 +33,7 @@ def test_trials_after_the_load_has_doubled_begin_soon():
     trials = Trials()
     trial_steps(trials, SETTINGS, 600)
     trials.joined(2)
-    assert trial_steps(trials, SETTINGS, SETTINGS.trial_steps)[0] <= FIRST_TRIAL
+    assert trial_steps(trials, SETTINGS, SETTINGS.trial_steps)[0] <= TUNING.first_trial
 
 
 def test_trials_of_plain_decoding_that_are_rare_have_more_tokens():
@@ -54,9 +42,9 @@ def test_trials_of_plain_decoding_that_are_rare_have_more_tokens():
     for _ in range(1000):
         trials.stepped(had_drafts=True)
         tokens.append(trials.begins(SETTINGS, 1))
-    assert (tokens[FIRST_TRIAL], tokens[-1] or max(tokens[-SETTINGS.trial_steps :])) == (
+    assert (tokens[TUNING.first_trial], tokens[-1] or max(tokens[-SETTINGS.trial_steps :])) == (
         1,
-        150 // PLAIN_TRIAL,
+        150 // TUNING.trial_steps_per_token,
     )
 
 
@@ -64,7 +52,7 @@ def test_turns_of_a_trial_are_rounds_for_a_plain_sequence_and_tokens_for_one_in_
     plain, in_rounds = Turns(), Turns()
     plain.try_kind(is_drafting=False, plain_tokens=2)
     in_rounds.try_kind(is_drafting=True, plain_tokens=2)
-    assert (plain.left, in_rounds.left) == (TRIAL_ROUNDS, 2)
+    assert (plain.left, in_rounds.left) == (TUNING.trial_rounds, 2)
 
 
 def test_probes_that_change_nothing_get_rarer_until_one_succeeds():
@@ -73,7 +61,7 @@ def test_probes_that_change_nothing_get_rarer_until_one_succeeds():
     for _ in range(4):
         waits.append(probes.tokens(SETTINGS, model, 1))
         probes.failed()
-    assert waits == [16, 32, 64, 16 << PROBE_DOUBLINGS]
+    assert waits == [16, 32, 64, 16 << TUNING.probe_doublings]
     probes.succeeded()
     assert probes.tokens(SETTINGS, model, 1) == 16
 
@@ -87,14 +75,16 @@ def test_watches_end_with_the_credit_and_go_on_with_its_share():
     watches = Watches()
     known = {"other": True}
     begun = [bool(watches.begun(SETTINGS, "code", known)) for _ in range(200)]
-    assert all(begun[: int(MOST_CREDIT)])
+    assert all(begun[: int(TUNING.most_credit)])
     assert sum(begun[100:]) == 100 * SETTINGS.exploration
 
 
 def test_watches_of_an_unknown_drafter_leave_a_gap():
     watches = Watches()
-    begun = [watches.begun(SETTINGS, "code", {"known": True, "new": False}) for _ in range(WATCH_AGAIN + 1)]
-    assert begun == [["new"], *[[]] * (WATCH_AGAIN - 1), ["new"]]
+    begun = [
+        watches.begun(SETTINGS, "code", {"known": True, "new": False}) for _ in range(TUNING.watch_again + 1)
+    ]
+    assert begun == [["new"], *[[]] * (TUNING.watch_again - 1), ["new"]]
 
 
 def test_watch_tokens_are_fewer_until_the_drafter_is_known():

@@ -10,10 +10,10 @@ from outrider.drafters.registry import Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
-from outrider.pace.exploration import PROBE_DEPTH
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import Step, StepSize
+from outrider.pace.tuning import TUNING
 
 
 class Service:
@@ -280,7 +280,7 @@ def test_who_decodes_freely_waits_long_enough_for_a_guess(draft_step):
     service.run(400)
     (sequence,) = service.sequences
     assert (sequence.depth, sequence.decision.decided_by) == (0, "measured")
-    assert sequence.patience_s > 1e-3 + 2 * PROBE_DEPTH * draft_step
+    assert sequence.patience_s > 1e-3 + 2 * TUNING.probe_depth * draft_step
 
 
 def test_each_worker_of_a_draft_is_charged_with_its_own_sequences():

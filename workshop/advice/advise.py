@@ -15,7 +15,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.planning.step_costs import Accelerator, StepCosts
 from outrider.engine.settings import EngineSettings, Quantization
-from outrider.pace.costs import PRIOR_HIDDEN
+from outrider.pace.tuning import TUNING
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task
 from workshop.advice.beside import BesideJudge
@@ -163,7 +163,7 @@ class Adviser:
             drafter=info,
             draft=steps,
             round_s=1e-3 * self._asked.round_ms,
-            hidden=PRIOR_HIDDEN if is_ahead else 0.0,
+            hidden=TUNING.prior_hidden if is_ahead else 0.0,
         )
 
     def _counts(

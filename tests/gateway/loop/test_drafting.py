@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -16,8 +17,8 @@ from outrider.decoding.settings import Sampling
 from outrider.pace import exploration
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.controller import Pace
-from outrider.pace.exploration import PROBE_DEPTH
 from outrider.pace.settings import PaceSettings
+from outrider.pace.tuning import TUNING
 from protos import rounds_pb2
 from tests.fakes.conversations import EndedError
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -269,7 +270,7 @@ async def test_rejection_or_block_goes_on_in_rounds_that_turn_out_to_pay_while_a
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         sequence, rounds = rounds_of(fleet, paces, verification="rejection")
         async for _ in rounds.steps():
-            guesses = draft.requests and draft.requests[-1].propose.depth == PROBE_DEPTH
+            guesses = draft.requests and draft.requests[-1].propose.depth == TUNING.probe_depth
             if paces.settings is OFF and guesses and len(sequence.generated) > 50:
                 paces.use(ON)
                 plain = len(sequence.generated)
@@ -325,7 +326,7 @@ async def test_a_target_that_leaves_while_a_draft_is_still_waited_for_ends_no_dr
 @pytest.mark.parametrize("drafter", ["eagle3", "model"])
 async def test_where_the_settings_allow_no_draft_plain_decoding_is_never_interrupted(drafter, monkeypatch):
     """No trial, no round that only probes, no guess."""
-    monkeypatch.setattr(exploration, "FIRST_TRIAL", 4)
+    monkeypatch.setattr(exploration, "TUNING", replace(TUNING, first_trial=4))
     target, draft = Timed(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, Paces(PaceSettings(max_depth=0)), drafter=drafter)

@@ -9,8 +9,8 @@ from gateway.routing.candidates import Candidate
 from gateway.routing.router import Kind, Router
 from outrider.drafters.registry import Place
 from outrider.pace.controller import Pace
-from outrider.pace.exploration import MOST_CREDIT
 from outrider.pace.settings import PaceSettings
+from outrider.pace.tuning import TUNING
 from outrider.telemetry.reasons import RouteReason
 from tests.support.routes import CODE, PROSE, Machine, candidate
 
@@ -95,7 +95,7 @@ def test_exploring_costs_no_more_than_its_share() -> None:
     assert all({*names} <= {"code", "suffix"} for names in explored)
     assert all("suffix" in names for names in explored)  # an index costs nothing
     costly = sum("code" in names for names in explored)
-    assert 100 <= costly <= 100 + MOST_CREDIT
+    assert 100 <= costly <= 100 + TUNING.most_credit
 
 
 def test_one_that_guesses_already_is_not_given_another_sequence_at_once() -> None:

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from outrider.pace.calibration import DEPTH_MEMORY, FADING, LARGEST, MEMORY, Calibration
+from outrider.pace.calibration import Calibration
+from outrider.pace.tuning import TUNING
 
-LONG = int(10 * MEMORY)
+LONG = int(10 * TUNING.calibration_memory)
 
 
 def overrun(calibration, drafter, depth=4):
@@ -58,7 +59,12 @@ def test_a_trial_of_plain_decoding_is_believed_soon_since_it_is_rare():
 def test_one_round_that_took_for_ever_changes_little():
     calibration = Calibration()
     calibration.observe_round("model", 4, 100.0, 0.1, 1)
-    assert overrun(calibration, "model") == pytest.approx(math.exp(LARGEST / MEMORY + LARGEST / DEPTH_MEMORY))
+    assert overrun(calibration, "model") == pytest.approx(
+        math.exp(
+            TUNING.calibration_error / TUNING.calibration_memory
+            + TUNING.calibration_error / TUNING.calibration_depth_memory
+        )
+    )
 
 
 def test_a_time_of_nothing_changes_as_little():
@@ -75,7 +81,7 @@ def test_what_is_not_seen_any_more_is_taken_to_be_like_the_other_kind():
         calibration.observe_round("model", 4, 0.13, 0.1, 1)
         calibration.observe_plain(0.11, 0.1, 1)
         calibration.observe_tokens("model", 2.0, 3.0, 1)
-    for _ in range(int(10 * FADING)):
+    for _ in range(int(10 * TUNING.calibration_fading)):
         calibration.stepped(())
     assert overrun(calibration, "model") == pytest.approx(1.0, abs=1e-3)
 
@@ -95,7 +101,7 @@ def test_a_drafter_that_no_longer_drafts_is_taken_to_be_like_the_one_that_does()
         calibration.observe_round("slow", 4, 0.15, 0.1, 1)
         calibration.observe_round("fast", 4, 0.11, 0.1, 1)
         calibration.observe_tokens("slow", 2.0, 2.5, 1)
-    for _ in range(int(10 * FADING)):
+    for _ in range(int(10 * TUNING.calibration_fading)):
         calibration.stepped({"fast"})
     assert overrun(calibration, "slow") == pytest.approx(overrun(calibration, "fast"), rel=1e-2)
 
@@ -139,6 +145,6 @@ def test_what_rounds_of_a_depth_had_of_their_own_is_forgotten():
     for _ in range(10 * LONG):
         calibration.observe_round("model", 2, 0.1, 0.1, 1)
         calibration.observe_round("model", 8, 0.2, 0.1, 1)
-    for _ in range(int(10 * FADING)):
+    for _ in range(int(10 * TUNING.calibration_fading)):
         calibration.stepped({"model"})
     assert overrun(calibration, "model", 8) == pytest.approx(overrun(calibration, "model", 2), rel=1e-3)
