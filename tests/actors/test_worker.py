@@ -68,9 +68,9 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
 async def test_what_slows_its_engine_down_on_a_gpu_is_published(
     worker: Unserved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = SimpleNamespace(get_node_id=lambda: "node")
     there = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    monkeypatch.setattr(actors.worker, "ray", SimpleNamespace(util=there, get_runtime_context=lambda: node))
+    monkeypatch.setattr(actors.worker, "ray", SimpleNamespace(util=there))
+    monkeypatch.setattr(actors.worker, "node_here", lambda: "node")  # Ray's own would start a cluster
     told = Told()
     monkeypatch.setattr(actors.worker, "Instruments", lambda metrics: Instruments(metrics, told.instrument))
     on_gpu = worker._ready.settings.model_copy(update={"device": "cuda:0"})

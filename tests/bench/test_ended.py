@@ -13,8 +13,9 @@ from tests.support.patience import LIMIT_S
 
 # The two processes stand for a benchmark, and for another that it starts, with a service.
 PROGRAM = """
-    import subprocess, sys, time
+    import signal, subprocess, sys, time
     from tests.support.running import end_with_this_process
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     command = [sys.executable, "-c", sys.argv[1], "", *sys.argv[3:]] if sys.argv[2:] else ["sleep", "1000"]
     started = subprocess.Popen(command, preexec_fn=end_with_this_process)
     print(started.pid, flush=True)

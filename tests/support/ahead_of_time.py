@@ -68,4 +68,4 @@ if __name__ == "__main__":
                 graphs=False,
             )
         )
-    print(json.dumps(kept()))
+        print(json.dumps(kept()))  # the simulated device restores the environment

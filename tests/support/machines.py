@@ -42,7 +42,9 @@ def raylets(**head: Any) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+        # Ray tries the dashboard's port even if none is wanted, and leaves its socket open if that is taken.
+        no_dashboard: dict[str, Any] = {"include_dashboard": False, "dashboard_port": free_port()}
+        cluster = Cluster(initialize_head=True, head_node_args={**no_dashboard, **head})
         try:
             yield cluster
         finally:
