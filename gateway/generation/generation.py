@@ -28,7 +28,7 @@ from gateway.loop.stats import Stats
 from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
-from gateway.routing.router import Kind
+from gateway.routing.router import TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.workers.fleet import Fleet
@@ -95,7 +95,7 @@ class Generation:
         self.paces.use(live.pace)
 
     @property
-    def rollouts(self) -> Iterator[tuple[Kind, str, Rollout]]:
+    def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
         """Of each new draft, for each kind of sequences that there were."""
         return self._rounds.rollouts
 

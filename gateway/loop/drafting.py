@@ -13,9 +13,9 @@ from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.events import Compared, Drafted, Events, FellBack, Overtaken, Resumed
 from gateway.loop.growth import Growth
 from gateway.proposal import NO_PROPOSAL, Proposal
-from gateway.routing.candidates import SMALL_LAG, Candidate
 from gateway.routing.paces import PaceObserver
 from gateway.routing.route import Route
+from gateway.routing.tuning import TUNING as ROUTING_TUNING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
@@ -74,42 +74,29 @@ class Drafting:
         """While the sequence is verified by the target with that pace."""
         self._pace = self._observer.pace = pace
         self._is_paced = self._speculation.mode == "auto"
-        if self._drafter is not None:
-            self._route.begin(pace)
-        if self._is_paced:
-            pace.join(self._paced)
-        if not self._is_paced or pace.may_pay(self._paced):
-            # Both workers take the prompt in at the same time: the first token never waits for the draft.
-            self._start()
-        try:
+        if self._drafter is None:
             yield
-        finally:
-            if self._is_paced:
-                pace.leave(self._paced)
-            self._is_paced = False
+            return
+        with self._route.at(pace, self._is_paced):
+            if not self._is_paced or pace.may_pay(self._paced):
+                # Both workers take the prompt in at the same time: the first token never waits for the draft.
+                self._start()
+            yield
 
     @property
     def _drafter(self) -> SequenceDrafter | None:
         """The one that drafts; None: the request wants none."""
-        return None if self._speculation.mode == "off" else self._route.now.drafter
+        return None if self._speculation.mode == "off" else self._route.current().drafter
 
     @property
     def _paced(self) -> PacedSequence:
         """The sequence as the pace sees it with that drafter."""
-        return self._route.now.paced
+        return self._route.current().paced
 
     async def _follow(self) -> None:
         """Has another drafter draft from now on, if that is faster."""
-        if (better := self._route.better(self._pace)) is not None:
-            await self._take(*better)
-
-    async def _take(self, candidate: Candidate, reason: str) -> None:
-        before = self._paced
-        await self._route.take(candidate, reason)
-        self._empty = 0
-        if self._is_paced:
-            self._pace.leave(before)
-            self._pace.join(candidate.paced)
+        if await self._route.follow():
+            self._empty = 0
 
     def depth(self) -> int:
         """Of the next Draft; 0 for plain decoding."""
@@ -133,7 +120,7 @@ class Drafting:
     def wanted_beside_target(self) -> tuple[int, int]:
         """Depth of the Draft that is to come with the next Verdict, and runners-up beside it, at most."""
         if not self._comes_with_verdicts:
-            return self._route.depth_beside_target, 0
+            return self._route.verdict_depth, 0
         if self._speculation.mode == "fixed":
             return self._paced.max_depth, self._paced.leaves
         return self._pace.depth_in_rounds(self._paced), self._paced.leaves
@@ -147,7 +134,7 @@ class Drafting:
     def continued(self) -> Proposal | None:
         """The Draft with which the target goes on by itself; None where another drafter is to draft."""
         draft = self._sequence.draft
-        is_wanted = self.target_may_continue and self._route.better(self._pace) is None
+        is_wanted = self.target_may_continue and self._route.stays
         if draft is None or not is_wanted:
             return None
         self._sequence.draft = None
@@ -281,15 +268,15 @@ class Drafting:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
             try:
-                taken_in = -SMALL_LAG
-                while len(self._sequence) - taken_in > SMALL_LAG:
+                taken_in = -ROUTING_TUNING.small_lag
+                while len(self._sequence) - taken_in > ROUTING_TUNING.small_lag:
                     taken_in = len(self._sequence)
-                    await self._route.now.drafter.propose(0)
+                    await self._route.current().drafter.propose(0)
                 return
             except WorkerLostError as lost:
                 self._losses += isinstance(lost, SequenceLostError)
-                if (other := self._route.substitute()) is not None:
-                    await self._take(*other)
+                if await self._route.replace_lost():
+                    self._empty = 0
 
     def _pause(self) -> int:
         """Tokens of plain decoding before a drafter that had nothing to say is asked again."""
@@ -371,7 +358,7 @@ class Drafting:
 
     def _told(self, proposal: Proposal, depth: int) -> Proposal:
         """That so many tokens were asked for, with whose it is, once everybody knows."""
-        name, because = self._route.now.name, self._route.reason
+        name, because = self._route.current().name, self._route.reason
         drafter = proposal.drafter or name
         proposal = replace(proposal, drafter=drafter, asked=name, because=because, wanted=depth)
         self._pause_s, self._losses = 0.0, 0

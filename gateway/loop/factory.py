@@ -8,11 +8,10 @@ from gateway.loop.answer_trace import NO_TRACE, NoTrace
 from gateway.loop.drafting import Drafting
 from gateway.loop.rounds import Limits, Rounds
 from gateway.loop.stats import Stats
-from gateway.routing.candidates import Candidate
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
 from gateway.routing.route import Route
-from gateway.routing.router import Kind, Router
+from gateway.routing.router import CandidateDrafter, Router, TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
@@ -37,7 +36,7 @@ class RoundsFactory:
         self._router.roll_out(settings.new_drafts)
 
     @property
-    def rollouts(self) -> Iterator[tuple[Kind, str, Rollout]]:
+    def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
         """Of each new draft, for each kind of sequences that there were."""
         return self._router.rollouts
 
@@ -63,14 +62,14 @@ class RoundsFactory:
         is_named = speculation.drafter in self._roster.names  # it may have left while the request waited
         names = (speculation.drafter,) if is_named else self._settings.candidates
         candidates = [
-            Candidate(
+            CandidateDrafter(
                 self._drafters.of(name, sequence),
                 self._paces.sequence(self._roster.find(name), speculation, task, priority),
                 is_new=not is_named and name in self._settings.new_drafts,
             )
             for name in names
         ]
-        route = Route(candidates, self._router, Kind(task, speculation.verification), sequence, events)
+        route = Route(candidates, self._router, TaskRule(task, speculation.verification), sequence, events)
         longest_wait_s = self._settings.propose_deadline_ms / 1e3
         drafting = Drafting(sequence, route, speculation, events, longest_wait_s)
         return Rounds(

@@ -1,0 +1,1 @@
+"""Which drafter drafts each sequence, and how good the drafters are that do not."""

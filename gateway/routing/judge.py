@@ -1,7 +1,7 @@
 """How good the drafters are that do not draft a sequence: their guesses, compared with what the target said.
 
-Under keyed noise a guess is right if and only if it is what the target said, at any temperature. So a drafter
-is judged by the committed text, and no target is asked.
+Under keyed noise a guess is correct if and only if it is what the target said, at any temperature. So a
+drafter is judged by the committed text, and no target is asked.
 """
 
 import asyncio
@@ -11,112 +11,117 @@ from dataclasses import dataclass, replace
 from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.events import Events, Judged
 from gateway.proposal import NO_PROPOSAL, Proposal
-from gateway.routing.candidates import SMALL_LAG, Candidate
+from gateway.routing.router import CandidateDrafter
+from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import agreed
-from outrider.pace.tuning import TUNING
+from outrider.pace.tuning import TUNING as PACE_TUNING
 
-UNKNOWN = -SMALL_LAG - 1  # of a drafter that has taken nothing in
+PROBE_DEPTH = PACE_TUNING.probe_depth  # tokens of a guess
+UNKNOWN = -TUNING.small_lag - 1  # length that a drafter knows which has taken nothing in
 
 
 @dataclass
-class _Watched:
-    candidate: Candidate
+class _Watch:
+    """A drafter that guesses for the sequence now and then."""
+
+    candidate: CandidateDrafter
     is_judged: bool  # or else it only takes the text in
     asking: asyncio.Task[None] | None = None
-    guess: Proposal = NO_PROPOSAL  # that has not been compared yet
+    guess: Proposal = NO_PROPOSAL  # newest guess, until it is compared
     taken_in: int = UNKNOWN  # tokens of the sequence that it knows
     asked_at: int = 0  # length of the sequence when it was asked last
-    is_given_up: bool = False  # a worker was lost with the sequence: it may be what ended that
+    is_given_up: bool = False  # a worker was lost with the sequence, which may be what ended that
 
 
 class Judge:
-    """Of one sequence."""
+    """Asks the watched drafters of one sequence for guesses, and compares them with its text."""
 
-    def __init__(self, sequence: GatewaySequence, events: Events, period: Callable[[Candidate], int]) -> None:
+    def __init__(
+        self, sequence: GatewaySequence, events: Events, period: Callable[[CandidateDrafter], int]
+    ) -> None:
         """period: tokens from one guess of a drafter to its next."""
         self._sequence = sequence
         self._events = events
         self._period = period
-        self._watched: dict[str, _Watched] = {}
+        self._watches: dict[str, _Watch] = {}
 
-    def watch(self, candidates: Iterable[Candidate]) -> None:
-        """From now on they guess now and then."""
+    def watch(self, candidates: Iterable[CandidateDrafter]) -> None:
+        """Has these drafters guess now and then, from now on."""
         for candidate in candidates:
-            self._watched.setdefault(candidate.name, _Watched(candidate, self._sequence.is_coupled))
+            self._watches.setdefault(candidate.name, _Watch(candidate, self._sequence.is_coupled))
 
     @property
-    def depth_beside_target(self) -> int:
-        """Of a Draft that the target is to send with its next Verdict, for it to be judged; 0: none."""
-        return TUNING.probe_depth if any(map(self._wants_of_target, self._watched.values())) else 0
+    def verdict_depth(self) -> int:
+        """Depth of a Draft that the target must send with its next Verdict, to be judged; 0: none."""
+        return PROBE_DEPTH if any(map(self._wants_of_target, self._watches.values())) else 0
 
-    def is_warm(self, candidate: Candidate) -> bool:
-        """Whether it has taken in nearly all of the text. Nobody else's is as far as it is."""
+    def is_warm(self, candidate: CandidateDrafter) -> bool:
+        """Whether the drafter's cache is nearly up to date. A drafter without its own worker always is."""
         if not candidate.info.asks_worker:
             return True
-        watched = self._watched.get(candidate.name)
-        return watched is not None and len(self._sequence) - watched.taken_in <= SMALL_LAG
+        watch = self._watches.get(candidate.name)
+        return watch is not None and len(self._sequence) - watch.taken_in <= TUNING.small_lag
 
-    async def release(self, candidate: Candidate) -> None:
-        """It drafts from now on: nobody else asks it any more once this returns."""
-        watched = self._watched.pop(candidate.name, None)
-        if watched is not None and watched.asking is not None:
-            watched.asking.cancel()
-            await asyncio.gather(watched.asking, return_exceptions=True)
+    async def release(self, candidate: CandidateDrafter) -> None:
+        """Ends the watch of a drafter that drafts from now on; it is asked nothing more once this returns."""
+        watch = self._watches.pop(candidate.name, None)
+        if watch is not None and watch.asking is not None:
+            watch.asking.cancel()
+            await asyncio.gather(watch.asking, return_exceptions=True)
 
     def grew(self) -> None:
-        """The sequence has more tokens."""
-        for watched in self._watched.values():
-            if watched.candidate.info.comes_with_verdicts:
-                self._take_from_target(watched)
-            self._compare(watched)
-            if self._is_due(watched) and not watched.candidate.info.comes_with_verdicts:
-                watched.asked_at = len(self._sequence)
-                watched.asking = asyncio.create_task(self._ask(watched))
+        """Judges guesses, and asks for new ones: the sequence has more tokens."""
+        for watch in self._watches.values():
+            comes_with_verdicts = watch.candidate.info.comes_with_verdicts
+            if comes_with_verdicts:
+                self._take_from_target(watch)
+            self._compare(watch)
+            if self._is_due(watch) and not comes_with_verdicts:
+                watch.asked_at = len(self._sequence)
+                watch.asking = asyncio.create_task(self._ask(watch))
 
     async def aclose(self) -> None:
-        """Nobody is asked any more."""
-        for watched in [*self._watched.values()]:
-            await self.release(watched.candidate)
+        """Ends all watches."""
+        for watch in [*self._watches.values()]:
+            await self.release(watch.candidate)
 
-    def _is_due(self, watched: _Watched) -> bool:
-        is_idle = watched.asking is None and not watched.guess.wanted and not watched.is_given_up
-        has_room = len(self._sequence) + TUNING.probe_depth < self._sequence.limit
-        return (
-            is_idle and has_room and len(self._sequence) >= watched.asked_at + self._period(watched.candidate)
-        )
+    def _is_due(self, watch: _Watch) -> bool:
+        is_idle = watch.asking is None and not watch.guess.wanted and not watch.is_given_up
+        has_room = len(self._sequence) + PROBE_DEPTH < self._sequence.limit
+        return is_idle and has_room and len(self._sequence) >= watch.asked_at + self._period(watch.candidate)
 
-    def _wants_of_target(self, watched: _Watched) -> bool:
-        return watched.candidate.info.comes_with_verdicts and watched.is_judged and self._is_due(watched)
+    def _wants_of_target(self, watch: _Watch) -> bool:
+        return watch.candidate.info.comes_with_verdicts and watch.is_judged and self._is_due(watch)
 
-    def _take_from_target(self, watched: _Watched) -> None:
-        """The newest Verdict brought a Draft that nobody verifies."""
-        if self._sequence.draft is not None and not watched.guess.wanted:
+    def _take_from_target(self, watch: _Watch) -> None:
+        """Makes the Draft of the newest Verdict the drafter's guess: the target will not verify it."""
+        if self._sequence.draft is not None and not watch.guess.wanted:
             draft, self._sequence.draft = self._sequence.draft, None
-            watched.asked_at = len(self._sequence)
+            watch.asked_at = len(self._sequence)
             step = self._sequence.draft_step
-            watched.guess = Proposal(draft, len(self._sequence), step=step, wanted=TUNING.probe_depth)
+            watch.guess = Proposal(draft, len(self._sequence), step=step, wanted=PROBE_DEPTH)
 
-    async def _ask(self, watched: _Watched) -> None:
-        depth = TUNING.probe_depth if watched.is_judged else 0
+    async def _ask(self, watch: _Watch) -> None:
+        depth = PROBE_DEPTH if watch.is_judged else 0
         try:
-            proposal = await watched.candidate.drafter.propose(depth)
-            watched.taken_in = proposal.base
-            watched.guess = replace(proposal, wanted=depth)
+            proposal = await watch.candidate.drafter.propose(depth)
+            watch.taken_in = proposal.base
+            watch.guess = replace(proposal, wanted=depth)
         except WorkerLostError as lost:
-            watched.taken_in = UNKNOWN
-            watched.is_given_up = isinstance(lost, SequenceLostError)
+            watch.taken_in = UNKNOWN
+            watch.is_given_up = isinstance(lost, SequenceLostError)
         finally:
-            watched.asking = None
+            watch.asking = None
 
-    def _compare(self, watched: _Watched) -> None:
-        """Once the text has gone on long enough."""
-        guess = watched.guess
+    def _compare(self, watch: _Watch) -> None:
+        """Compares the newest guess once the text is longer than it."""
+        guess = watch.guess
         if not guess.wanted:
             return
         text = self._sequence.since(guess.base)
         if len(text) < len(guess.draft) + 1:
             return
-        watched.guess = NO_PROPOSAL
-        right = agreed(guess.draft.tokens[: guess.draft.chain_length], text)
-        self._events.emit(Judged(watched.candidate.name, right, guess))
+        watch.guess = NO_PROPOSAL
+        correct = agreed(guess.draft.tokens[: guess.draft.chain_length], text)
+        self._events.emit(Judged(watch.candidate.name, correct, guess))

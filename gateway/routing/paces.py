@@ -15,6 +15,7 @@ from gateway.events import (
 )
 from gateway.proposal import Proposal
 from gateway.routing.route import Route
+from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
 from outrider.drafters.registry import DrafterInfo
@@ -27,14 +28,12 @@ from outrider.telemetry.reasons import DepthReason
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
-MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
-
 
 class Paces:
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
         self._of_target: dict[str, Pace] = {}  # by address
-        self._acceptance = lru_cache(MAX_TASKS)(lambda task, drafter, rule: TaskAcceptance())
+        self._acceptance = lru_cache(TUNING.most_tasks)(lambda task, drafter, rule: TaskAcceptance())
 
     @property
     def settings(self) -> PaceSettings:
@@ -115,7 +114,7 @@ class PaceObserver:
     @property
     def _paced(self) -> PacedSequence:
         """With the drafter that drafts."""
-        return self._route.now.paced
+        return self._route.current().paced
 
     def _observe_judged(self, pace: Pace, event: Judged) -> None:
         paced, guess = self._route.candidate(event.drafter).paced, event.guess

@@ -1,72 +1,65 @@
 """How much a new draft drafts: nothing at first, then a growing share of the sequences while it is faster.
 
-A draft is new that has joined a service which runs already. It has to earn its place among the others, for
-each task and verification rule by itself, and loses it where another is worth more.
+A draft is new if it has joined a service that runs already. It has to earn its place among the others, for
+each task and verification rule separately, and loses it if another drafter is worth more.
 """
 
 import math
 from collections import Counter
 
-SHARES = (0.0, 0.125, 0.25, 0.5, 1.0)  # of the sequences, one after the other
-ROUNDS = 48  # Drafts of which it has to be known how good they were, before the share grows
-DOUBLINGS = 4  # of these, at most: one for each time that it went back
+from gateway.routing.tuning import TUNING
 
 
 class Rollout:
-    """Of one new draft among the sequences of one kind."""
+    """Share of one new draft in the sequences of one task and verification rule."""
 
     def __init__(self) -> None:
-        self._step = 0  # index into SHARES
-        self._seen = 0  # Drafts since the share is what it is
+        self._step = 0  # index into the shares
         self._backs = 0  # times that it went back to nothing
         self._due = 0.0  # part of a sequence that it has not been given yet
-        self.rate = self.rate_of_others = 0.0  # tokens per second, as last compared; 0: not known
+        self.seen = 0  # Drafts at this share that are judged
+        self.rate = self.rate_of_others = 0.0  # tokens per second, as compared last; 0: not known
         self.decided_at = -math.inf  # in the event loop's time
         self.changes = Counter[float]()  # times that each share was given
 
     @property
     def share(self) -> float:
-        """Of the sequences that begin, those that it drafts; 0: it only guesses, and is judged."""
-        return SHARES[self._step]
-
-    @property
-    def seen(self) -> int:
-        """Drafts at this share of which it is known how good they were."""
-        return self._seen
+        """Share of the beginning sequences that it drafts; 0: it only guesses, and is judged."""
+        return TUNING.shares[self._step]
 
     @property
     def needed(self) -> int:
-        """Drafts that it has to be known of before the share grows."""
-        return ROUNDS << min(self._backs, DOUBLINGS)
+        """Drafts that have to be judged before the share grows."""
+        return TUNING.drafts << min(self._backs, TUNING.doublings)
 
     def observe(self) -> None:
-        """It is known how good one more of its Drafts was."""
-        self._seen += 1
+        """Counts a Draft that is judged."""
+        self.seen += 1
 
     def compare(self, rate: float, rate_of_others: float, margin: float) -> None:
-        """It gets more, or goes back to nothing, where the difference is large enough.
+        """Gives it more, or takes all, if the difference is large enough.
 
         Args:
-            rate: tokens per second that it is worth; 0: not known yet, as of the others.
-            rate_of_others: of the best one that is not new.
-            margin: share by which one has to be worth more than the other.
+            rate: tokens per second that it is worth; 0: not known yet, as for the others.
+            rate_of_others: tokens per second of the best drafter that is not new.
+            margin: share by which a drafter has to be worth more than another.
         """
         self.rate, self.rate_of_others = rate, rate_of_others
         if not rate or not rate_of_others:
             return
         if rate_of_others > (1.0 + margin) * rate:
             self.go_back()
-        elif rate > (1.0 + margin) * rate_of_others and self._seen >= self.needed:
-            self._give(min(self._step + 1, len(SHARES) - 1))
+        elif rate > (1.0 + margin) * rate_of_others and self.seen >= self.needed:
+            self._give(min(self._step + 1, len(TUNING.shares) - 1))
 
     def go_back(self) -> None:
-        """From now on it drafts nothing, and has to show anew, and for longer, what it is worth."""
+        """Takes all sequences from it. It has to show anew, and for longer, what it is worth."""
         if self._step:
             self._backs += 1
             self._give(0)
 
     def admits(self) -> bool:
-        """Whether a sequence that begins is one of its share."""
+        """Whether a sequence that begins belongs to its share."""
         self._due += self.share
         if self._due < 1.0:
             return False
@@ -75,5 +68,5 @@ class Rollout:
 
     def _give(self, step: int) -> None:
         if step != self._step:
-            self._step, self._seen, self._due = step, 0, 0.0
+            self._step, self.seen, self._due = step, 0, 0.0
             self.changes[self.share] += 1

@@ -1,28 +1,30 @@
-"""Which drafter drafts one sequence, and which ones are judged by its text."""
+"""Which drafter drafts one sequence.
 
-from collections.abc import Sequence
+The loop asks ``current``, and reports what happens: the sequence begins at a target, grows, may change its
+drafter, has lost a drafter, ends.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gateway.events import Events, Routed
-from gateway.routing.candidates import Candidate
 from gateway.routing.judge import Judge
-from gateway.routing.router import Kind, Router
+from gateway.routing.router import CandidateDrafter, Router, TaskRule
+from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import watch_tokens
-from outrider.pace.settings import PaceSettings
 from outrider.telemetry.reasons import RouteReason
-
-WORTH = 64  # tokens left to generate for which another drafter is taken
 
 
 class Route:
-    """Over several candidates the router decides, again and again; a single one drafts in any case."""
+    """Has the router decide again and again among several candidates; a single one drafts in any case."""
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[CandidateDrafter],
         router: Router,
-        kind: Kind,
+        kind: TaskRule,
         sequence: GatewaySequence,
         events: Events,
     ) -> None:
@@ -34,38 +36,105 @@ class Route:
         self._sequence = sequence
         self._events = events
         self._judge = Judge(sequence, events, self._period)
-        self._settings: PaceSettings | None = None  # those in force when it began
-        self.now = candidates[0]
-        self.reason: str = RouteReason.NAMED  # for which that one drafts
+        self._now = candidates[0]
+        self._pace: Pace
+        self._is_paced = False  # the pace counts the sequence in
         self._has_begun = False
+        self.reason: str = RouteReason.NAMED  # why the current drafter drafts
 
-    def begin(self, pace: Pace) -> None:
-        """At the first target."""
-        if self._has_begun:
-            return
-        self._has_begun = True
-        if len(self._candidates) > 1:
-            name, self.reason = self._router.choice(self._kind, self._established, pace)
-            self.now = self.candidate(name)
-            if (new := self._router.admitted(self._kind, self._candidates, pace)) is not None:
-                self.now, self.reason = new, RouteReason.ROLLED_OUT
-            self._settings = pace.settings
-            others = [one for one in self._candidates if one is not self.now]
-            self._judge.watch(self._router.watched(self._kind, others, pace.settings))
-        self._tell()
+    def current(self) -> CandidateDrafter:
+        """Drafter that drafts now."""
+        return self._now
 
-    def candidate(self, name: str) -> Candidate:
+    @contextmanager
+    def at(self, pace: Pace, is_paced: bool) -> Iterator[None]:
+        """Lasts while the sequence is verified by the target with that pace.
+
+        is_paced: whether the pace counts the sequence in.
+        """
+        self._pace, self._is_paced = pace, is_paced
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
+        if is_paced:
+            pace.join(self._now.paced)
+        try:
+            yield
+        finally:
+            if is_paced:
+                pace.leave(self._now.paced)
+            self._is_paced = False
+
+    def candidate(self, name: str) -> CandidateDrafter:
+        """Candidate with that name."""
         return next(one for one in self._candidates if one.name == name)
 
-    def better(self, pace: Pace) -> tuple[Candidate, str] | None:
-        """Another that should draft from now on, and why; one that has not taken the text in begins to."""
-        if len(self._candidates) == 1 or self._sequence.limit - len(self._sequence) < WORTH:
+    @property
+    def stays(self) -> bool:
+        """Whether no other drafter should take over now."""
+        return self._better() is None
+
+    async def follow(self) -> bool:
+        """Has another drafter draft from now on if that is faster; returns whether one does."""
+        if (better := self._better()) is None:
+            return False
+        await self._take(*better)
+        return True
+
+    async def replace_lost(self) -> bool:
+        """Has another drafter draft, no new one, since a worker was lost; returns whether there is one."""
+        if self._now.is_new:
+            self._router.lost(self._kind, self._now.name)
+            await self._take(self._established[0], RouteReason.LOST)
+            return True
+        if len(self._established) == 1:
+            return False
+        index = self._established.index(self._now)
+        await self._take(self._established[(index + 1) % len(self._established)], RouteReason.LOST)
+        return True
+
+    @property
+    def verdict_depth(self) -> int:
+        """Depth of a Draft that the target must send with its next Verdict only to be judged; 0: none."""
+        return self._judge.verdict_depth
+
+    def grew(self) -> None:
+        """Has watched drafters judged: the sequence has more tokens."""
+        self._judge.grew()
+
+    def observe(self, name: str, correct: int, reached: int) -> None:
+        """Learns how many of the tokens that a drafter was asked for are correct."""
+        self._router.observe(self._kind, name, correct, reached)
+
+    async def aclose(self) -> None:
+        """Frees what all drafters hold for the sequence."""
+        for candidate in self._candidates:
+            candidate.drafter.close()  # a task that waits for what follows may be cancelled
+        await self._judge.aclose()
+
+    def _begin(self) -> None:
+        """Chooses the first drafter, at the first target."""
+        if len(self._candidates) > 1:
+            name, self.reason = self._router.choice(self._kind, self._established, self._pace)
+            self._now = self.candidate(name)
+            if (new := self._router.admitted(self._kind, self._candidates, self._pace)) is not None:
+                self._now, self.reason = new, RouteReason.ROLLED_OUT
+            others = [one for one in self._candidates if one is not self._now]
+            self._judge.watch(self._router.watched(self._kind, others, self._pace.settings))
+        self._report()
+
+    def _better(self) -> tuple[CandidateDrafter, str] | None:
+        """Another drafter that should draft from now on, and why.
+
+        A drafter that has not taken the text in is watched from now on, and may take over later.
+        """
+        if len(self._candidates) == 1 or self._sequence.limit - len(self._sequence) < TUNING.least_left:
             return None
-        if self.now.is_new and self._router.keeps(self._kind, self.now, self._candidates, pace):
+        if self._now.is_new and self._router.keeps(self._kind, self._now, self._candidates, self._pace):
             return None
-        name, reason = self._router.choice(self._kind, self._established, pace)
-        reason = RouteReason.WENT_BACK if self.now.is_new else reason
-        if name == self.now.name:
+        name, reason = self._router.choice(self._kind, self._established, self._pace)
+        reason = RouteReason.WENT_BACK if self._now.is_new else reason
+        if name == self._now.name:
             return None
         other = self.candidate(name)
         if self._judge.is_warm(other):
@@ -73,49 +142,21 @@ class Route:
         self._judge.watch([other])
         return None
 
-    def substitute(self) -> tuple[Candidate, str] | None:
-        """Another for one that is lost; none that is new."""
-        if self.now.is_new:
-            self._router.lost(self._kind, self.now.name)
-            return self._established[0], RouteReason.LOST
-        if len(self._established) == 1:
-            return None
-        index = self._established.index(self.now)
-        return self._established[(index + 1) % len(self._established)], RouteReason.LOST
-
-    async def take(self, candidate: Candidate, reason: str) -> None:
-        """It drafts from now on."""
+    async def _take(self, candidate: CandidateDrafter, reason: str) -> None:
         await self._judge.release(candidate)
-        before, self.now, self.reason = self.now, candidate, reason
+        before, self._now, self.reason = self._now, candidate, reason
         candidate.paced.length = before.paced.length
         if before.info.is_index:
             self._judge.watch([before])
-        self._tell()
+        if self._is_paced:
+            self._pace.leave(before.paced)
+            self._pace.join(candidate.paced)
+        self._report()
 
-    @property
-    def depth_beside_target(self) -> int:
-        """Of a Draft that is to come with the next Verdict only to be judged; 0: none."""
-        return self._judge.depth_beside_target
+    def _report(self) -> None:
+        share = self._router.share(self._kind, self._now.name) if self._now.is_new else None
+        self._events.emit(Routed(self._now.name, self.reason, share))
 
-    def grew(self) -> None:
-        """The sequence has more tokens."""
-        self._judge.grew()
-
-    def observe(self, name: str, right: int, verified: int) -> None:
-        """Of tokens that the drafter was asked for."""
-        self._router.observe(self._kind, name, right, verified)
-
-    async def aclose(self) -> None:
-        """Frees what all drafters hold for the sequence."""
-        for candidate in self._candidates:
-            candidate.drafter.close()  # whoever waits for what follows may be cancelled
-        await self._judge.aclose()
-
-    def _tell(self) -> None:
-        share = self._router.share(self._kind, self.now.name) if self.now.is_new else None
-        self._events.emit(Routed(self.now.name, self.reason, share))
-
-    def _period(self, candidate: Candidate) -> int:
+    def _period(self, candidate: CandidateDrafter) -> int:
         """Tokens from one guess of a watched drafter to its next."""
-        assert self._settings is not None
-        return watch_tokens(self._settings, self._router.is_known(self._kind, candidate.name))
+        return watch_tokens(self._pace.settings, self._router.is_known(self._kind, candidate.name))

@@ -4,45 +4,54 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway.routing.candidates import Candidate
+from gateway.drafters.drafter import SequenceDrafter
 from gateway.routing.rollout import Rollout
+from gateway.routing.tuning import TUNING
 from outrider.decoding.settings import Verification
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import Watches
+from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.telemetry.reasons import RouteReason
 
-logger = logging.getLogger("ray.serve")
-
-MAX_KINDS = 4096  # task labels come from clients: what was not seen for longest is forgotten
-DECIDED_FOR_S = 0.5  # for which a decision holds
-ENOUGH_SAMPLES = 24.0  # before these what is taken for likely beforehand weighs too much
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Of sequences that are drafted alike."""
+class CandidateDrafter:
+    """A drafter that may draft one sequence."""
+
+    drafter: SequenceDrafter
+    paced: PacedSequence  # the sequence as the pace sees it with this drafter
+    is_new: bool = False  # it is being rolled out: it drafts a share of the sequences alone
+
+    @property
+    def info(self) -> DrafterInfo:
+        """The drafter's row."""
+        return self.paced.drafter
+
+    @property
+    def name(self) -> str:
+        """The drafter's name."""
+        return self.info.name
+
+
+@dataclass(frozen=True)
+class TaskRule:
+    """Sequences for which drafters are judged together: task label and verification rule."""
 
     task: str | None
     rule: Verification
 
 
 @dataclass
-class _Record:
-    """What is known of one drafter for one kind."""
-
-    # Other than the pace's: to say nothing counts as a wrong guess here.
-    acceptance: TaskAcceptance = field(default_factory=TaskAcceptance)
-
-
-@dataclass
 class _Decision:
-    """In force for one kind at one target."""
+    """Drafter in force for one task and rule at one target."""
 
     name: str
     reason: str = RouteReason.FIRST
@@ -50,97 +59,79 @@ class _Decision:
 
 
 class Router:
-    """Of one gateway. It learns from all sequences, and decides for those whose request names no drafter."""
+    """Learns from all sequences of a gateway, and decides for those whose request names no drafter."""
 
     def __init__(self, is_ready: Callable[[DrafterInfo], bool]) -> None:
         """is_ready: whether a drafter can be asked now."""
         self._is_ready = is_ready
-        self._records = lru_cache(MAX_KINDS)(lambda kind, name: _Record())
-        self._decisions = lru_cache(MAX_KINDS)(lambda kind, pace, first: _Decision(first))
-        self._rollouts: dict[str, dict[Kind, Rollout]] = {}  # by new draft
+        # Unlike the pace's acceptance: to guess nothing counts as a wrong guess here.
+        self._acceptances = lru_cache(TUNING.most_kinds)(lambda kind, name: TaskAcceptance())
+        self._decisions = lru_cache(TUNING.most_kinds)(lambda kind, pace, first: _Decision(first))
+        self._rollouts: dict[str, dict[TaskRule, Rollout]] = {}  # by new draft
         self._watches = Watches()
 
-    def observe(self, kind: Kind, name: str, right: int, verified: int) -> None:
-        """A drafter was asked for tokens of which so many were right, and for so many it is known."""
-        self._records(kind, name).acceptance.observe(right, verified)
+    def observe(self, kind: TaskRule, name: str, correct: int, reached: int) -> None:
+        """Learns how many of the tokens that a drafter was asked for are correct, of those reached."""
+        self._own_acceptance(kind, name).observe(correct, reached)
         if name in self._rollouts:
             self._rollout(kind, name).observe()
 
     def roll_out(self, names: Iterable[str]) -> None:
-        """These drafts are new, and no others are. Of one that was new before, its shares stay."""
+        """Makes these drafts the new ones. A draft that was new before keeps its shares."""
         self._rollouts = {name: self._rollouts.get(name, {}) for name in names}
 
     @property
-    def rollouts(self) -> Iterator[tuple[Kind, str, Rollout]]:
-        """Of each new draft, for each kind of sequences that there were."""
+    def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
+        """Roll-out of each new draft, for each task and rule that there was."""
         for name, of_draft in self._rollouts.items():
             for kind, rollout in of_draft.items():
                 yield kind, name, rollout
 
-    def is_known(self, kind: Kind, name: str) -> bool:
-        """Whether enough is, to choose the drafter."""
-        return _is_known(self._records(kind, name).acceptance)
+    def is_known(self, kind: TaskRule, name: str) -> bool:
+        """Whether enough is known about a drafter to choose it."""
+        return _is_known(self._own_acceptance(kind, name))
 
-    def choice(self, kind: Kind, candidates: Sequence[Candidate], pace: Pace) -> tuple[str, str]:
-        """Name of the drafter, and why it is that one.
+    def choice(self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace) -> tuple[str, str]:
+        """Name of the drafter, and why it is chosen.
 
-        candidates: none that is new; the first one drafts until more is known.
+        candidates: none is new; the first one drafts until more is known.
         """
         decision: _Decision = self._decisions(kind, pace, candidates[0].name)
         now = asyncio.get_running_loop().time()
-        if now - decision.at >= DECIDED_FOR_S:
+        if now - decision.at >= TUNING.decided_for_s:
             decision.at = now
             self._decide(decision, kind, candidates, pace)
         return decision.name, decision.reason
 
-    def admitted(self, kind: Kind, candidates: Sequence[Candidate], pace: Pace) -> Candidate | None:
-        """The new draft of whose share a sequence is that begins."""
+    def admitted(
+        self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace
+    ) -> CandidateDrafter | None:
+        """New draft to whose share a beginning sequence belongs; None: no new draft's."""
         new = [one for one in candidates if one.is_new and self._decided_share(kind, one, candidates, pace)]
         return next((one for one in new if self._rollout(kind, one.name).admits()), None)
 
-    def keeps(self, kind: Kind, candidate: Candidate, candidates: Sequence[Candidate], pace: Pace) -> bool:
+    def keeps(
+        self, kind: TaskRule, candidate: CandidateDrafter, candidates: Sequence[CandidateDrafter], pace: Pace
+    ) -> bool:
         """Whether a new draft may go on with a sequence of its share."""
         return self._decided_share(kind, candidate, candidates, pace) > 0.0
 
-    def lost(self, kind: Kind, name: str) -> None:
-        """No worker with the new draft goes on with a sequence of its share."""
+    def lost(self, kind: TaskRule, name: str) -> None:
+        """Takes note that no worker with the new draft goes on with a sequence of its share."""
         if name in self._rollouts:
             rollout = self._rollout(kind, name)
             before = rollout.share
             rollout.go_back()
-            _tell(kind, name, before, rollout)
+            _log_change(kind, name, before, rollout)
 
-    def share(self, kind: Kind, name: str) -> float:
-        """Of the sequences that a new draft drafts."""
+    def share(self, kind: TaskRule, name: str) -> float:
+        """Share of the sequences that a new draft drafts."""
         return self._rollout(kind, name).share if name in self._rollouts else 0.0
 
-    def _decided_share(
-        self, kind: Kind, new: Candidate, candidates: Sequence[Candidate], pace: Pace
-    ) -> float:
-        """As ``share``, decided anew if the newest decision is old."""
-        if new.name not in self._rollouts:
-            return 0.0  # it has left, or is new no more
-        rollout, now = self._rollout(kind, new.name), asyncio.get_running_loop().time()
-        if now - rollout.decided_at >= DECIDED_FOR_S:
-            rollout.decided_at, before = now, rollout.share
-            if self._is_ready(new.info):
-                others = [one for one in candidates if not one.is_new]
-                best = max(self._rates(kind, others, pace).values(), default=0.0)
-                rate = self._rates(kind, [new], pace).get(new.name, 0.0)
-                rollout.compare(rate, best, pace.settings.hysteresis)
-            else:
-                rollout.go_back()
-            _tell(kind, new.name, before, rollout)
-        return rollout.share
-
-    def _rollout(self, kind: Kind, name: str) -> Rollout:
-        of_draft = self._rollouts[name]
-        if kind not in of_draft and len(of_draft) >= MAX_KINDS:
-            del of_draft[next(iter(of_draft))]
-        return of_draft.setdefault(kind, Rollout())
-
-    def watched(self, kind: Kind, others: Sequence[Candidate], settings: PaceSettings) -> list[Candidate]:
-        """Drafters that guess beside a new sequence which another one drafts.
+    def watched(
+        self, kind: TaskRule, others: Sequence[CandidateDrafter], settings: PaceSettings
+    ) -> list[CandidateDrafter]:
+        """Drafters that guess for a new sequence which another one drafts.
 
         An index costs next to nothing, so it always does. Others are chosen within the budget of exploration.
         """
@@ -151,7 +142,34 @@ class Router:
         known = {name: self.is_known(kind, name) for name in costly}
         return free + [costly[name] for name in self._watches.begun(settings, kind, known)]
 
-    def _decide(self, decision: _Decision, kind: Kind, candidates: Sequence[Candidate], pace: Pace) -> None:
+    def _decided_share(
+        self, kind: TaskRule, new: CandidateDrafter, candidates: Sequence[CandidateDrafter], pace: Pace
+    ) -> float:
+        """Share of a new draft, decided anew if the newest decision is old."""
+        if new.name not in self._rollouts:
+            return 0.0  # it has left, or is new no more
+        rollout, now = self._rollout(kind, new.name), asyncio.get_running_loop().time()
+        if now - rollout.decided_at >= TUNING.decided_for_s:
+            rollout.decided_at, before = now, rollout.share
+            if self._is_ready(new.info):
+                others = [one for one in candidates if not one.is_new]
+                best = max(self._rates(kind, others, pace).values(), default=0.0)
+                rate = self._rates(kind, [new], pace).get(new.name, 0.0)
+                rollout.compare(rate, best, pace.settings.hysteresis)
+            else:
+                rollout.go_back()
+            _log_change(kind, new.name, before, rollout)
+        return rollout.share
+
+    def _rollout(self, kind: TaskRule, name: str) -> Rollout:
+        of_draft = self._rollouts[name]
+        if kind not in of_draft and len(of_draft) >= TUNING.most_kinds:
+            del of_draft[next(iter(of_draft))]
+        return of_draft.setdefault(kind, Rollout())
+
+    def _decide(
+        self, decision: _Decision, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace
+    ) -> None:
         ready = [one for one in candidates if self._is_ready(one.info)]
         rates = self._rates(kind, ready, pace)
         present = decision.name if any(one.name == decision.name for one in ready) else None
@@ -159,35 +177,41 @@ class Router:
             decision.name = next((one.name for one in ready), candidates[0].name)
         if (present is not None and present not in rates) or not any(rates.values()):
             decision.reason = RouteReason.FIRST
-            return
-        best = max(rates, key=lambda name: rates[name])
-        if present is None or rates[best] > (1.0 + pace.settings.hysteresis) * rates[present]:
-            decision.name = best
-        decision.reason = RouteReason.MEASURED
+        else:
+            best = max(rates, key=lambda name: rates[name])
+            if present is None or rates[best] > (1.0 + pace.settings.hysteresis) * rates[present]:
+                decision.name = best
+            decision.reason = RouteReason.MEASURED
+        logger.debug(
+            "task %r under %s: %s drafts, %s; tokens per second %s",
+            *(kind.task, kind.rule, decision.name, decision.reason, rates),
+        )
 
-    def _rates(self, kind: Kind, candidates: Sequence[Candidate], pace: Pace) -> dict[str, float]:
-        """Tokens per second that each is worth whose acceptance is known; 0 where costs are not."""
+    def _rates(self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace) -> dict[str, float]:
+        """Tokens per second of each drafter whose acceptance is known; 0 if costs are not known."""
         return {
             one.name: pace.rate(one.info, acceptance.rates(), one.paced.max_depth)
             for one in candidates
             if self._is_ready(one.info) and _is_known(acceptance := self._acceptance(kind, one.name))
         }
 
-    def _acceptance(self, kind: Kind, name: str) -> TaskAcceptance:
-        """Returns the acceptance of coupled verification if that of the rule itself is not known.
+    def _acceptance(self, kind: TaskRule, name: str) -> TaskAcceptance:
+        """Acceptance under a rule, or under coupled verification until that is known.
 
-        Rejection sampling and block verification judge no guess by the text. What they accept more often is
-        likely to be what coupled verification accepts more often.
+        Under the other rules no guess can be judged by the text. What they accept more often is likely to be
+        what coupled verification accepts more often.
         """
-        own: TaskAcceptance = self._records(kind, name).acceptance
+        own = self._own_acceptance(kind, name)
         if kind.rule == "coupled" or _is_known(own):
             return own
-        coupled: TaskAcceptance = self._records(Kind(kind.task, "coupled"), name).acceptance
-        return coupled
+        return self._own_acceptance(TaskRule(kind.task, "coupled"), name)
+
+    def _own_acceptance(self, kind: TaskRule, name: str) -> TaskAcceptance:
+        acceptance: TaskAcceptance = self._acceptances(kind, name)
+        return acceptance
 
 
-def _tell(kind: Kind, name: str, before: float, rollout: Rollout) -> None:
-    """The log, where the share has changed."""
+def _log_change(kind: TaskRule, name: str, before: float, rollout: Rollout) -> None:
     if rollout.share != before:
         logger.info(
             "new draft %r drafts %g of the sequences of task %r under %s, after %g: "
@@ -197,4 +221,4 @@ def _tell(kind: Kind, name: str, before: float, rollout: Rollout) -> None:
 
 
 def _is_known(acceptance: TaskAcceptance) -> bool:
-    return acceptance.is_known and acceptance.samples >= ENOUGH_SAMPLES
+    return acceptance.is_known and acceptance.samples >= TUNING.known_guesses

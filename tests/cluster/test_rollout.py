@@ -21,7 +21,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from cluster.access import TOKEN
-from gateway.routing.rollout import ROUNDS
+from gateway.routing.tuning import TUNING
 from outrider.demo.prompts import DEMO, prompts
 from tests.support.machines import Machines, deployed, raylets
 from tests.support.patience import LIMIT_S, START_S, wait_until
@@ -233,7 +233,7 @@ def _a_worse_one_never_drafts(folder: Path, machines: Machines, models: dict[str
     joined = {"next": models["right"], "worse": models["wrong"]}
     deploy_again(folder, machines, applications(models, joined, drafters=["next"]))
     wait_until(
-        lambda: rollout(machines, "worse").get("seen", 0) > 3 * ROUNDS,
+        lambda: rollout(machines, "worse").get("seen", 0) > 3 * TUNING.drafts,
         START_S,
         lambda: str(rollout(machines, "worse")),
     )

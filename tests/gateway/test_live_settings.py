@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
 from gateway.roster import BY_TASK
 from gateway.routing import rollout, route, router
-from gateway.routing.rollout import SHARES
+from gateway.routing.tuning import TUNING
 from gateway.settings import GatewaySettings, LiveSettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.controller import Pace
@@ -69,8 +70,8 @@ def test_the_pace_is_told_its_own_part() -> None:
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter is worth what its first guesses are; scripted workers tell no times."""
-    monkeypatch.setattr(router, "DECIDED_FOR_S", 0.0)
-    monkeypatch.setattr(rollout, "ROUNDS", 8)
+    monkeypatch.setattr(router, "TUNING", replace(TUNING, decided_for_s=0.0))
+    monkeypatch.setattr(rollout, "TUNING", replace(TUNING, drafts=8))
     monkeypatch.setattr(Pace, "rate", lambda self, info, rates, max_depth: 1.0 + rates[0])
 
 
@@ -111,7 +112,7 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
         before = await answered(generation)
         assert before.routed == {("model", RouteReason.NAMED): 1}
         generation.use(JOINED)
-        shadow = await until_share(generation, SHARES[1])
+        shadow = await until_share(generation, TUNING.shares[1])
         assert all("next" not in one.by_drafter for one in shadow[:-1])
         assert sum(one.judged["next", "right"] for one in shadow) > 0
         growing = await until_share(generation, 1.0)
@@ -123,7 +124,7 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
         (told,) = loads(generation).rollouts
     labels = ("t", "coupled", "next")
     assert published.gauges["outrider_rollout_share", *labels] == 1.0
-    assert told.changes == {f"{share:g}": 1 for share in SHARES[1:]}
+    assert told.changes == {f"{share:g}": 1 for share in TUNING.shares[1:]}
     for share in told.changes:
         assert published.totals["outrider_rollout_changes", *labels, share] == 1
     assert (told.draft, told.task, told.share) == ("next", "t", 1.0)
@@ -144,7 +145,7 @@ async def test_a_worse_draft_never_drafts(tokenizer: Tokenizer) -> None:
 async def test_one_that_becomes_worse_goes_back_within_its_sequences(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route, "WORTH", 4)
+    monkeypatch.setattr(route, "TUNING", replace(TUNING, least_left=4))
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         generation.use(JOINED)

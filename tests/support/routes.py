@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from gateway.drafters.target import VerdictDrafter
-from gateway.routing.candidates import Candidate
-from gateway.routing.router import Kind
+from gateway.routing.router import CandidateDrafter, TaskRule
 from gateway.sequence import GatewaySequence
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import DrafterInfo, Place
@@ -12,7 +11,7 @@ from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 
-CODE, PROSE = Kind("code", "coupled"), Kind("prose", "coupled")
+CODE, PROSE = TaskRule("code", "coupled"), TaskRule("prose", "coupled")
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Machine:
         return self.worth.get(info.name, 1.0) * (1.0 + rates[0]) if self.is_known else 0.0
 
 
-def candidate(name: str, place: Place = Place.DRAFT_WORKER) -> Candidate:
+def candidate(name: str, place: Place = Place.DRAFT_WORKER) -> CandidateDrafter:
     sequence = GatewaySequence((1,), Sampling(), 0)
     paced = PacedSequence(DrafterInfo(name, "", place, ""), SequenceAcceptance(TaskAcceptance()), 4)
-    return Candidate(VerdictDrafter(sequence), paced)
+    return CandidateDrafter(VerdictDrafter(sequence), paced)

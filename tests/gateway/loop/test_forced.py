@@ -10,10 +10,9 @@ from gateway.drafters.target import VerdictDrafter
 from gateway.events import Events, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
 from gateway.proposal import NO_PROPOSAL, Proposal
-from gateway.routing.candidates import Candidate
 from gateway.routing.paces import PaceObserver, Paces
 from gateway.routing.route import Route
-from gateway.routing.router import Kind, Router
+from gateway.routing.router import CandidateDrafter, Router, TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
@@ -133,8 +132,8 @@ def observed(name: str, event: VerdictFell) -> Observed:
     speculation = Speculation().resolved(name, PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
     sequence = GatewaySequence((1,), Sampling(), 1)
-    candidate = Candidate(VerdictDrafter(sequence), paced)
-    kind = Kind(None, "coupled")
+    candidate = CandidateDrafter(VerdictDrafter(sequence), paced)
+    kind = TaskRule(None, "coupled")
     route = Route([candidate], Router(lambda info: True), kind, sequence, Events())
     observer = PaceObserver(route, sequence)
     observer.pace = pace = Observed()

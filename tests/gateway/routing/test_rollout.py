@@ -1,13 +1,14 @@
 """A new draft: judged first, then given more and more sequences while it is worth more than the others."""
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from gateway.routing import router
-from gateway.routing.candidates import Candidate
-from gateway.routing.rollout import DOUBLINGS, ROUNDS, SHARES, Rollout
-from gateway.routing.router import Kind, Router
+from gateway.routing.rollout import Rollout
+from gateway.routing.router import CandidateDrafter, Router, TaskRule
+from gateway.routing.tuning import TUNING
 from outrider.pace.controller import Pace
 from tests.support.routes import CODE, PROSE, Machine, candidate
 
@@ -26,59 +27,59 @@ def at(step: int) -> Rollout:
     for _ in range(step):
         seen(rollout, rollout.needed)
         rollout.compare(*BETTER, MARGIN)
-    assert rollout.share == SHARES[step]
+    assert rollout.share == TUNING.shares[step]
     return rollout
 
 
 def test_it_drafts_nothing_before_enough_of_its_guesses_were_judged() -> None:
     rollout = Rollout()
-    seen(rollout, ROUNDS - 1)
+    seen(rollout, TUNING.drafts - 1)
     rollout.compare(*BETTER, MARGIN)
     assert not any(rollout.admits() for _ in range(100))
     seen(rollout, 1)
     rollout.compare(*BETTER, MARGIN)
-    assert rollout.share == SHARES[1] > 0.0
+    assert rollout.share == TUNING.shares[1] > 0.0
 
 
-@pytest.mark.parametrize("step", range(len(SHARES) - 1))
+@pytest.mark.parametrize("step", range(len(TUNING.shares) - 1))
 def test_each_share_has_to_be_earned_by_drafts_at_the_one_before(step: int) -> None:
     rollout = at(step)
-    for _ in range(ROUNDS - 1):
+    for _ in range(TUNING.drafts - 1):
         seen(rollout, 1)
         rollout.compare(*BETTER, MARGIN)
-    assert rollout.share == SHARES[step]
+    assert rollout.share == TUNING.shares[step]
     seen(rollout, 1)
     rollout.compare(*BETTER, MARGIN)
-    assert rollout.share == SHARES[step + 1]
+    assert rollout.share == TUNING.shares[step + 1]
 
 
-@pytest.mark.parametrize("step", range(1, len(SHARES)))
+@pytest.mark.parametrize("step", range(1, len(TUNING.shares)))
 def test_it_is_given_its_share_and_no_more_evenly(step: int) -> None:
     rollout = at(step)
-    every = round(1 / SHARES[step])
+    every = round(1 / TUNING.shares[step])
     assert [rollout.admits() for _ in range(5 * every)] == ([False] * (every - 1) + [True]) * 5
 
 
-@pytest.mark.parametrize("step", range(len(SHARES)))
+@pytest.mark.parametrize("step", range(len(TUNING.shares)))
 def test_what_is_worth_about_as_much_stays_where_it_is(step: int) -> None:
     rollout = at(step)
-    seen(rollout, 10 * ROUNDS)
+    seen(rollout, 10 * TUNING.drafts)
     for rates in ((1.01, 1.0), (1.0, 1.01), (1.2, 0.0), (0.0, 1.2)):  # 0: that is not known
         rollout.compare(*rates, MARGIN)
-    assert rollout.share == SHARES[step]
+    assert rollout.share == TUNING.shares[step]
 
 
-@pytest.mark.parametrize("step", range(1, len(SHARES)))
+@pytest.mark.parametrize("step", range(1, len(TUNING.shares)))
 def test_where_it_is_worse_it_goes_back_at_once_and_has_to_show_twice_as_much(step: int) -> None:
     rollout = at(step)
     rollout.compare(*WORSE, MARGIN)
-    assert (rollout.share, rollout.changes[0.0], rollout.needed) == (0.0, 1, 2 * ROUNDS)
-    seen(rollout, 2 * ROUNDS - 1)
+    assert (rollout.share, rollout.changes[0.0], rollout.needed) == (0.0, 1, 2 * TUNING.drafts)
+    seen(rollout, 2 * TUNING.drafts - 1)
     rollout.compare(*BETTER, MARGIN)
     assert rollout.share == 0.0
     seen(rollout, 1)
     rollout.compare(*BETTER, MARGIN)
-    assert rollout.share == SHARES[1]
+    assert rollout.share == TUNING.shares[1]
 
 
 def test_one_that_goes_back_again_and_again_can_still_come() -> None:
@@ -87,17 +88,17 @@ def test_one_that_goes_back_again_and_again_can_still_come() -> None:
         seen(rollout, rollout.needed)
         rollout.compare(*BETTER, MARGIN)
         rollout.go_back()
-    assert rollout.needed == ROUNDS << DOUBLINGS
-    assert rollout.changes == {SHARES[1]: 20, 0.0: 20}
+    assert rollout.needed == TUNING.drafts << TUNING.doublings
+    assert rollout.changes == {TUNING.shares[1]: 20, 0.0: 20}
 
 
 OLD, NEW = candidate("old"), candidate("new")
-NEW = Candidate(NEW.drafter, NEW.paced, is_new=True)
+NEW = CandidateDrafter(NEW.drafter, NEW.paced, is_new=True)
 
 
 @pytest.fixture(autouse=True)
 def decides_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "DECIDED_FOR_S", 0.0)
+    monkeypatch.setattr(router, "TUNING", replace(TUNING, decided_for_s=0.0))
 
 
 def rolling_out(lost: frozenset[str] | set[str] = frozenset()) -> Router:
@@ -106,14 +107,14 @@ def rolling_out(lost: frozenset[str] | set[str] = frozenset()) -> Router:
     return routed
 
 
-def told(routed: Router, kind: Kind, drafts: int = ROUNDS, **right: bool) -> None:
+def told(routed: Router, kind: TaskRule, drafts: int = TUNING.drafts, **right: bool) -> None:
     """So many first guesses of each drafter, all of them right or none."""
     for name, is_right in right.items():
         for _ in range(drafts):
             routed.observe(kind, name, int(is_right), 1)
 
 
-def admitted(routed: Router, kind: Kind, machine: Machine, sequences: int = 8) -> int:
+def admitted(routed: Router, kind: TaskRule, machine: Machine, sequences: int = 8) -> int:
     """Of so many that begin, those that the new draft drafts."""
     of = [routed.admitted(kind, [OLD, NEW], cast(Pace, machine)) for _ in range(sequences)]
     assert all(one is NEW for one in of if one is not None)
@@ -123,7 +124,7 @@ def admitted(routed: Router, kind: Kind, machine: Machine, sequences: int = 8) -
 async def test_a_better_draft_takes_over_step_by_step() -> None:
     routed, machine, given = rolling_out(), Machine(), []
     told(routed, CODE, old=False)
-    for _ in SHARES:
+    for _ in TUNING.shares:
         given.append(admitted(routed, CODE, machine))
         told(routed, CODE, new=True)
     assert given == [0, 1, 2, 4, 8]
@@ -141,7 +142,7 @@ async def test_a_worse_draft_is_never_given_a_sequence() -> None:
 async def test_one_that_is_right_as_often_but_slower_is_worse() -> None:
     routed, machine = rolling_out(), Machine({"new": 0.8})
     told(routed, CODE, old=True)
-    told(routed, CODE, 10 * ROUNDS, new=True)
+    told(routed, CODE, 10 * TUNING.drafts, new=True)
     assert admitted(routed, CODE, machine) == 0
 
 
@@ -152,18 +153,18 @@ async def test_tasks_are_rolled_out_each_by_itself() -> None:
         told(routed, kind, new=is_better)
     assert (admitted(routed, CODE, machine), admitted(routed, PROSE, machine)) == (1, 0)
     assert {(kind, name, one.share) for kind, name, one in routed.rollouts} == {
-        (CODE, "new", SHARES[1]),
+        (CODE, "new", TUNING.shares[1]),
         (PROSE, "new", 0.0),
     }
 
 
 async def test_it_goes_back_within_a_sequence_where_the_text_changes() -> None:
     routed, machine = rolling_out(), Machine()
-    told(routed, CODE, old=True, drafts=4 * ROUNDS)
+    told(routed, CODE, old=True, drafts=4 * TUNING.drafts)
     machine.worth["old"] = 0.5
     told(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 1
-    told(routed, CODE, new=False, drafts=4 * ROUNDS)
+    told(routed, CODE, new=False, drafts=4 * TUNING.drafts)
     assert routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))  # it is worth as much still
     machine.worth["old"] = 1.0
     assert not routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))
@@ -191,7 +192,7 @@ async def test_one_that_has_left_is_given_nothing_and_is_forgotten() -> None:
     told(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 1
     routed.roll_out(["new", "another"])  # deployed again: what has been earned stays
-    assert routed.share(CODE, "new") == SHARES[1]
+    assert routed.share(CODE, "new") == TUNING.shares[1]
     routed.roll_out([])
     assert admitted(routed, CODE, machine) == 0
     assert not routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))

@@ -1,16 +1,17 @@
 """Which drafter drafts, by what is known of each."""
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from gateway.routing import router
-from gateway.routing.candidates import Candidate
-from gateway.routing.router import Kind, Router
+from gateway.routing.router import CandidateDrafter, Router, TaskRule
+from gateway.routing.tuning import TUNING
 from outrider.drafters.registry import Place
 from outrider.pace.controller import Pace
 from outrider.pace.settings import PaceSettings
-from outrider.pace.tuning import TUNING
+from outrider.pace.tuning import TUNING as PACE_TUNING
 from outrider.telemetry.reasons import RouteReason
 from tests.support.routes import CODE, PROSE, Machine, candidate
 
@@ -20,21 +21,21 @@ THREE = [candidate("general"), candidate("code"), candidate("suffix", Place.GATE
 
 @pytest.fixture(autouse=True)
 def decides_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "DECIDED_FOR_S", 0.0)
+    monkeypatch.setattr(router, "TUNING", replace(TUNING, decided_for_s=0.0))
 
 
-def told(routed: Router, kind: Kind, **rights: int) -> None:
+def told(routed: Router, kind: TaskRule, **rights: int) -> None:
     """Of ENOUGH first guesses of each drafter so many were right."""
     for name, right in rights.items():
         for guess in range(ENOUGH):
             routed.observe(kind, name, int(guess < right), 1)
 
 
-def choice(routed: Router, kind: Kind, machine: Machine) -> tuple[str, str]:
+def choice(routed: Router, kind: TaskRule, machine: Machine) -> tuple[str, str]:
     return routed.choice(kind, THREE, cast(Pace, machine))
 
 
-def watched(routed: Router, kind: Kind, others: list[Candidate], share: float) -> list[str]:
+def watched(routed: Router, kind: TaskRule, others: list[CandidateDrafter], share: float) -> list[str]:
     return [one.name for one in routed.watched(kind, others, PaceSettings(exploration=share))]
 
 
@@ -82,7 +83,7 @@ async def test_a_draft_without_a_worker_is_passed_over_until_there_is_one() -> N
 async def test_under_rejection_or_block_that_is_new_what_coupled_guesses_told_decides() -> None:
     routed, machine = Router(lambda info: True), Machine()
     told(routed, CODE, general=20, code=36)
-    rejection = Kind("code", "rejection")
+    rejection = TaskRule("code", "rejection")
     assert choice(routed, rejection, machine)[0] == "code"
     told(routed, rejection, general=36, code=20)
     assert choice(routed, rejection, machine)[0] == "general"
@@ -95,7 +96,7 @@ def test_exploring_costs_no_more_than_its_share() -> None:
     assert all({*names} <= {"code", "suffix"} for names in explored)
     assert all("suffix" in names for names in explored)  # an index costs nothing
     costly = sum("code" in names for names in explored)
-    assert 100 <= costly <= 100 + TUNING.most_credit
+    assert 100 <= costly <= 100 + PACE_TUNING.most_credit
 
 
 def test_one_that_guesses_already_is_not_given_another_sequence_at_once() -> None:

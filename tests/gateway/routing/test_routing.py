@@ -14,6 +14,7 @@ from gateway.loop.rounds import Rounds
 from gateway.routing import route
 from gateway.routing.paces import Paces
 from gateway.routing.router import Router
+from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
@@ -71,7 +72,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router changes its mind every few rounds."""
     names = itertools.cycle(name for name in ALL for _ in range(4))
     monkeypatch.setattr(Router, "choice", lambda *_: (next(names), "restless"))
-    monkeypatch.setattr(route, "WORTH", 4)
+    monkeypatch.setattr(route, "TUNING", replace(TUNING, least_left=4))
 
 
 @pytest.fixture(autouse=True)
