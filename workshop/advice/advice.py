@@ -1,4 +1,4 @@
-"""What is found out about each candidate, and which is best."""
+"""Findings about each candidate, and which candidate is best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from outrider.drafters.registry import Place
 from workshop.advice.judged import Counts
 from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE, Expected, ExpectedCosts
 
-PAYS = 1.02  # times plain decoding, from which on a candidate is recommended
+PAYS = 1.02  # times plain decoding; slower candidates are not recommended
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One candidate on the answers of one task at one temperature."""
+    """Finding of one candidate on the answers of one task at one temperature."""
 
     task: str
     temperature: float
@@ -23,13 +23,13 @@ class Finding:
 
     @property
     def deepest(self) -> Counts:
-        """Rounds of the largest depth, which say most about positions."""
+        """Counts of the deepest rounds, which say most about positions."""
         return self.by_depth[max(self.by_depth)]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One candidate."""
+    """Judgement of one candidate: what it costs and what it brings."""
 
     name: str
     drafter: str
@@ -42,33 +42,33 @@ class Judgement:
 
     @property
     def step_s(self) -> float | None:
-        """Of its model, one stream; None: guesses take no model."""
+        """Seconds of a step of its model for one stream; None: guesses take no model."""
         return None if self.costs.draft is None else self.costs.draft.seconds(1, 1)
 
     @property
     def times_faster(self) -> float | None:
-        """Than the target's step."""
+        """Seconds of the target's step / seconds of the draft's step; None: no model."""
         return None if self.step_s is None else self.costs.target.seconds(1, 1) / self.step_s
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / verified, over all findings."""
-        verified = sum(sum(finding.deepest.verified) for finding in self.findings)
+        """Acceptance rate over all findings: accepted / reached."""
+        reached = sum(sum(finding.deepest.reached) for finding in self.findings)
         accepted = sum(sum(finding.deepest.accepted) for finding in self.findings)
-        return accepted / verified if verified else 0.0
+        return accepted / reached if reached else 0.0
 
     def speedup(self, stream: int) -> float:
-        """Geometric mean over tasks and temperatures, at one of the numbers of streams, by index."""
+        """Geometric mean of the speedup over tasks and temperatures. stream: index of a number of streams."""
         return exp(fmean(log(finding.expected[stream].speedup) for finding in self.findings))
 
     @property
     def score(self) -> float:
-        """By which candidates are ranked: the geometric mean over all numbers of streams."""
+        """Rank of the candidate: geometric mean of the speedup over all numbers of streams."""
         return exp(fmean(log(self.speedup(stream)) for stream in range(len(self.findings[0].expected))))
 
     @property
     def warnings(self) -> list[str]:
-        """Where it breaks the rule of thumb."""
+        """Rules of thumb that the candidate breaks."""
         said = []
         if self.times_faster is not None and self.times_faster <= FASTER:
             said.append(f"only {self.times_faster:.1f} times faster than the target, not {FASTER:.0f}")
@@ -79,24 +79,24 @@ class Judgement:
 
 @dataclass
 class Advice:
-    """On one target."""
+    """Advice on one target."""
 
     target: str
     streams: tuple[int, ...]
     is_measured: bool  # steps on this machine; False: by data sheets
-    step_ms: float  # of the target, one stream, one token
-    dollars: tuple[float | None, ...]  # [streams] per million tokens, of plain decoding
+    step_ms: float  # milliseconds of the target's step; one stream, one token
+    dollars: tuple[float | None, ...]  # [streams] dollars per million tokens in plain decoding
     judgements: list[Judgement] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)  # candidates, and why
+    refused: dict[str, str] = field(default_factory=dict)  # reasons by candidate
 
     @property
     def ranking(self) -> list[Judgement]:
-        """The best first."""
+        """Judgements, the best first."""
         return sorted(self.judgements, key=lambda judgement: -judgement.score)
 
     @property
     def recommendation(self) -> str:
-        """One sentence."""
+        """Recommendation in one sentence."""
         if not self.judgements:
             return "Stay with plain decoding: no candidate can draft for this target."
         best = self.ranking[0]

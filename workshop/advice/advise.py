@@ -1,4 +1,4 @@
-"""The way of advice: the target answers, the candidates guess along, costs are put beside."""
+"""The course of advice: the target answers, candidates guess along the answers, costs are added."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,16 +28,16 @@ from workshop.advice.settings import AdviceSettings
 from workshop.advice.speed import ExpectedCosts, Prices, could_pay, expected
 from workshop.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
 
-PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # with nothing beside the target
-MARGIN = 10.0  # times by which what is measured may be too long
-MEASURED_TOKENS = (1, 2, 3, 5, 9, 17)  # of each sequence in a step
+PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # a target without a drafter
+MARGIN = 10.0  # times that measured steps may be too long
+MEASURED_TOKENS = (1, 2, 3, 5, 9, 17)  # tokens of each sequence in a step
 
-AllJudged = dict[float, list[JudgedAnswer]]  # by temperature, along its answers
+AllJudged = dict[float, list[JudgedAnswer]]  # judged answers by temperature
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Whose data sheets tell what steps cost; None: they are measured here."""
+    """Accelerators whose data sheets give the costs of steps; None: steps are measured here."""
 
     target: Accelerator | None = None
     draft: Accelerator | None = None
@@ -45,14 +45,14 @@ class Accelerators:
 
 @dataclass(frozen=True)
 class ModelJudged:
-    """What a model guessed, and how long its steps take."""
+    """Guesses of a model, and how long its steps take."""
 
     judged: AllJudged
     steps: StepTimes
 
 
 class Adviser:
-    """On one deployment."""
+    """Adviser on one deployment."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Adviser:
     ) -> None:
         """
         Args:
-            settings: of the deployment, with the GPUs of each worker.
+            settings: settings of the deployment, with the GPUs of each worker.
             memories: bytes of each device by group of settings (cluster/devices.py).
-            tell: is told what is done next.
+            tell: takes a line about what is done next.
         """
         self._settings = settings
         self._asked = asked
@@ -74,10 +74,10 @@ class Adviser:
         self._accelerators = accelerators
         self._progress = Progress(tell)
         self._prices = Prices(asked.price_per_hour, asked.draft_price_per_hour)
-        self._answers: dict[float, list[TargetAnswer]] = {}  # by temperature
-        self._measured: MeasuredSteps | None = None  # of the target
+        self._answers: dict[float, list[TargetAnswer]] = {}  # answers by temperature
+        self._measured: MeasuredSteps | None = None  # steps of the target
         self._models: dict[tuple[str, Quantization | None], ModelJudged] = {}
-        self._hopeless: dict[tuple[str, Quantization | None], str] = {}  # models, and why
+        self._hopeless: dict[tuple[str, Quantization | None], str] = {}  # reasons by model
         self._suffixes: AllJudged = {}
 
     def advise(self, prompts: Sequence[Prompt], candidates: Sequence[DraftCandidate]) -> Advice:
@@ -169,7 +169,7 @@ class Adviser:
     def _counts(
         self, candidate: DraftCandidate, plan: Planned
     ) -> tuple[dict[tuple[float, str], dict[int, Counts]], StepTimes | None]:
-        """Rounds by temperature and task, then by depth; and the steps of the model, if there is one."""
+        """Returns rounds by temperature and task, then by depth; and the steps of the model, if any."""
         info, steps, index = candidate.info, None, None
         if info.place is Place.GATEWAY:
             judged = self._of_suffixes() if info.remembers else self._of_index(info)
@@ -221,7 +221,7 @@ class Adviser:
             _free_memory()
 
     def _of_model(self, candidate: DraftCandidate, plan: Planned) -> ModelJudged:
-        """Judged once, also where it drafts in several candidates. Raises HopelessError."""
+        """Judges a model once, however many candidates it drafts in. Raises HopelessError."""
         assert candidate.model is not None
         key = candidate.model, candidate.quantization
         if key in self._hopeless:
@@ -257,14 +257,14 @@ class Adviser:
         )
 
     def _check_it_could_pay(self, info: DrafterInfo, plan: Planned, steps: MeasuredSteps) -> None:
-        """Far from it, since other work on the machine may have made its steps long. Raises HopelessError."""
+        """Raises HopelessError if rounds could not pay even with steps MARGIN times shorter."""
         costs = self._costs(info, plan, steps.faster(MARGIN))
         if any(could_pay(costs, self._asked.depth, streams) for streams in self._asked.streams):
             return
         own, of_target = (1e3 * one.seconds(1, 1) for one in (steps, costs.target))
         raise HopelessError(
             f"a step takes {own:.1f} ms here, one of the target {of_target:.1f} ms: "
-            f"it would not pay if it were {MARGIN:.0f} times faster and all its guesses right"
+            f"it would not pay if it were {MARGIN:.0f} times faster and all its guesses correct"
         )
 
     def _target_steps(self, plan: Planned) -> StepTimes:
@@ -277,13 +277,13 @@ class Adviser:
         return DataSheetSteps(costs, accelerator, len(self._context()))
 
     def _context(self) -> tuple[int, ...]:
-        """A text of the usual length."""
+        """Returns a text of the usual length."""
         texts = [answer.text for answers in self._answers.values() for answer in answers]
         length = int(median(len(text) for text in texts))
         return next(text for text in texts if len(text) >= length)[:length]
 
     def _batches(self) -> list[int]:
-        """Sequences in a step: all streams, and half of them while the others draft."""
+        """Returns numbers of sequences in a step: all streams, and half of them."""
         return sorted({*self._asked.streams, *(-(-count // 2) for count in self._asked.streams)})
 
     @property
@@ -293,7 +293,7 @@ class Adviser:
 
     @contextmanager
     def _loaded(self, settings: EngineSettings) -> Iterator[Engine]:
-        """One at a time is in memory."""
+        """Loads one engine and frees it: one at a time is in memory."""
         engine = Engine.from_settings(settings)
         try:
             yield engine

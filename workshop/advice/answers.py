@@ -1,4 +1,4 @@
-"""Prompts from a file, and what the target says to them: the text that every candidate is judged on."""
+"""Prompts from a file, and the target's answers to them: every candidate is judged on these."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ UNLABELLED = "all"  # task of prompts without a label
 
 
 class PromptLine(BaseModel):
-    """A line of the file, in JSON."""
+    """Line of the file, in JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None  # of a chat, which goes through the chat template
+    messages: list[dict[str, Any]] | None = None  # chat, which goes through the chat template
     task: Annotated[str, Field(min_length=1)] = UNLABELLED
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ class PromptLine(BaseModel):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Of a request: its label and its tokens."""
+    """Prompt of a request: its label and its tokens."""
 
     task: str
     tokens: tuple[int, ...]
@@ -42,7 +42,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TargetAnswer:
-    """What the target said to a prompt. ``tokens`` are generated ones alone."""
+    """Answer of the target to a prompt. ``tokens`` are the generated tokens alone."""
 
     task: str
     request: Request
@@ -50,12 +50,14 @@ class TargetAnswer:
 
     @property
     def text(self) -> tuple[int, ...]:
-        """Prompt and answer."""
+        """Tokens of prompt and answer."""
         return (*self.request.prompt, *self.tokens)
 
 
 def read_prompts(file: Path, tokenizer: Any) -> list[Prompt]:
-    """
+    """Reads prompts from a file.
+
+    Args:
     Args:
         file: a JSON object a line, with ``prompt`` or ``messages``, and ``task`` where it has a label.
         tokenizer: of transformers, the target's.
@@ -91,7 +93,7 @@ def _read(place: str, line: str, tokenizer: Any) -> Prompt:
 def answered(
     target: Engine, prompts: Sequence[Prompt], temperature: float, max_tokens: int, seed: int
 ) -> list[TargetAnswer]:
-    """By plain decoding, all prompts at once. Prompts that leave no room for two tokens have no answer."""
+    """Answers all prompts at once by plain decoding. A prompt without room for two tokens has no answer."""
     fitting = [prompt for prompt in prompts if len(prompt.tokens) + 2 <= target.max_length]
     requests = [
         Request(
@@ -113,6 +115,6 @@ def answered(
 
 
 def by_task(answers: Sequence[TargetAnswer]) -> Iterator[tuple[str, list[TargetAnswer]]]:
-    """In the order of their first prompts."""
+    """Groups answers by task, in the order of their first prompts."""
     for task in dict.fromkeys(answer.task for answer in answers):
         yield task, [answer for answer in answers if answer.task == task]

@@ -1,7 +1,7 @@
-"""Drafters beside the target: one pass of the target over each answer gives them the states that they read.
+"""Judges target drafters: one pass of the target over each answer gives the states that they read.
 
-They are given them as when serving: token by token, each before the Draft that follows it. So what a head
-keeps in its own cache is what it would have kept.
+A drafter gets the states as when serving: token by token, each before the Draft that follows it. So a head
+keeps in its cache what it would have kept.
 """
 
 import time
@@ -30,7 +30,7 @@ from workshop.advice.judging import NOTHING
 from workshop.advice.progress import SILENT, Progress
 from workshop.advice.steps import MeasuredSteps
 
-AT_A_TIME = 8  # answers whose states are held
+AT_A_TIME = 8  # answers whose states are held at a time
 
 
 class _StateRecorder(ModelRunner):
@@ -38,7 +38,7 @@ class _StateRecorder(ModelRunner):
 
     def __init__(self, forward: ForwardPass) -> None:
         super().__init__(forward, None)
-        self._states: dict[tuple[int, int], Tensor] = {}  # by block and place: [num_layers, hidden_size]
+        self._states: dict[tuple[int, int], Tensor] = {}  # [num_layers, hidden_size] by block and place
 
     def run(
         self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
@@ -46,19 +46,19 @@ class _StateRecorder(ModelRunner):
         outcome = super().run(selected, launched, following)
         for _, item, choices in outcome.chosen:
             if choices.hidden is None:
-                continue  # the drafter reads none
+                continue  # this drafter reads no states
             for position, state in enumerate(choices.hidden[: item.num_committed], item.sequence.cached):
                 self._states[self._slot(item.sequence, position)] = state
         return outcome
 
     def states(self, sequence: Sequence) -> Tensor | None:
-        """[cached, num_layers, hidden_size]"""
+        """Returns the states of the cached tokens: [cached, num_layers, hidden_size]; None: none are read."""
         if not self._states:
             return None
         return torch.stack([self._states[self._slot(sequence, place)] for place in range(sequence.cached)])
 
     def forget(self) -> None:
-        """The sequences are closed."""
+        """Forgets the states of closed sequences."""
         self._states.clear()
 
     def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
@@ -67,10 +67,12 @@ class _StateRecorder(ModelRunner):
 
 
 class BesideJudge:
-    """A target with a drafter beside it, and how long that drafter takes."""
+    """Target with a drafter in its process, and how long that drafter takes."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """
+        """Loads both.
+
+        Args:
         Args:
             settings: of the target, which name the drafter.
 
@@ -82,13 +84,13 @@ class BesideJudge:
         self._drafter: BesideTarget = drafter
         self._runner = _StateRecorder(ForwardPass(settings, beside=drafter))
         self._engine = Engine(self._runner)
-        self._taken: dict[int, list[float]] = {}  # seconds of a step of the drafter, by sequences
+        self._taken: dict[int, list[float]] = {}  # seconds of the drafter's steps, by sequences
 
     @torch.inference_mode()
     def judge(
         self, answers: Items[TargetAnswer], depth: int, progress: Progress = SILENT
     ) -> list[JudgedAnswer]:
-        """A Draft before each token of each answer. Raises HopelessError."""
+        """Judges a Draft before each token of each answer. Raises HopelessError."""
         judged: list[JudgedAnswer] = []
         for first in range(0, len(answers), AT_A_TIME):
             together = answers[first : first + AT_A_TIME]
@@ -100,7 +102,10 @@ class BesideJudge:
     def _judged_together(
         self, answers: Items[TargetAnswer], depth: int, go_on: Callable[[], None]
     ) -> list[JudgedAnswer]:
-        """go_on: is called before each step, and may raise."""
+        """Judges answers that run together.
+
+        go_on: called before each step; may raise.
+        """
         runs = [_BesideRun(answer, self._read(answer)) for answer in answers]
         while self._engine.has_work:
             self._engine.step()
@@ -124,7 +129,7 @@ class BesideJudge:
         return [run.judged for run in runs]
 
     def _read(self, answer: TargetAnswer) -> Sequence:
-        """Has the target read all but the last token."""
+        """Lets the target read all tokens but the last."""
         request = answer.request
         sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
         self._engine.submit(Verify(sequence.number, 0, answer.text[:-1], NO_DRAFT, 0))
@@ -132,12 +137,12 @@ class BesideJudge:
 
     @property
     def steps(self) -> MeasuredSteps:
-        """Of the drafter, as the pace counts them (outrider/drafters/registry.py)."""
+        """Steps of the drafter, as the pace counts them (outrider/drafters/registry.py)."""
         return MeasuredSteps({count: {count: median(taken)} for count, taken in self._taken.items()})
 
 
 class _BesideRun:
-    """An answer as far as the drafter has been told of it."""
+    """Answer as far as the drafter has been told of it."""
 
     def __init__(self, answer: TargetAnswer, sequence: Sequence) -> None:
         self._tokens = answer.tokens
@@ -156,18 +161,18 @@ class _BesideRun:
         return JudgedAnswer(self._tokens, tuple(self._starts))
 
     def begin(self, states: Tensor | None) -> None:
-        """states: [num_positions, num_layers, hidden_size]; None: the drafter reads none."""
+        """Begins with the prompt's states: [num_positions, num_layers, hidden_size]; None: none are read."""
         self._states = states
         self._set_back()
 
     def _set_back(self) -> None:
-        """The sequence as it is when the target has just said the token before the place."""
+        """Sets the sequence back: the target has just said the token before the place."""
         length = self.sequence.prompt_length + self._place
         self.sequence.tokens = [*self._text[:length]]
         self.sequence.cached = length - 1
 
     def fed(self) -> Fed:
-        """States that the drafter was not given yet."""
+        """Returns the states that the drafter was not given yet."""
         start, self._told = self._told, self.sequence.cached
         assert self._states is not None
         return Fed(self.sequence, start, self._states[start : self._told])
@@ -178,7 +183,7 @@ class _BesideRun:
         return Asked(self.sequence, min(depth, room), 0, self._place, hidden)
 
     def take(self, drafted: tuple[int, ...]) -> None:
-        """The Draft before the place's token; then the answer goes on by that token."""
+        """Takes the Draft before the place's token; then the answer goes on by that token."""
         self._starts[self._place] = DraftStart(len(drafted), agreed(drafted, self._tokens[self._place :]))
         self._place += 1
         self._set_back()

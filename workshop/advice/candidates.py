@@ -1,4 +1,4 @@
-"""What could draft for a target."""
+"""Candidates: what could draft for a target."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ FORMS: tuple[Quantization | None, ...] = (None, "int8", "int4")
 
 @dataclass(frozen=True)
 class DraftCandidate:
-    """One way to draft."""
+    """Candidate: one way to draft."""
 
     name: str
     info: DrafterInfo
-    model: str | None = None  # of a draft worker
+    model: str | None = None  # checkpoint of a worker drafter
     quantization: Quantization | None = None
-    head: str | None = None  # checkpoint of a drafter beside the target, where it has one
+    head: str | None = None  # checkpoint of a target drafter, if it has one
     early_exit: int | None = None  # layers of the target that draft
 
     def settings(self, given: Settings) -> Settings:
-        """Of a deployment that drafts so."""
+        """Returns the settings of a deployment that drafts this way."""
         beside = self.info.name if self.info.place is Place.TARGET_WORKER else None
         change: dict[str, Any] = {"drafter": beside, "head": self.head}
         if self.early_exit is not None:
@@ -52,30 +52,30 @@ class DraftCandidate:
         return draft.model_copy(update=change)
 
     def draft_engine(self, given: Settings) -> EngineSettings:
-        """Of an engine that only drafts what it is asked for."""
+        """Returns the settings of an engine that only drafts when it is asked."""
         return self.settings(given).draft_engine(draft_name(given)).model_copy(update={"draft_ahead": 0})
 
     def target_engine(self, given: Settings) -> EngineSettings:
-        """Of the target with the drafter beside it."""
+        """Returns the settings of the target with its drafter."""
         return self.settings(given).target_engine()
 
 
 def draft_name(settings: Settings) -> str:
-    """Of the draft in whose place the candidates are put."""
+    """Name of the draft that candidates replace."""
     return next(iter(settings.drafts), DEFAULT_DRAFT)
 
 
 def candidates(
     settings: Settings, models: Sequence[str], heads: Mapping[str, str]
 ) -> Iterator[DraftCandidate]:
-    """All that are compared: those of the settings, those that are named, and those that cost no checkpoint.
+    """Yields all candidates: of the settings, of the options, and those that need no checkpoint.
 
     Args:
-        models: folders or hub ids, beside the drafts of the settings.
-        heads: checkpoints by drafter, beside the one of the settings; of ``early_exit`` also how many layers.
+        models: folders or hub ids, besides the drafts of the settings.
+        heads: checkpoints by drafter, besides the head of the settings; ``early_exit`` has a layer number.
 
     Raises:
-        ValueError: there is no such model, or a drafter does not stand beside a target.
+        ValueError: there is no such model, or a drafter is no target drafter.
         UnsupportedModelError: the target's own layers cannot draft.
     """
     target = settings.target
@@ -109,7 +109,7 @@ def _beside(settings: Settings, name: str, head: str | None) -> Iterator[DraftCa
 
 
 def _exits(settings: Settings, head: str | None) -> Iterator[DraftCandidate]:
-    """The one that the settings name; all that begin with the first layer, where they leave it open."""
+    """Yields the exit that the settings name; else every exit that begins with the first layer."""
     info = drafter(EARLY_EXIT)
     given = DraftCandidate(EARLY_EXIT, info, head=head)
     made = beside_target(given.target_engine(settings))
@@ -123,7 +123,7 @@ def _exits(settings: Settings, head: str | None) -> Iterator[DraftCandidate]:
 
 
 def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:
-    """As it would be served: a model that drafts in one pass is another drafter.
+    """Returns the candidate as it would be served: a model that drafts in one pass has another drafter.
 
     Raises:
         VocabularyMismatchError: it does not share the target's tokenizer.
@@ -138,7 +138,7 @@ def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:
 
 
 def _forms(model: str) -> tuple[Quantization | None, ...]:
-    """What is quantized already is not quantized again. Raises ValueError where there is no such model."""
+    """Returns the quantized forms of a checkpoint. Raises ValueError if there is no such model."""
     try:
         config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -151,6 +151,6 @@ def _with_form(label: str, form: Quantization | None) -> str:
 
 
 def _labels(models: Sequence[str]) -> dict[str, str]:
-    """The last part of each path, or all of it where two end alike."""
+    """Returns the last part of each path; the whole path if two end alike."""
     ends = [Path(model).name for model in models]
     return {model: end if ends.count(end) == 1 else model for model, end in zip(models, ends, strict=True)}

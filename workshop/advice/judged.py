@@ -1,4 +1,4 @@
-"""What a candidate would have guessed along an answer, and what rounds of any depth would have come of it."""
+"""Guesses of a candidate along an answer, and the rounds of any depth that follow from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,44 +7,44 @@ from gateway.drafters.mixed import Promises
 from outrider.decoding.draft import Draft
 from outrider.drafters.occurrences import Guess
 
-FIRST = 1  # token of an answer that is drafted first: the one before it comes with the prompt's pass
-NO_TOKEN = -1  # in the place of a wrong guess
+FIRST = 1  # index of an answer's token that is drafted first; the prompt's pass gives token 0
+NO_TOKEN = -1  # stands for a wrong guess
 
 
 @dataclass(frozen=True)
 class DraftStart:
-    """A Draft that follows a part of the answer."""
+    """Draft that follows a part of the answer."""
 
-    drafted: int  # tokens of its chain
-    right: int  # leading ones that are what the target said
+    drafted: int  # tokens in its chain
+    correct: int  # leading tokens that the target said too
 
 
 @dataclass(frozen=True)
 class JudgedAnswer:
-    """A candidate along one answer: ``starts[i]`` is the Draft whose first token stands for ``tokens[i]``.
+    """Drafts of a candidate along one answer: ``starts[i]`` is the Draft that begins at ``tokens[i]``.
 
-    A Draft of less depth is the beginning of one that is deeper.
+    A shallower Draft is the beginning of a deeper one.
     """
 
-    tokens: tuple[int, ...]  # of the answer
-    starts: tuple[DraftStart, ...]  # [num_tokens] those before FIRST say nothing
-    guesses: tuple[Guess, ...] = ()  # [num_tokens] of an index that knows how good they are
+    tokens: tuple[int, ...]  # tokens of the answer
+    starts: tuple[DraftStart, ...]  # [num_tokens]; those before FIRST hold nothing
+    guesses: tuple[Guess, ...] = ()  # [num_tokens] scored guesses of an index
 
 
 @dataclass
 class Counts:
-    """Rounds, all of one depth."""
+    """Counts of rounds of one depth."""
 
     depth: int
     rounds: int = 0
-    tokens: int = 0  # that they gave, the target's own included
-    asked: int = 0  # rounds for which the drafter with a model was asked
+    tokens: int = 0  # tokens given, the target's own included
+    asked: int = 0  # rounds that asked the drafter with a model
     drafted: int = 0
-    verified: list[int] = field(default_factory=list)  # [depth] rounds that reached the position
-    accepted: list[int] = field(default_factory=list)  # [depth] of these, where it was right
+    reached: list[int] = field(default_factory=list)  # [depth] rounds that reached the position
+    accepted: list[int] = field(default_factory=list)  # [depth] rounds whose guess there was correct
 
     def __post_init__(self) -> None:
-        self.verified, self.accepted = [0] * self.depth, [0] * self.depth
+        self.reached, self.accepted = [0] * self.depth, [0] * self.depth
 
     @property
     def tokens_per_pass(self) -> float:
@@ -52,39 +52,39 @@ class Counts:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / verified over all positions; 0 where nothing was drafted."""
-        verified = sum(self.verified)
-        return sum(self.accepted) / verified if verified else 0.0
+        """Acceptance rate over all positions: accepted / reached; 0 if nothing was drafted."""
+        reached = sum(self.reached)
+        return sum(self.accepted) / reached if reached else 0.0
 
     @property
     def rates(self) -> list[float | None]:
-        """[depth] by position, given that it was reached; None where none did."""
-        pairs = zip(self.accepted, self.verified, strict=True)
-        return [accepted / verified if verified else None for accepted, verified in pairs]
+        """Acceptance rate by position [depth], given that it was reached; None: never reached."""
+        pairs = zip(self.accepted, self.reached, strict=True)
+        return [accepted / reached if reached else None for accepted, reached in pairs]
 
     @property
     def asked_share(self) -> float:
         return self.asked / self.rounds if self.rounds else 0.0
 
     def add(self, start: DraftStart, left: int) -> int:
-        """A round. Returns the tokens that it gave.
+        """Adds a round and returns the tokens that it gave.
 
-        left: tokens of the answer from there on. The last one counts as the target's own, also where the
+        left: tokens of the answer from there on. The last token counts as the target's own, even if the
             Draft had it.
         """
         drafted = min(start.drafted, self.depth)
-        right = min(start.right, drafted, left - 1)
+        correct = min(start.correct, drafted, left - 1)
         self.rounds += 1
         self.drafted += drafted
-        for position in range(min(right + 1, drafted, left - 1)):
-            self.verified[position] += 1
-            self.accepted[position] += position < right
-        self.tokens += right + 1
-        return right + 1
+        for position in range(min(correct + 1, drafted, left - 1)):
+            self.reached[position] += 1
+            self.accepted[position] += position < correct
+        self.tokens += correct + 1
+        return correct + 1
 
 
 def counted(judged: Sequence[JudgedAnswer], depth: int) -> Counts:
-    """Rounds of this depth over all answers, each begun where the one before it ended."""
+    """Counts rounds of this depth over all answers; each round begins where its predecessor ended."""
     counts = Counts(depth)
     for one in judged:
         place = FIRST
@@ -95,11 +95,11 @@ def counted(judged: Sequence[JudgedAnswer], depth: int) -> Counts:
 
 
 def counted_mixed(others: Sequence[JudgedAnswer], indices: Sequence[JudgedAnswer], depth: int) -> Counts:
-    """The same where each Draft comes from the one of the two that promises more tokens.
+    """Counts rounds whose Draft comes from the drafter that promises more tokens.
 
-    The gateway's own rule (gateway/drafters/mixed.py), over all answers of one task.
+    This is the gateway's own rule (gateway/drafters/mixed.py), over all answers of one task.
 
-    indices: of a drafter whose guesses have scores, along the same answers.
+    indices: answers judged with an index, whose guesses have scores.
     """
     counts, promises = Counts(depth), Promises()
     for other, index in zip(others, indices, strict=True):
@@ -124,6 +124,6 @@ def _up_to(guess: Guess, depth: int) -> Guess:
 
 
 def _draft(start: DraftStart, rest: tuple[int, ...], depth: int) -> Draft:
-    """As it was, but for tokens that do not count."""
-    wrong = (NO_TOKEN,) * (start.drafted - start.right)
-    return Draft.chain((*rest[: start.right], *wrong)[:depth])
+    """Returns the Draft with NO_TOKEN in place of wrong guesses."""
+    wrong = (NO_TOKEN,) * (start.drafted - start.correct)
+    return Draft.chain((*rest[: start.correct], *wrong)[:depth])

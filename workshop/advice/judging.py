@@ -1,4 +1,4 @@
-"""Lets a drafter guess along answers that are there. It drafts as it does when serving."""
+"""Lets a drafter guess along given answers, as it drafts when serving."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
 from workshop.advice.progress import SILENT, Progress
 
 NOTHING = DraftStart(0, 0)
-CALLER = "advise"  # whose past answers they are
+CALLER = "advise"  # name of the caller whose past answers these are
 
 
 def judge_index(make: Callable[[], Index], answers: Sequence[TargetAnswer], depth: int) -> list[JudgedAnswer]:
-    """An index over each answer, asked before each of its tokens."""
+    """Asks an index over each answer, before each of its tokens."""
     judged = []
     for answer in answers:
         index = make()
@@ -30,9 +30,9 @@ def judge_index(make: Callable[[], Index], answers: Sequence[TargetAnswer], dept
 
 
 def judge_suffix(answers: Sequence[TargetAnswer], depth: int, past_tokens: int) -> list[JudgedAnswer]:
-    """Suffixes of the answer's own text, and of all answers of its task before it.
+    """Asks suffixes of the answer's own text, and of all earlier answers of its task.
 
-    past_tokens: that are kept, as the gateway's setting ``past_answer_tokens``.
+    past_tokens: number of tokens that are kept, as the gateway's setting ``past_answer_tokens``.
     """
     past = PastAnswers(past_tokens)
     judged = []
@@ -47,18 +47,18 @@ def judge_suffix(answers: Sequence[TargetAnswer], depth: int, past_tokens: int) 
 def judge_text(
     drafter: Drafter, answers: Sequence[TargetAnswer], depth: int, progress: Progress = SILENT
 ) -> list[JudgedAnswer]:
-    """A drafter whose guess depends on the text before it alone, wherever its Draft began.
+    """Asks a drafter whose guess depends only on the text before it, wherever its Draft began.
 
-    So a Draft tells whether each of its tokens up to the first wrong one is right, and the next one goes on
-    behind that: no token is guessed twice.
+    So a Draft tells of each of its tokens, up to the first wrong token, whether it is correct. The next Draft
+    begins behind that: no token is guessed twice.
     """
     runs = [_JudgedRun(answer) for answer in answers]
     while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
-            right = agreed(drafted, run.rest)
-            for offset in range(min(right + 1, len(drafted), len(run.rest))):
-                run.starts[run.place + offset] = DraftStart(1, int(offset < right))
-            run.go_on(max(right + (right < len(drafted)), 1))
+            correct = agreed(drafted, run.rest)
+            for offset in range(min(correct + 1, len(drafted), len(run.rest))):
+                run.starts[run.place + offset] = DraftStart(1, int(offset < correct))
+            run.go_on(max(correct + (correct < len(drafted)), 1))
     for run in runs:
         drafter.forget(run.generation)
     return [_of_single_tokens(run.judged, depth) for run in runs]
@@ -67,7 +67,7 @@ def judge_text(
 def judge_starts(
     drafter: Drafter, answers: Sequence[TargetAnswer], depth: int, progress: Progress = SILENT
 ) -> list[JudgedAnswer]:
-    """Any drafter: a Draft before each token."""
+    """Asks any drafter for a Draft before each token."""
     runs = [_JudgedRun(answer) for answer in answers]
     while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
@@ -79,7 +79,7 @@ def judge_starts(
 
 
 class _JudgedRun:
-    """An answer as far as the drafter has been told of it."""
+    """Answer as far as the drafter has been told of it."""
 
     def __init__(self, answer: TargetAnswer) -> None:
         self._answer = answer
@@ -95,7 +95,7 @@ class _JudgedRun:
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """What the drafter is to guess."""
+        """Tokens that the drafter has to guess."""
         return self._answer.tokens[self.place :]
 
     @property
@@ -109,26 +109,26 @@ class _JudgedRun:
 
 
 def _active(runs: Sequence[_JudgedRun], progress: Progress) -> list[_JudgedRun]:
-    """Those that have not ended. Raises HopelessError."""
+    """Yields answers that have not ended. Raises HopelessError."""
     places, lengths = zip(*((run.place, len(run.starts)) for run in runs), strict=True)
     progress.at(sum(places), sum(lengths), "tokens judged")
     return [run for run in runs if not run.has_ended]
 
 
 def _proposed(drafter: Drafter, runs: Sequence[_JudgedRun], depth: int) -> list[tuple[int, ...]]:
-    """The chain for each."""
+    """Returns a chain for each answer."""
     asked = [Asked(run.generation, depth, 0, run.generation.round) for run in runs]
     return [draft.tokens for draft in drafter.propose(asked)]
 
 
 def _of_single_tokens(judged: JudgedAnswer, depth: int) -> JudgedAnswer:
-    """Drafts out of guesses that were told one by one: a chain is right as far as its tokens are."""
+    """Makes Drafts of guesses that were told token by token: a chain is correct as far as its tokens are."""
     starts: list[DraftStart] = []
-    drafted = right = 0
+    drafted = correct = 0
     for one in reversed(judged.starts):
         drafted = drafted + 1 if one.drafted else 0
-        right = right + 1 if one.right else 0
-        starts.append(DraftStart(min(drafted, depth), min(right, depth)))
+        correct = correct + 1 if one.correct else 0
+        starts.append(DraftStart(min(drafted, depth), min(correct, depth)))
     return replace(judged, starts=tuple(reversed(starts)))
 
 

@@ -1,4 +1,4 @@
-"""Advice as a picture: what the candidates bring by load, and how far their guesses carry."""
+"""Draws advice: the speedup of candidates by load, and their acceptance by position."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from workshop.advice.advice import Advice, Judgement
 
-DRAWN = 8  # candidates, the best ones
+DRAWN = 8  # candidates, the best first
 
 
 def draw(advice: Advice, file: Path) -> None:
-    """Writes the picture; the end of the file's name says in which format."""
+    """Writes the picture; the file's suffix gives its format."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     speed, acceptance = figure.subplots(1, 2)
     _draw_speed(speed, advice)
@@ -37,16 +37,16 @@ def _draw_speed(axes: Axes, advice: Advice) -> None:
 
 
 def _draw_acceptance(axes: Axes, judgements: list[Judgement]) -> None:
-    """Means over tasks and temperatures, of rounds that reached the position."""
+    """Draws means over tasks and temperatures, of rounds that reached the position."""
     axes.set_title("acceptance rate by position", fontsize=11)
     for judgement in judgements:
         positions, rates = [], []
         for position in range(max(finding.deepest.depth for finding in judgement.findings)):
-            verified = sum(finding.deepest.verified[position] for finding in judgement.findings)
-            if verified:
+            reached = sum(finding.deepest.reached[position] for finding in judgement.findings)
+            if reached:
                 accepted = sum(finding.deepest.accepted[position] for finding in judgement.findings)
                 positions.append(position + 1)
-                rates.append(accepted / verified)
+                rates.append(accepted / reached)
         axes.plot(positions, rates, "o-", label=judgement.name, markersize=4)
     axes.set_ylim(0.0, 1.0)
     axes.set_xlabel("position in the Draft")

@@ -1,4 +1,4 @@
-"""What each candidate takes of the devices, and leaves of the target's, by the memory plan."""
+"""Memory plan of each candidate: what it takes of the devices, and what it leaves to the target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,14 +18,16 @@ from workshop.advice.candidates import DraftCandidate
 class Planned:
     """Bytes on each device, and steps."""
 
-    target_cache: int  # that a target could have beside the drafter; 0: not a block
-    draft: int  # that a draft worker takes; 0: there is none
+    target_cache: int  # bytes for the target's cache next to the drafter; 0: not a block
+    draft: int  # bytes of a draft worker; 0: there is none
     target_steps: StepCosts
     draft_steps: StepCosts | None  # None: guesses take no model
 
 
 def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str, int]) -> Planned:
-    """
+    """Plans the memory of a deployment that drafts with this candidate.
+
+    Args:
     Args:
         settings: with the GPUs of each worker.
         memories: bytes of each device by group of settings (cluster/devices.py).
@@ -47,7 +49,7 @@ def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str
 
 
 def _steps_beside(engine: EngineSettings, target: StepCosts) -> StepCosts:
-    """A head reads its weights, a part of the target its share of them; neither looks back at much."""
+    """Returns costs of a target drafter: its own weights, or its share of the target's; little cache."""
     drafter = beside_target(engine)
     assert drafter is not None
     if isinstance(drafter, EarlyExit):
@@ -58,5 +60,5 @@ def _steps_beside(engine: EngineSettings, target: StepCosts) -> StepCosts:
             cache_bytes_per_token=share * target.cache_bytes_per_token,
             flops_per_token=share * target.flops_per_token,
         )
-    per_token = 1.0 * drafter.weight_bytes  # a product and a sum for each weight of two bytes
+    per_token = 1.0 * drafter.weight_bytes  # operations: a product and a sum for each weight of two bytes
     return StepCosts(drafter.weight_bytes, 0.0, per_token, 0.0, kernels=0, all_reduces=0)

@@ -1,4 +1,4 @@
-"""How far long work is, and its end where it takes too long."""
+"""Progress of long work, and its end if it takes too long."""
 
 import time
 from collections.abc import Callable
@@ -12,22 +12,25 @@ class HopelessError(Exception):
 
 
 class Progress:
-    """Tells now and then how far the work is. A candidate's work has so many seconds."""
+    """Reports progress now and then, and ends a candidate's work after a number of seconds."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: in seconds."""
+        """Starts without a limit.
+
+        clock: seconds.
+        """
         self.tell = tell
         self._clock = clock
         self._told = clock()
         self._allowed_s = self._deadline = inf
 
     def allow(self, seconds: float) -> None:
-        """From now on."""
+        """Allows this many seconds from now on."""
         self._allowed_s = seconds
         self._deadline = self._clock() + seconds
 
     def at(self, done: int, of: int, what: str) -> None:
-        """
+        """Reports ``done`` of ``what``, such as "tokens judged".
         what: is done: "tokens judged".
 
         Raises:

@@ -7,11 +7,11 @@ from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE
 
 GB = 1e9
-POSITIONS = 4  # whose acceptance is in the table; JSON has all
+POSITIONS = 4  # positions with a column in the table; JSON has all
 
 
 def report(advice: Advice) -> str:
-    """Candidates by rank, what they do for each task, and the recommendation."""
+    """Returns the candidates by rank, their findings for each task, and the recommendation."""
     basis = "measured on this machine" if advice.is_measured else "by data sheets"
     parts = [
         f"target {advice.target}: {advice.step_ms:.2f} ms a step of one token, steps {basis}",
@@ -56,7 +56,7 @@ def _finding_header(advice: Advice) -> list[str]:
 
 
 def _found(judgement: Judgement, finding: Finding) -> list[str]:
-    """Tokens per pass are those at the best depth of one stream, or the first number of streams asked for."""
+    """Returns a row: tokens per pass at the best depth of one stream, or of the first number of streams."""
     rates = [*finding.deepest.rates, *[None] * POSITIONS][:POSITIONS]
     return [
         judgement.name,
@@ -81,7 +81,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """All of it, the best candidate first."""
+    """Returns the whole advice, the best candidate first."""
     return {
         "target": advice.target,
         "streams": advice.streams,

@@ -1,4 +1,4 @@
-"""What rounds bring beside plain decoding, by what they cost. Arithmetic alone."""
+"""Speed of rounds compared with plain decoding, by their costs. Arithmetic alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,35 +11,35 @@ from workshop.advice.judged import Counts
 from workshop.advice.steps import StepTimes
 
 FASTER = 10.0  # times that a draft's step should be faster than the target's
-LEAST_ACCEPTANCE = 0.5  # below it a draft is left alone
+LEAST_ACCEPTANCE = 0.5  # acceptance rate below which a draft is not worth its device
 
 
 @dataclass(frozen=True)
 class ExpectedCosts:
-    """As the pace has them (outrider/pace/optimizer.py), before anything was served."""
+    """Costs as the pace has them (outrider/pace/optimizer.py), before anything was served."""
 
     target: StepTimes
     drafter: DrafterInfo
     draft: StepTimes | None  # None: guesses take no model
-    round_s: float  # beside the steps of draft and target, of rounds that wait for the gateway
-    hidden: float  # share of drafting that draft-ahead hides, of what a step of the target could hide
-    asked_share: float = 1.0  # of the rounds, for which the model is asked
+    round_s: float  # seconds of a round besides the steps of draft and target, if rounds wait for the gateway
+    hidden: float  # share of drafting that draft-ahead hides behind a step of the target
+    asked_share: float = 1.0  # share of rounds that ask the model
     calibration: float = 1.0
 
     @property
     def are_beside_target(self) -> bool:
-        """As the pace has it."""
+        """Whether the drafter runs in the target's process."""
         return self.drafter.place is Place.TARGET_WORKER
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
-        """Of the target; one without sequences is none."""
+        """Seconds of a step of the target; 0 without sequences."""
         return np.asarray(self.target.seconds(float(sequences), float(tokens)) if sequences else 0.0)
 
     def drafting(
         self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
     ) -> Vector:
-        """From a Verdict to the next Verify; Drafts are chains."""
-        # A target goes on by itself with the Drafts that are made beside it.
+        """Seconds from a Verdict to the next Draft; Drafts are chains."""
+        # A target needs no turn of the gateway for the Drafts of its own drafter.
         rest = 0.0 if self.are_beside_target else self.round_s
         alone = rest + self.asked_share * self._drafting_steps(float(sequences), float(depth))
         return np.asarray(alone - self.hidden * np.minimum(alone, target_step))
@@ -54,13 +54,13 @@ class ExpectedCosts:
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars an hour; None: not told."""
+    """Prices in dollars an hour; None: not given."""
 
     target: float | None
-    draft: float | None  # of a device of its own
+    draft: float | None  # price of a draft's own device
 
     def per_million_tokens(self, tokens_per_s: float, *, with_draft: bool) -> float | None:
-        """Dollars; a draft without a price is on the target's device."""
+        """Returns dollars; a draft without a price is on the target's device."""
         if self.target is None:
             return None
         hourly = self.target + (self.draft or 0.0 if with_draft else 0.0)
@@ -69,17 +69,17 @@ class Prices:
 
 @dataclass(frozen=True)
 class Expected:
-    """At so many streams, with the depth that is best there."""
+    """Expected speed at a number of streams, with the best depth there."""
 
     streams: int
     depth: int  # 0: plain decoding is as fast
     tokens_per_pass: float
-    tokens_per_s: float  # of all streams together
-    speedup: float  # to plain decoding
+    tokens_per_s: float  # tokens per second, all streams together
+    speedup: float  # times plain decoding
 
 
 def expected(by_depth: Mapping[int, Counts], costs: ExpectedCosts, streams: int) -> Expected:
-    """The best of all depths, plain decoding included.
+    """Returns the best of all depths, plain decoding included.
 
     by_depth: rounds as they were counted.
     """
@@ -89,20 +89,20 @@ def expected(by_depth: Mapping[int, Counts], costs: ExpectedCosts, streams: int)
 
 
 def expected_at(counts: Counts, costs: ExpectedCosts, streams: int) -> Expected:
-    """Of rounds of one depth, at least one of which was counted."""
+    """Returns the speed of rounds of one depth, of which at least one was counted."""
     rate = streams * counts.tokens_per_pass / round_time(counts, costs, streams)
     speedup = rate / (streams / costs.target.seconds(streams, streams))
     return Expected(streams, counts.depth, counts.tokens_per_pass, rate, speedup)
 
 
 def could_pay(costs: ExpectedCosts, depth: int, streams: int) -> bool:
-    """Whether rounds of any depth up to this would be faster than plain decoding, were all guesses right."""
-    right = (Counts(each, rounds=1, tokens=each + 1, asked=1, drafted=each) for each in range(1, depth + 1))
-    return any(expected_at(counts, costs, streams).speedup > 1.0 for counts in right)
+    """Whether rounds of any depth up to this would beat plain decoding if every guess were correct."""
+    correct = (Counts(each, rounds=1, tokens=each + 1, asked=1, drafted=each) for each in range(1, depth + 1))
+    return any(expected_at(counts, costs, streams).speedup > 1.0 for counts in correct)
 
 
 def round_time(counts: Counts, costs: ExpectedCosts, streams: int) -> float:
-    """Seconds from Verdict to Verdict where all are in rounds of that depth."""
+    """Returns seconds from Verdict to Verdict if all sequences are in rounds of that depth."""
     mix = Mix(
         plain=np.zeros(()),
         rounds=np.asarray(float(streams)),

@@ -1,4 +1,4 @@
-"""How long a step takes: measured on an engine, or by a data sheet."""
+"""Seconds of a step: measured on an engine, or from a data sheet."""
 
 import statistics
 import time
@@ -17,19 +17,19 @@ from workshop.advice.progress import Progress
 
 PROMPT = tuple(range(10, 74))
 GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
-LONGEST_S = 20.0  # of measuring a model: after that no larger number of sequences is begun
-LEAST_TOKEN = 5  # drafted tokens are this one and the next ones: which they are takes no time
+LONGEST_S = 20.0  # seconds of measuring a model, after which no larger number of sequences is begun
+LEAST_TOKEN = 5  # first drafted token id; the choice of ids takes no time
 
 
 class StepTimes(Protocol):
-    """Of one model."""
+    """Times of one model's steps."""
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Of a step over so many tokens, of so many sequences all together."""
+        """Returns seconds of a step over a number of tokens, of a number of sequences all together."""
 
 
 class Steps:
-    """Steps of one shape on the same sequences."""
+    """Steps of one shape over one set of sequences."""
 
     def __init__(
         self,
@@ -41,7 +41,9 @@ class Steps:
         sampling: Sampling = GREEDY,
         prompt: Sequence[int] = PROMPT,
     ) -> None:
-        """
+        """Opens the sequences.
+
+        Args:
         Args:
             tokens: of each sequence: a committed one, and drafted ones in a chain.
             branches: the drafted ones are siblings instead.
@@ -54,7 +56,7 @@ class Steps:
         self.take(tuple(prompt))
 
     def take(self, tokens: tuple[int, ...] = ()) -> float:
-        """Seconds of one step; the first takes the prompt in."""
+        """Returns seconds of one step; the first step reads the prompt too."""
         self._round += 1
         for sequence in self._sequences:
             self._engine.submit(
@@ -73,12 +75,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Straight lines between sizes that were measured."""
+    """Times between measured sizes, on straight lines."""
 
     taken: Mapping[int, Mapping[int, float]]  # seconds by sequences, then by tokens all together
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Of another number of sequences it is told as if they were as many as the nearest measured."""
+        """Returns seconds at the nearest measured number of sequences."""
         nearest = min(self.taken, key=lambda measured: abs(np.log(measured / sequences)))
         of_sequences = self.taken[nearest]
         sizes = sorted(of_sequences)
@@ -86,7 +88,7 @@ class MeasuredSteps:
         return scale * float(np.interp(tokens / scale, sizes, each))
 
     def faster(self, times: float) -> "MeasuredSteps":
-        """As if each step took that many times less."""
+        """Returns times with each step this many times shorter."""
         return MeasuredSteps(
             {count: {tokens: s / times for tokens, s in of.items()} for count, of in self.taken.items()}
         )
@@ -94,14 +96,14 @@ class MeasuredSteps:
 
 @dataclass(frozen=True)
 class DataSheetSteps:
-    """As an accelerator's maker tells."""
+    """Times from the data sheet of an accelerator."""
 
     costs: StepCosts
     accelerator: Accelerator
-    context: float  # tokens of each sequence
+    context: float  # tokens of each sequence's context
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Its reading and computing."""
+        """Returns seconds for reading and computing."""
         each = tokens / sequences
         return self.costs.seconds(self.accelerator, sequences, each, self.context)
 
@@ -114,7 +116,7 @@ def measured_steps(
     repetitions: int,
     progress: Progress,
 ) -> MeasuredSteps:
-    """Medians.
+    """Returns medians of measured steps.
 
     Args:
         batches: numbers of sequences, the smallest first. Those for which the cache has no room are left
@@ -146,6 +148,6 @@ def measured_steps(
 
 
 def _has_room(engine: Engine, sequences: int, length: int) -> bool:
-    """For so many of that length at once."""
+    """Whether the cache has room for this many sequences of that length."""
     blocks = sequences * -(-length // engine.settings.block_size)
     return blocks <= engine.load().total_blocks and sequences <= engine.settings.max_sequences

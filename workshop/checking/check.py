@@ -17,24 +17,24 @@ from workshop.checking.settings import CheckSettings, Kind
 from workshop.checking.side_by_side import AnswerPair, compared, near_ties_p_value
 from workshop.checking.two_sample import two_sample_test
 
-# What a request of each kind asks for.
+# fields of a request of each kind
 KINDS: dict[Kind, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0},
     "truncated": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "presence_penalty": 0.5},
     "json": {"temperature": 1.0, "response_format": {"type": "json_object"}},
 }
-LIKELIEST = 20  # log-probabilities told at each position: as many as servers allow
+LIKELIEST = 20  # log-probabilities at each position: the most that servers allow
 CHOICES = 16  # texts drawn by one request
-SMALLEST_P = 1e-9  # that is told as a number
-PIECE = 2000  # characters of a text that are scored by one request
+SMALLEST_P = 1e-9  # smaller p-values are shown as below it
+PIECE = 2000  # characters of a text that one request scores
 
-Progress = Callable[[str, int, int], None]  # what, how many of it are done, of how many
+Progress = Callable[[str, int, int], None]  # arguments: name of the work, parts done, parts in all
 T = TypeVar("T")
 
 
 async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> CheckReport:
-    """Raises CheckError where it cannot be known."""
+    """Runs all parts of a check. Raises CheckError if a part cannot be made."""
     begun = time.monotonic()
     await asyncio.gather(a.connect(), b.connect())
     prompts = read_prompts(settings.prompts)
@@ -52,7 +52,7 @@ async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress:
 
 
 class _Both:
-    """Asks both at once, of each a few requests at a time."""
+    """Sends requests to both deployments, several at a time."""
 
     def __init__(self, a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> None:
         self._a, self._b = a, b
@@ -89,7 +89,7 @@ class _Both:
         return Seeded(kinds, tokens, mean, largest, near_ties, p_value, differences, tuple(reasons))
 
     async def distributions(self, prompts: Sequence[str]) -> Distributions:
-        """Each request has a seed of its own, so that no two texts have to do with one another."""
+        """Compares texts drawn under other seeds: each request has its own seed, so texts are independent."""
         settings = self._settings
         prompts = prompts[: settings.sampled_prompts]
         starts = range(0, settings.samples, CHOICES)
@@ -142,7 +142,7 @@ class _Both:
             return Perplexity(len(texts), 0, 0.0, 0.0, 0.0, 0.0, (reason,))
         logprobs = [
             both for a, b in pairs for both in zip(a.logprobs[1:], b.logprobs[1:], strict=True)
-        ]  # nothing comes before the first token that could tell its probability
+        ]  # no probability is known for the first token
         if not logprobs:
             raise CheckError("text: one of at least two tokens is needed")
         moved = [abs(one - other) for one, other in logprobs]
@@ -151,7 +151,7 @@ class _Both:
         return Perplexity(len(texts), len(moved), a, b, sum(moved) / len(moved), max(moved), tuple(reasons))
 
     async def tasks(self) -> Tasks:
-        """One deployment after the other: lm-eval asks several requests at a time by itself."""
+        """Runs lm-eval at one deployment, then at the other: it sends several requests at a time itself."""
         settings, metrics = self._settings, []
         for number, task in enumerate(settings.tasks):
             scores = []
@@ -181,7 +181,7 @@ class _Both:
         return await asyncio.gather(asked(self._a), asked(self._b))
 
     async def _all(self, what: str, jobs: Sequence[Callable[[int], Awaitable[T]]]) -> list[T]:
-        """What the jobs return, each told its number. Raises what the first to fail raises."""
+        """Returns the results of the jobs, each called with its number. Raises the first failure."""
         places, done = asyncio.Semaphore(self._settings.concurrency), 0
         self._progress(what, 0, len(jobs))
 
@@ -202,7 +202,7 @@ class _Both:
 
 
 async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> CheckedText:
-    """One, or that it is refused: where the other answers they differ."""
+    """Returns the answer, or its refusal: if only one deployment refuses, they differ."""
     try:
         (text,) = await deployment.complete(prompt, **asked)
     except RefusedError as error:
@@ -224,7 +224,7 @@ def _perplexity(logprobs: Sequence[float]) -> float:
 
 
 def _pieces(text: str) -> list[str]:
-    """Of so many characters that one request scores each."""
+    """Cuts a text into pieces that one request each can score."""
     pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     if not pieces:
         raise CheckError("text: the file is empty")

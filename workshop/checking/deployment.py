@@ -12,9 +12,9 @@ from workshop.checking.errors import CheckError, RefusedError
 from workshop.checking.settings import Mode
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
-BUSY = (429, 503)  # may pass
+BUSY = (429, 503)  # status codes that may pass
 ATTEMPTS = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # doubled from one attempt to the next
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # seconds; doubled at each attempt
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,19 @@ class CheckedText:
     """Tokens, generated or scored, as their deployment spells them."""
 
     tokens: tuple[str, ...]
-    logprobs: tuple[float, ...]  # [num_tokens] raw, nats; NaN for the first of a scored text
-    likeliest: tuple[Mapping[str, float], ...]  # [num_tokens] the log-probabilities told besides
+    logprobs: tuple[float, ...]  # [num_tokens] raw, nats; NaN for the first token of a scored text
+    likeliest: tuple[Mapping[str, float], ...]  # [num_tokens] log-probabilities of other likely tokens
     finish_reason: str | None
-    refusal: str | None = None  # what was said instead of an answer, where one was refused
+    refusal: str | None = None  # message of a refusal instead of an answer
 
 
 class Deployment:
-    """Asks, and tries again where the deployment is busy."""
+    """Sends requests to a deployment, again if it is busy."""
 
     def __init__(self, name: str, http: httpx.AsyncClient, speculation: Mode = "auto") -> None:
-        """
+        """Holds the connection.
+
+        Args:
         Args:
             name: by which errors and the report call it.
             http: with its base URL.
@@ -53,7 +55,7 @@ class Deployment:
             raise CheckError(f"{self.name} ({self.url}) names no model at {MODELS}") from error
 
     async def complete(self, prompt: str, **fields: Any) -> list[CheckedText]:
-        """Its choices, in order. Raises CheckError."""
+        """Returns the choices of a completion, in order. Raises CheckError."""
         mode = {} if self.mode == "auto" else {"mode": self.mode}
         speculation = {**fields.pop("speculation", {}), **mode}
         asked = {"model": self.model, "prompt": prompt, **fields}
@@ -68,7 +70,7 @@ class Deployment:
             ) from error
 
     async def score(self, text: str) -> CheckedText:
-        """The log-probabilities of the text's own tokens. Raises CheckError."""
+        """Returns the log-probabilities of the text's own tokens. Raises CheckError."""
         (scored,) = await self.complete(text, max_tokens=0, echo=True, logprobs=0)
         return scored
 

@@ -1,4 +1,4 @@
-"""What keeps two deployments from being compared.
+"""Reasons why two deployments cannot be compared.
 
 CheckError
 └── RefusedError

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from workshop.checking.report import CheckReport, Distributions, Perplexity, Seeded, Tasks
 from workshop.checking.two_sample import POWER
 
-DIFFERENCES = 10  # that are shown
+DIFFERENCES = 10  # rows of differences that are shown
 
 
 def markdown(report: CheckReport) -> str:
@@ -105,7 +105,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _code(token: str) -> str:
-    """Any text in a cell."""
+    """Returns a token as code in a table's cell."""
     return "`" + repr(token).replace("`", "'").replace("|", "\\|") + "`"
 
 

@@ -1,4 +1,4 @@
-"""What is asked unless a file says otherwise: texts of several kinds, some of several cache blocks."""
+"""Prompts of a check without a prompts file: texts of several kinds, some of several cache blocks."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ class _Line(BaseModel):
 
 
 def read_prompts(path: Path | None) -> tuple[str, ...]:
-    """Raises CheckError, with the line that is wrong."""
+    """Reads prompts from a file. Raises CheckError that names a wrong line."""
     if path is None:
         return PROMPTS
     prompts = []
@@ -55,7 +55,7 @@ def read_prompts(path: Path | None) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str:
-    """Raises CheckError."""
+    """Reads a text from a file. Raises CheckError."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

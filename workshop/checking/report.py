@@ -1,4 +1,4 @@
-"""What a check has found. Whatever makes two deployments different is a reason, a sentence."""
+"""Report of a check. Every reason to call two deployments different is a sentence."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from workshop.checking.two_sample import TwoSampleTest
 
 @dataclass(frozen=True)
 class KindCount:
-    """Of the requests of one kind."""
+    """Count of the requests of one kind."""
 
     kind: str
     requests: int
@@ -20,14 +20,14 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Seeded:
-    """Seeded requests side by side."""
+    """Result of seeded requests side by side."""
 
     kinds: tuple[KindCount, ...]
-    tokens: int  # compared: up to where answers part
-    mean_rounding: float  # difference of a token's log-probability, nats
+    tokens: int  # compared tokens, before answers part
+    mean_rounding: float  # nats between log-probabilities of a token
     largest_rounding: float
     near_ties: int
-    near_ties_p_value: float  # of at least as many, by rounding alone
+    near_ties_p_value: float  # probability of at least as many near-ties by rounding alone
     differences: tuple[AnswerDifference, ...]
     reasons: tuple[str, ...]
 
@@ -42,11 +42,11 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Distributions:
-    """Texts drawn under other seeds at each deployment."""
+    """Result of texts drawn under other seeds at each deployment."""
 
     prompts: int
-    samples: int  # of each prompt, at each deployment
-    tokens: int  # of each text
+    samples: int  # texts of each prompt at each deployment
+    tokens: int  # tokens of each text
     temperature: float
     verification: str
     test: TwoSampleTest
@@ -55,20 +55,20 @@ class Distributions:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of one text at both."""
+    """Perplexity of one text at both deployments."""
 
-    texts: int  # pieces of it
+    texts: int  # pieces of the text
     tokens: int
     a: float
     b: float
-    mean_difference: float  # of a token's log-probability, nats, without its sign
+    mean_difference: float  # nats between log-probabilities of a token, absolute
     largest_difference: float
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks of lm-eval."""
+    """Result of lm-eval's tasks."""
 
     metrics: tuple[TaskMetric, ...]
     reasons: tuple[str, ...]
@@ -76,17 +76,17 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two."""
+    """One of the two deployments."""
 
     name: str  # "A" or "B"
     url: str
     model: str
-    speculation: str  # mode that requests asked for
+    speculation: str  # mode that requests ask for
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All parts that were asked for."""
+    """Report with the parts that were asked for."""
 
     sides: tuple[Side, Side]
     settings: CheckSettings
@@ -98,7 +98,7 @@ class CheckReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Of all parts."""
+        """Reasons of all parts."""
         parts = (self.seeded, self.distributions, self.perplexity, self.tasks)
         return tuple(reason for part in parts if part is not None for reason in part.reasons)
 

@@ -1,4 +1,4 @@
-"""What ``outrider check`` asks of two deployments, and from when on it calls them different."""
+"""Settings of ``outrider check``: its requests, and from when on it calls two deployments different."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,17 +12,17 @@ Mode = Literal["auto", "fixed", "off"]
 
 
 class CheckSettings(BaseModel):
-    """Settings of ``outrider check``; each is an option of it."""
+    """Settings of ``outrider check``; each is an option."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     requests: int = Field(
         default=200, ge=0, le=10**6, description="seeded requests that both answer; 0: none are compared"
     )
-    answer_tokens: int = Field(default=64, ge=1, description="tokens after which such an answer ends")
+    answer_tokens: int = Field(default=64, ge=1, description="longest of these answers, tokens")
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = Field(
         default=("greedy", "sampled", "truncated", "json"),
-        description="how their tokens are chosen, in turn: temperature 0; temperature 1; temperature 0.8 with"
+        description="settings of these requests, in turn: temperature 0; temperature 1; temperature 0.8 with"
         " top_k, top_p and a penalty; temperature 1 in the form of a JSON object",
     )
     samples: int = Field(
@@ -31,26 +31,28 @@ class CheckSettings(BaseModel):
         le=10**5,
         description="texts that each deployment draws for each prompt, to compare distributions; 0: no test",
     )
-    sampled_prompts: int = Field(default=8, ge=1, description="prompts of that test, the first ones")
-    sampled_tokens: int = Field(default=8, ge=1, description="tokens of each of its texts")
-    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="at which they are drawn")
-    verification: Verification = Field(
-        default="coupled", description="rule by which Drafts of these texts are verified"
+    sampled_prompts: int = Field(
+        default=8, ge=1, description="prompts of this test, the first of all prompts"
     )
-    a_speculation: Mode = Field(default="auto", description="mode of speculation that is asked of A")
-    b_speculation: Mode = Field(default="auto", description="mode of speculation that is asked of B")
+    sampled_tokens: int = Field(default=8, ge=1, description="tokens of each text of this test")
+    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="temperature of these texts")
+    verification: Verification = Field(
+        default="coupled", description="rule that verifies the Drafts of these texts"
+    )
+    a_speculation: Mode = Field(default="auto", description="mode of speculation that requests to A name")
+    b_speculation: Mode = Field(default="auto", description="mode of speculation that requests to B name")
     prompts: Path | None = Field(
         default=None,
         description="file of prompts, on each line a JSON text, or an object with one as `prompt`;"
-        " null: those in workshop/checking/prompts.py",
+        " null: the prompts in workshop/checking/prompts.py",
     )
     text: Path | None = Field(
         default=None, description="file of the text whose perplexity is compared; null: the prompts"
     )
     tasks: tuple[str, ...] = Field(
-        default=(), description="tasks that lm-eval, where it is installed, runs through both"
+        default=(), description="tasks that lm-eval, if installed, runs through both"
     )
-    task_folder: Path | None = Field(default=None, description="where lm-eval finds tasks besides its own")
+    task_folder: Path | None = Field(default=None, description="folder of further tasks for lm-eval")
     task_limit: int | None = Field(
         default=None,
         ge=1,
@@ -70,9 +72,9 @@ class CheckSettings(BaseModel):
         default=1e-3,
         ge=5e-4,
         le=0.5,
-        description="probability with which a test calls two deployments different that are the same",
+        description="probability that a test calls two equal deployments different",
     )
-    seed: int = Field(default=1, ge=0, lt=2**32, description="that all seeds are made from")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="seed that all other seeds are made from")
     concurrency: int = Field(
         default=8,
         ge=1,

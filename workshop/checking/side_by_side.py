@@ -1,8 +1,8 @@
 """Two answers to one seeded request: where they part, and whether rounding explains it.
 
-Under one seed both choose each token under the same noise. So where their tokens part, the log-probabilities
-of the two tokens must lie further apart at one deployment than at the other, by as much as the choice was
-clear, or the choice was not made by them. A choice that was no clearer than the tolerance is a near-tie.
+Under one seed both deployments choose each token with the same noise. So if their tokens differ, the gap
+between the two log-probabilities differs between the deployments, by the margin of the choice at least.
+Otherwise something else made the choice. A choice whose margin is within the tolerance is a near-tie.
 """
 
 import math
@@ -13,8 +13,8 @@ from workshop.checking.deployment import CheckedText
 from workshop.checking.errors import CheckError
 from workshop.checking.settings import Kind
 
-END = "(end)"  # where one answer is over
-ANSWERED = "(answered)"  # where the other was refused
+END = "(end)"  # stands for the end of the shorter answer
+ANSWERED = "(answered)"  # stands for the answer if the other deployment refused
 # Flips per token and nat of rounding. Two log-probabilities move, and the margin by which the best token wins
 # has a density below 1 near 0.
 FLIPS_PER_NAT = 2.0
@@ -22,31 +22,31 @@ FLIPS_PER_NAT = 2.0
 
 @dataclass(frozen=True)
 class AnswerDifference:
-    """The first position at which two answers part."""
+    """First position at which two answers differ."""
 
     request: int
     kind: Kind
     position: int  # in the answer, from 0
-    tokens: tuple[str, str]  # of A and of B, or what was said instead
-    # log-probability of A's token less that of B's, at A and at B, nats; None where one was not told
+    tokens: tuple[str, str]  # tokens at A and at B, or a message
+    # nats at A and at B: log-probability of A's token less that of B's; None: not told
     gaps: tuple[float | None, float | None]
     is_near_tie: bool
 
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """What one request brought."""
+    """Comparison of the two answers to one request."""
 
     request: int
     kind: Kind
     compared: int  # tokens before the answers part
-    rounding: float  # sum over them of the difference between their log-probabilities, nats
-    largest: float  # of these differences
+    rounding: float  # nats; sum over these tokens of the difference between their log-probabilities
+    largest: float  # nats; largest of these differences
     difference: AnswerDifference | None
 
 
 def compared(request: int, kind: Kind, a: CheckedText, b: CheckedText, tolerance: float) -> AnswerPair:
-    """Raises CheckError where both refuse the request."""
+    """Compares two answers. Raises CheckError if both deployments refuse the request."""
     if a.refusal and b.refusal:
         raise CheckError(f"both refuse a request of the kind {kind!r}: {a.refusal}; {b.refusal}")
     if a.refusal or b.refusal:
@@ -76,10 +76,10 @@ def _difference(
 
 
 def _is_near_tie(kind: Kind, gaps: Sequence[float | None], tolerance: float) -> bool:
-    """Without noise the gaps are the margins. Under noise a margin is at most what the gaps differ by.
+    """Whether rounding explains it: a gap is the margin without noise; the gaps' difference bounds it else.
 
-    Where that is not known, because the choice was no likely one, the case counts among the near-ties, of
-    which there may be few.
+    An unknown gap, since a token was not among the likeliest, counts as a near-tie. Only few near-ties are
+    allowed.
     """
     at_a, at_b = gaps
     if kind == "greedy":
@@ -88,7 +88,7 @@ def _is_near_tie(kind: Kind, gaps: Sequence[float | None], tolerance: float) -> 
 
 
 def _gap(text: CheckedText, position: int, first: str, second: str) -> float | None:
-    """The log-probability of the first token less that of the second."""
+    """Returns the log-probability of the first token less that of the second, nats."""
     if position >= len(text.tokens):
         return None
     told = {**text.likeliest[position], text.tokens[position]: text.logprobs[position]}
@@ -96,7 +96,7 @@ def _gap(text: CheckedText, position: int, first: str, second: str) -> float | N
 
 
 def near_ties_p_value(pairs: Sequence[AnswerPair]) -> float:
-    """The probability of at least as many near-ties, if rounding alone parts the answers.
+    """Returns the probability of at least as many near-ties if only rounding parts the answers.
 
     Flips are rare and unrelated, so their number has a Poisson distribution. Its mean is at most
     FLIPS_PER_NAT times the differences between log-probabilities, as measured on the tokens that both said.

@@ -1,11 +1,11 @@
-"""Whether texts of two deployments have one distribution: a permutation test, and what it would find.
+"""Permutation test whether texts of two deployments have one distribution, and the difference it would find.
 
-For every prompt and position the tokens of both deployments make a table of counts, which has a chi-square
-of Pearson's. Two statistics are made of them: their sum, which sees what is off everywhere, and the largest,
-in units of its spread, which sees what is off in one place. If the deployments are the same, a text could as
-well have come from the other: so the distribution of both statistics is that under shuffled texts, whole
-ones, which keeps whatever positions of a text have to do with each other. This needs no probabilities and no
-assumption, and never calls deployments that are the same different more often than it says.
+For every prompt and position the tokens of both make a table of counts, with Pearson's chi-square.
+Two statistics are made of all tables. The sum of chi-squares sees a difference that is everywhere. The
+largest, in units of its spread, sees a difference in one place. If the deployments are the same, each text
+could as well have come from the other. So both statistics are distributed as under shuffled texts. Whole
+texts are shuffled, which keeps the dependence between positions of a text. The test needs no probabilities
+and no assumption, and its false alarms are as rare as it says.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 PERMUTATIONS = 9999  # no p-value is below two in 10,000
-STATISTICS = 2  # each may call different with half of the probability of a false alarm
-POWER = 0.9  # with which the distance that is told would be found
+STATISTICS = 2  # statistics; each may spend half of the probability of a false alarm
+POWER = 0.9  # probability of finding the reported distance
 LEAST_EXPECTED = 5.0  # texts of a cell in the smaller sample; rarer tokens share cells
-END, RARER = "(end)", "(rarer ones, part {})"  # cells that are no token
-MOST_RARER = 8  # cells over which rarer tokens of a table are spread, by a hash of theirs
-MOST_MOVED = 5  # cells that are told
+END, RARER = "(end)", "(rarer ones, part {})"  # cells that are not one token
+MOST_RARER = 8  # cells that rarer tokens of a table share, by a hash
+MOST_MOVED = 5  # cells that are reported
 
 Tokens = tuple[str, ...]
 Floats = NDArray[np.float64]
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Moved:
-    """A cell, and how often each deployment's texts have it."""
+    """Cell, and the number of each deployment's texts that have it."""
 
     prompt: int
     position: int  # in the answer, from 0
@@ -42,19 +42,21 @@ class Moved:
 
 @dataclass(frozen=True)
 class TwoSampleTest:
-    """What the test says."""
+    """Result of the test."""
 
     p_value: float
     num_tables: int  # prompts and positions with more than one cell
-    distance: float | None  # total variation, root mean square of all tables, that is found with POWER
-    most_moved: tuple[Moved, ...]  # the largest parts of the statistic, the largest first
+    distance: (
+        float | None
+    )  # total variation that is found with probability POWER, root mean square of all tables
+    most_moved: tuple[Moved, ...]  # largest parts of the statistic, the largest first
 
 
 @dataclass(frozen=True)
 class _Table:
     position: int
     cells: tuple[str, ...]
-    members: NDArray[np.float32]  # [num_texts, num_cells] 1 where the text has the cell
+    members: NDArray[np.float32]  # [num_texts, num_cells] 1 if the text has the cell
 
 
 def two_sample_test(
@@ -63,7 +65,9 @@ def two_sample_test(
     seed: int,
     permutations: int = PERMUTATIONS,
 ) -> TwoSampleTest:
-    """
+    """Tests whether the texts of A and B have one distribution.
+
+    Args:
     Args:
         samples: per prompt the texts of A and those of B, independent ones.
         false_alarm: from which p-value on down the test calls them different.
@@ -73,7 +77,7 @@ def two_sample_test(
         ValueError: a prompt lacks texts of one of them.
     """
     generator = np.random.default_rng(seed)
-    chi_squares: list[Floats] = []  # by table; the first of each is how it was, the others are shuffled
+    chi_squares: list[Floats] = []  # a table each: the observed value, then shuffled ones
     weight = 0.0
     moved: list[tuple[float, Moved]] = []
     for prompt, (a, b) in enumerate(samples):
@@ -103,18 +107,18 @@ def two_sample_test(
 
 
 def _p_value(statistics: Floats) -> float:
-    """Of the first among all. Sums of the same numbers in another order may differ by rounding."""
+    """Returns the p-value of the first statistic among all, with room for rounding."""
     reached = statistics >= statistics[0] - 1e-6 * abs(statistics[0])
     return float(reached.mean())
 
 
 def smallest_distance(shuffled: Floats, weight: float, false_alarm: float) -> float:
-    """The total variation distance between next tokens that would be found with the probability POWER.
+    """Returns the total variation distance between next tokens that the test finds with probability POWER.
 
-    A distance d moves the mean of a table's chi-square by at least 4 d^2 n_a n_b / (n_a + n_b): by that much
-    where half of the mass gains in proportion and the other half loses, by more where it lies otherwise. So
-    what is told holds wherever the distance lies, unless it lies within a cell of rarer tokens. The
-    variance grows as that of a noncentral chi-square, here one with the variance that shuffling shows.
+    A distance d moves the mean of a table's chi-square by at least 4 d^2 n_a n_b / (n_a + n_b). It moves by
+    just that if half of the mass gains in proportion and the other half loses. So the result holds wherever
+    the distance lies, unless it lies within a cell of rarer tokens. The variance grows as that of a
+    noncentral chi-square, here with the variance that shuffling shows.
 
     Args:
         shuffled: the statistic under shuffled texts.
@@ -131,7 +135,7 @@ def smallest_distance(shuffled: Floats, weight: float, false_alarm: float) -> fl
 
 
 def _tables(texts: Sequence[Tokens], smaller: int) -> list[_Table]:
-    """Of one prompt's texts, those of A first. ``smaller`` is the number of the smaller sample."""
+    """Returns the tables of one prompt's texts, those of A first. ``smaller``: size of the smaller sample."""
     tables = []
     least = LEAST_EXPECTED * len(texts) / smaller
     for position in range(max(map(len, texts))):
@@ -148,7 +152,7 @@ def _tables(texts: Sequence[Tokens], smaller: int) -> list[_Table]:
 
 
 def _cells(counts: Mapping[str, int], least: float) -> dict[str, str]:
-    """By token. Rarer ones share cells: as many as their texts fill, were they spread evenly."""
+    """Returns each token's cell. Rarer tokens share cells: as many cells as an even spread would fill."""
     rarer = {token: count for token, count in counts.items() if count < least}
     parts = max(1, min(MOST_RARER, int(sum(rarer.values()) / least)))
     return {
@@ -158,7 +162,7 @@ def _cells(counts: Mapping[str, int], least: float) -> dict[str, str]:
 
 
 def _parts(counts: NDArray[np.float32], totals: NDArray[np.float32], num_a: int, num_b: int) -> Floats:
-    """float64 [num_shuffles, num_cells]: each cell's part of the table's chi-square.
+    """Returns each cell's part of the table's chi-square: float64 [num_shuffles, num_cells].
 
     Args:
         counts: [num_shuffles, num_cells] of the texts that count as A's.

@@ -1,4 +1,4 @@
-"""The target's answers to questions that have none, written as they come, so that a kill loses little."""
+"""The target's answers to questions without one, written at once, so that a kill loses little."""
 
 import gc
 import time
@@ -23,7 +23,7 @@ def answer_all(
     settings: DistilSettings,
     tell: Callable[[str], None],
 ) -> list[RecordedAnswer]:
-    """In their order. Those that the file has already stay; a question without room keeps no answer.
+    """Returns all answers, in the order of their questions. Answers in the file stay.
 
     Raises:
         EngineError: the target cannot be run.
@@ -85,12 +85,12 @@ def _sampling(question: RecordedAnswer, engine: Engine, settings: DistilSettings
 
 
 def key_of(question: RecordedAnswer, settings: DistilSettings) -> int:
-    """Under which the target answers it."""
+    """Returns the noise key under which the target answers a question."""
     return noise_key(settings.seed, 0, question.prompt)
 
 
 def _cut_to_whole_lines(file: Path) -> int:
-    """How many there are."""
+    """Cuts the file to whole lines and returns their number."""
     if not file.exists():
         return 0
     lines = whole_lines(file.read_bytes())

@@ -20,7 +20,7 @@ bfloat16. Of no use for another target.
 - learning_rate: {learning_rate:g}
 {settings}
 
-**Acceptance** on held-out prompts, before and after: accepted / verified under coupled verification, at the \
+**Acceptance** on held-out prompts, before and after: accepted / reached under coupled verification, at the \
 temperatures of their answers{positions}.
 
 {table}
@@ -29,7 +29,10 @@ SOURCES = {"prompts": "prompts from a file, and what the target answers to them"
 
 
 def card(distilled: Distilled, settings: DistilSettings, target: str, source: str) -> str:
-    """source: a key of SOURCES."""
+    """Returns the card in Markdown.
+
+    source: a key of SOURCES.
+    """
     told = settings.model_dump(mode="json", exclude=NOT_TOLD, exclude_none=True)
     has_positions = any(len(tally.rates) > 1 for tally in distilled.after.values())
     return CARD.format(
@@ -50,7 +53,7 @@ def card(distilled: Distilled, settings: DistilSettings, target: str, source: st
 
 
 def acceptance_table(distilled: Distilled) -> str:
-    """In Markdown, by task."""
+    """Returns the table of acceptance by task, in Markdown."""
     lines = ["| task | texts | before | after |", "|---|---|---|---|"]
     lines += [
         f"| {task} | {tally.texts} | {_rates(distilled.before[task])} | {_rates(tally)} |"

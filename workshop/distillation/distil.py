@@ -1,6 +1,6 @@
-"""The way of a distillation: questions, the target's answers, training, a checkpoint with its card.
+"""The course of a distillation: questions, answers, training, a checkpoint with its card.
 
-What is under way lies in the folder ``unfinished`` of the output, so that a killed one goes on where it was.
+Unfinished work lies in the folder ``unfinished`` of the output, so that a killed distillation can go on.
 """
 
 import json
@@ -29,27 +29,27 @@ from workshop.training.target import FrozenTarget
 
 UNFINISHED = "unfinished"
 QUESTIONS, ASKED, ANSWERS, TRAINING = "questions.jsonl", "asked.json", "answers.jsonl", "training"
-READ_TOKENS = 1024  # of a held-out text, the last ones
-HEADS = ("eagle3", "medusa")  # which begin without a checkpoint
+READ_TOKENS = 1024  # tokens of a held-out text that are read, the last ones
+HEADS = ("eagle3", "medusa")  # drafters that begin without a checkpoint
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """What came of it."""
+    """Result of a distillation."""
 
-    title: str  # of what was trained
+    title: str  # title of what was trained
     size: int  # weights that were trained
-    texts: int  # that were trained on
-    tokens: int  # of these, prompts included
-    steps: int  # that were taken
-    best_step: int  # after which the weights are as they are written
+    texts: int  # texts that were trained on
+    tokens: int  # tokens of these texts, prompts included
+    steps: int  # steps that were taken
+    best_step: int  # step whose weights are written
     learning_rate: float
-    before: dict[str, AcceptanceTally]  # by task
+    before: dict[str, AcceptanceTally]  # tallies by task
     after: dict[str, AcceptanceTally]
 
 
 class Distillation:
-    """Of one drafter, for one target."""
+    """Distillation of one drafter, for one target."""
 
     def __init__(
         self,
@@ -58,11 +58,13 @@ class Distillation:
         out: Path,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """
+        """Checks the output folder and the draft.
+
+        Args:
         Args:
             target: the engine that answers.
-            settings: they name the draft to begin with, unless a head is trained.
-            tell: is told what is done next.
+            settings: name the draft to begin with, unless a head is trained.
+            tell: takes a line about what is done next.
 
         Raises:
             ValueError: the output has a checkpoint already, or there is no draft to begin with.
@@ -83,8 +85,8 @@ class Distillation:
         """Writes the checkpoint.
 
         Args:
-            source: what is asked; a distillation of another one is not gone on with.
-            read: the questions; asked for once, by the one that begins.
+            source: name of the questions; an unfinished distillation goes on with the same source only.
+            read: returns the questions; called when a distillation begins, and not when it goes on.
 
         Raises:
             EngineError: the target cannot be run, or the draft does not fit it.
@@ -129,13 +131,13 @@ class Distillation:
         return distilled
 
     def finish(self) -> None:
-        """When all is written: the tokens of the traffic go."""
+        """Removes the tokens of the traffic, once everything is written."""
         shutil.rmtree(self._unfinished)
 
     def _questions(
         self, source: str, read: Callable[[], list[RecordedAnswer]]
     ) -> tuple[list[RecordedAnswer], list[RecordedAnswer]]:
-        """Held out, and to train on."""
+        """Returns questions that are held out, and questions to train on."""
         asked = {
             "target": self._engine.model,
             "source": source,
@@ -161,7 +163,7 @@ class Distillation:
         return held_out, training
 
     def _judged(self, answers: Sequence[RecordedAnswer], depth: int) -> list[HeldOutText]:
-        """Raises ValueError where there is nothing to judge by."""
+        """Returns held-out texts to judge by. Raises ValueError if there are none."""
         texts = [
             HeldOutText(
                 (*one.prompt, *one.answer),
@@ -179,12 +181,12 @@ class Distillation:
 
 
 def _write_whole(file: Path, content: Any) -> None:
-    """Nobody sees it half written."""
+    """Writes a file that is never seen half written."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(content))
     os.replace(partial, file)
 
 
 def _local(model: str) -> Path:
-    """The folder of a checkpoint, downloaded where it is a hub id. Raises ValueError or OSError."""
+    """Returns the folder of a checkpoint, downloaded if it is a hub id. Raises ValueError or OSError."""
     return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=WANTED))

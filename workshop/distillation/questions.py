@@ -1,4 +1,4 @@
-"""What a draft is fitted to: prompts from a file, or kept traffic. Some of it is held out."""
+"""Questions that a draft is fitted to: prompts from a file, or recorded traffic. A part is held out."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
@@ -8,11 +8,11 @@ from gateway.recorded_answers import RecordedAnswer
 from workshop.advice.answers import UNLABELLED, Prompt
 from workshop.distillation.settings import DistilSettings
 
-LEAST_HELD_OUT = 8  # of the distinct prompts of a task one in so many is held out, as far as they are wanted
+LEAST_HELD_OUT = 8  # one in this many distinct prompts of a task is held out, up to the number wanted
 
 
 def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[RecordedAnswer]:
-    """Without answers, at temperatures that take turns."""
+    """Returns prompts as questions without answers, at temperatures that take turns."""
     return [
         RecordedAnswer(
             prompt=prompt.tokens,
@@ -27,7 +27,7 @@ def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[Reco
 def split(
     questions: Sequence[RecordedAnswer], settings: DistilSettings
 ) -> tuple[list[RecordedAnswer], list[RecordedAnswer]]:
-    """What is trained on, and what is held out: no prompt is in both, and none is held out twice.
+    """Returns questions to train on and held-out questions; no prompt is in both or held out twice.
 
     What is held out has no answer: the target gives it anew, under noise that is known.
 
@@ -52,5 +52,5 @@ def split(
 
 
 def _in_turn(shares: Iterable[Sequence[RecordedAnswer]]) -> list[RecordedAnswer]:
-    """One of each, then the next of each."""
+    """Yields one item of each list in turn."""
     return [one for one in chain.from_iterable(zip_longest(*shares)) if one is not None]

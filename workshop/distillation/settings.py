@@ -1,4 +1,4 @@
-"""How a draft is fitted. Every field is an option of `outrider distil`."""
+"""Settings of ``outrider distil``; each is an option."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ DrafterKind = Literal["model", "parallel", "eagle3", "medusa"]
 
 
 class DistilSettings(BaseModel):
-    """What is trained, on how much, and until when."""
+    """Settings of a distillation: drafter, amount of text, length of training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,25 +23,25 @@ class DistilSettings(BaseModel):
         min_length=1,
         description="checkpoint of the draft model to begin with, folder or hub id; None: the deployment's",
     )
-    seed: int = Field(default=1, ge=0, lt=2**32, description="of all that is drawn")
-    texts: int = Field(default=20_000, ge=2, description="at most; of kept traffic the newest")
-    held_out: int = Field(
-        default=64, ge=1, description="prompts at most that are not trained on, but judged on"
-    )
-    tokens: int = Field(default=160, ge=2, description="of an answer at most, where the target answers")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="seed of all random numbers")
+    texts: int = Field(default=20_000, ge=2, description="most texts; the newest ones of recorded traffic")
+    held_out: int = Field(default=64, ge=1, description="most prompts that are judged on and not trained on")
+    tokens: int = Field(default=160, ge=2, description="longest answer, tokens, if the target answers")
     temperatures: tuple[Temperature, ...] = Field(
         default=(1.0, 0.7, 0.0),
         min_length=1,
-        description="at which it answers, in turn; kept traffic has its own",
+        description="temperatures of its answers, in turn; recorded traffic has its own",
     )
-    steps: int = Field(default=1000, ge=1, description="of the optimizer at most")
+    steps: int = Field(default=1000, ge=1, description="most steps of the optimizer")
     rows: int = Field(default=8, ge=1, description="windows of text in a step")
     length: int = Field(default=256, ge=8, description="tokens of a window")
     depth: int = Field(
-        default=4, ge=1, le=16, description="positions of a Draft that are trained; of a draft model one"
+        default=4, ge=1, le=16, description="positions of a Draft that are trained; 1 for a draft model"
     )
     learning_rate: float | None = Field(
-        default=None, gt=0.0, description="at its peak; None: 0.0002 for a draft model, 0.005 for heads"
+        default=None,
+        gt=0.0,
+        description="peak of the learning rate; None: 0.0002 for a draft model, 0.005 for heads",
     )
     measure_every: int = Field(
         default=50, ge=1, description="steps between measures, after which a killed one goes on"
@@ -52,12 +52,12 @@ class DistilSettings(BaseModel):
     lora: int | None = Field(
         default=None,
         ge=1,
-        description="rank of adapters, where a draft model is trained through them; needs peft; None: all of"
-        " its weights are trained",
+        description="rank of adapters (LoRA) that are trained instead of a draft model's weights; needs peft;"
+        " None: all weights are trained",
     )
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None,
-        description="of the target, whose inputs an EAGLE-3 head reads; None: 2, n / 2 and n - 3 of n",
+        description="layers of the target whose inputs an EAGLE-3 head reads; None: 2, n / 2 and n - 3 of n",
     )
     mask_token: int | None = Field(
         default=None,

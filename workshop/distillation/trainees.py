@@ -1,4 +1,4 @@
-"""What is trained, by the kind of drafter."""
+"""Training settings and trainee of each kind of drafter."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,12 +31,12 @@ SETTINGS: dict[str, type[TrainingSettings]] = {
     "eagle3": Eagle3Settings,
     "medusa": MedusaSettings,
 }
-# Options that matter to one kind alone.
+# options that matter to one kind alone
 ONLY_OF = {"lora": "model", "layers": "eagle3", "mask_token": "parallel"}
 
 
 def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) -> dict[str, Any]:
-    """Fields that the settings of this kind of drafter have besides.
+    """Returns the fields that only the settings of this kind of drafter have.
 
     draft: to begin with; None for heads.
 
@@ -66,7 +66,9 @@ def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) 
 def training_settings(
     settings: DistilSettings, of_kind: Mapping[str, Any], target: Path, text: Path, output: Path
 ) -> TrainingSettings:
-    """
+    """Returns the settings of the training.
+
+    Args:
     Args:
         of_kind: as ``options_of_kind`` says.
         text: file of what is trained on.
@@ -91,7 +93,7 @@ def training_settings(
 
 
 def trainee_of(settings: TrainingSettings, target: FrozenTarget) -> Trainee:
-    """Raises ValueError where its draft does not fit the target."""
+    """Returns the trainee. Raises ValueError if its draft does not fit the target."""
     match settings:
         case ModelTrainingSettings():
             return ModelTrainee(settings, target)

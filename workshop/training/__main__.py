@@ -1,7 +1,7 @@
 """Trains a drafter on a target's own text: `python -m workshop.training NAME`.
 
-First `text` lets the target answer prompts. Then one of the others trains on that. A training that was killed
-goes on where it was when it is started again.
+First `text` lets the target answer prompts. Then a drafter is trained on these answers. A killed training
+goes on from its last save when it is started again.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from workshop.training.target import FrozenTarget
 from workshop.training.text import read_text, write_text
 from workshop.training.trainee import Trainee
 
-# By name: what it is, its settings, and what makes it of these and the target.
+# name: meaning, settings, maker
 TRAINEES: dict[str, tuple[str, type[TrainingSettings], Callable[[Any, FrozenTarget], Trainee]]] = {
     "eagle3": ("an EAGLE-3 head", Eagle3Settings, Eagle3Trainee),
     "medusa": ("Medusa heads", MedusaSettings, MedusaTrainee),
@@ -47,7 +47,7 @@ TEXT = "text"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1, with the reason, where the settings do not hold."""
+    """Runs a command. Returns 1, with the reason on stderr, if the settings are not accepted."""
     parser = argparse.ArgumentParser(prog="python -m workshop.training", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_options(commands.add_parser(TEXT, help="the text that is trained on"), AnswerTextSettings)

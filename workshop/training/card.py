@@ -26,7 +26,7 @@ For the target in `{target}`: {size:,} trained weights, stored in bfloat16. Of n
 
 
 def write_card(trainee: Trainee, command: str, settings: TrainingSettings, tokens: int) -> None:
-    """Writes README.md beside the checkpoint. tokens: of the text that it was trained on."""
+    """Writes README.md next to the checkpoint. tokens: number of tokens that were trained on."""
     *_, last = map(json.loads, (settings.output / PROGRESS).read_text().splitlines())
     acceptance = last["sum of minima"]
     told = settings.model_dump(mode="json", exclude={"target", "draft", "text", *DOES_NOT_MATTER})

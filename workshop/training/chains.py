@@ -1,8 +1,8 @@
 """Attention while many Drafts of one text are trained at once, a chain from each of its positions.
 
-A first pass reads the text. Each pass after it adds a token to every chain: such a token attends to the text
-up to the position that its chain starts from, and to the chain itself. So one pass over all chains does what
-drafting does one position at a time.
+A first pass reads the text. Each later pass adds a token to every chain. The token attends to the text up to
+the position that its chain starts from, and to the chain. So one pass over all chains does what drafting
+does one position at a time.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-ATTENTION = "outrider_chains"  # no mask function goes by this name, so transformers builds no mask
+ATTENTION = "outrider_chains"  # name without a mask function, so that transformers builds no mask
 
 
 @dataclass
@@ -21,31 +21,31 @@ class LayerChains:
     """Keys and values of one layer, [rows, heads, num_tokens, dim] each."""
 
     text: tuple[Tensor, Tensor]
-    tokens: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # of all chains, a pass each
+    tokens: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # tokens of all chains, a pass each
 
 
 class Chains:
-    """What travels through the model to every layer."""
+    """Keys, values and positions that travel through the model to every layer."""
 
     def __init__(self) -> None:
         self.starts: Tensor | None = (
-            None  # int64 [num_chains] position after which each begins; None: none yet
+            None  # int64 [num_chains] position after which each chain begins; None: no chain yet
         )
         self._layers: dict[int, LayerChains] = {}
 
     def start(self, starts: Tensor) -> None:
-        """After the pass over the text: chains from these of its positions."""
+        """Begins chains at these positions, after the pass over the text."""
         self.starts = starts
 
     def keep(self, kept: Tensor) -> None:
-        """Only these go on. kept: int64, indices of chains."""
+        """Drops all other chains. kept: int64, indices of chains."""
         assert self.starts is not None
         self.starts = self.starts[kept]
         for layer in self._layers.values():
             layer.tokens = [(key[:, :, kept], value[:, :, kept]) for key, value in layer.tokens]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """All [rows, heads, num_tokens, dim], a token of each chain once these have started."""
+        """Attends: all [rows, heads, num_tokens, dim], one token of each chain once chains have begun."""
         if self.starts is None:
             self._layers[layer] = LayerChains((key, value))
             return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -73,7 +73,7 @@ def attend(
     outrider: Chains,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """In the form transformers calls it: [rows, num_tokens, heads, dim]."""
+    """Attends in the form transformers calls: [rows, num_tokens, heads, dim]."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     layer: int = module.layer_idx  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The checkpoint of a draft model that is trained on: how it is read, and how it is written again."""
+"""Checkpoint of a draft model: reading it for training, and writing it."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ BESIDE_WEIGHTS = (
 
 
 def load_draft(folder: Path, **options: Any) -> Any:
-    """A model of transformers, in float32.
+    """Loads a model of transformers, in float32.
 
     options: of ``from_pretrained``.
 
@@ -35,7 +35,7 @@ def load_draft(folder: Path, **options: Any) -> Any:
 
 
 def save_draft(model: Any, draft: Path, folder: Path) -> None:
-    """In bfloat16, which the model then is too.
+    """Writes the model in bfloat16, which its weights then have too.
 
     draft: the checkpoint that it began with, whose tokenizer it keeps.
     """

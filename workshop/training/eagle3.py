@@ -1,8 +1,8 @@
 """Training of an EAGLE-3 head.
 
-Unrolled: it is fed its own states as it will be when drafting. A head that is trained for the first token
-alone guesses that one well and the next ones badly. It learns depth after depth, since the deeper ones are of
-no use before the first is right.
+Training is unrolled: the head is fed its own states, as when it drafts. A head that is trained for the first
+token alone guesses the next tokens badly. It learns depth after depth, since a deep guess is of no use before
+the first guess is correct.
 """
 
 import json
@@ -22,12 +22,12 @@ from workshop.training.settings import Eagle3Settings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
-DEPTHS = {0.3: 1, 0.5: 2}  # up to this share of the steps, at most this deep
-STORED = {"layer.": "midlayer.", "attention.": "self_attn."}  # names as published
+DEPTHS = {0.3: 1, 0.5: 2}  # greatest depth up to this share of the steps
+STORED = {"layer.": "midlayer.", "attention.": "self_attn."}  # published names of weights
 
 
 class Eagle3Trainee(Trainee):
-    """A head whose embedding and output projection are the target's."""
+    """EAGLE-3 head with the target's embedding and output projection."""
 
     title = "EAGLE-3 head"
 
@@ -58,13 +58,13 @@ class Eagle3Trainee(Trainee):
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
         rows, length = reading.tokens.shape
-        count = length - depth  # of positions that have all their Draft's tokens after them
+        count = length - depth  # positions with all tokens of their Draft after them
         hidden = reading.hidden[:, :count]
         states = self.network.reduce(hidden.flatten(0, 1)).view(rows, count, -1).float()
         embeddings = embedding(reading.tokens, self._target.embedding).float()
         chains, starts = Chains(), torch.arange(count, device=reading.tokens.device)
         for position in range(depth):
-            # The state at a token goes with the token after it, in the slot of the former.
+            # The state at a token goes with the next token, in the slot of the first.
             rotation = self._rotary(states, starts[None] + position)
             following = embeddings[:, starts + position + 1]
             states = self.network.layer(following, states, rotation, chains).float()
@@ -84,7 +84,7 @@ class Eagle3Trainee(Trainee):
         return linear(self.network.before_logits(states), self._target.projection).float()
 
     def save(self, folder: Path) -> None:
-        """As SafeAILab and SpecForge store a head."""
+        """Writes the head as SafeAILab and SpecForge store it."""
         tensors = {}
         for name, tensor in self.network.state_dict().items():
             for ours, theirs in STORED.items():
@@ -99,7 +99,8 @@ class Eagle3Trainee(Trainee):
             "vocab_size": vocabulary,
             "draft_vocab_size": vocabulary,
             "eagle_config": {
-                READ_LAYERS: [layer - 1 for layer in self.hidden_layers],  # there: by their outputs
+                # The format counts layers by their outputs.
+                READ_LAYERS: [layer - 1 for layer in self.hidden_layers],
                 "fc_norm": True,
             },
         }
@@ -107,7 +108,7 @@ class Eagle3Trainee(Trainee):
 
 
 def _layer_config(target: Any, intermediate_size: int | None) -> Any:
-    """Of its decoder layer: as wide as the target's."""
+    """Returns the config of its decoder layer: as wide as the target's."""
     return LlamaConfig(
         hidden_size=target.hidden_size,
         intermediate_size=intermediate_size or target.intermediate_size,

@@ -1,7 +1,7 @@
 """Training of exits: from the target's state after some layers straight to its own head.
 
-What an exit guesses next depends on that state alone, which is the same while drafting and while verifying,
-so that nothing has to be unrolled.
+An exit's guess depends on that state alone, which is the same while drafting and while verifying. So nothing
+has to be unrolled.
 """
 
 import json
@@ -21,12 +21,12 @@ from workshop.training.trainee import PositionGuess, Trainee
 
 
 class EarlyExitTrainee(Trainee):
-    """One exit after each of some layers. At first they do what the target's own norm does."""
+    """One exit after each of some layers; at first the target's own norm."""
 
     title = "Exits"
 
     def __init__(self, settings: EarlyExitSettings, target: FrozenTarget) -> None:
-        """Raises ValueError where the target does not have so many layers."""
+        """Raises ValueError if the target does not have these layers."""
         self._target = target
         count = target.config.num_hidden_layers
         self.hidden_layers = settings.exits or tuple(range(1, count))
@@ -45,7 +45,7 @@ class EarlyExitTrainee(Trainee):
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
-        """One for each exit, whatever the depth: at every position it is as good."""
+        """Yields one guess for each exit, whatever the depth: an exit is as good at every position."""
         places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
         for index, one in enumerate(self.network.values()):
             yield PositionGuess(self._logits(one(reading.hidden[:, :, index])), places)
@@ -54,7 +54,7 @@ class EarlyExitTrainee(Trainee):
         return linear(normed, self._target.projection).float()
 
     def save(self, folder: Path) -> None:
-        """As the engine reads them: outrider/engine/drafters/trained_exits.py."""
+        """Writes exits as the engine reads them: outrider/engine/drafters/trained_exits.py."""
         tensors = {f"exits.{name}": value.bfloat16() for name, value in self.network.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         config = {"architectures": ["EarlyExit"], "hidden_size": self._target.config.hidden_size}

@@ -1,4 +1,4 @@
-"""How a drafter under training fares on text that it is not trained on."""
+"""Measures of a drafter under training on held-out text."""
 
 from typing import Protocol
 
@@ -14,17 +14,17 @@ MEASURED_ROWS = 16  # windows of held-out text
 
 
 class HeldOut(Protocol):
-    """What a training is judged by."""
+    """Measure that a training is judged by."""
 
-    title: str  # of what is measured
+    title: str  # name of the measure
 
     def measure(self, trainee: Trainee, target: FrozenTarget) -> list[float]:
-        """[depth] by position of a Draft, each from 0 to 1."""
+        """Returns the measure by position of a Draft [depth], each from 0 to 1."""
         ...
 
 
 class SumOfMinima:
-    """The part of guesses that no rule could refuse, by position."""
+    """Sum of minima: the part of guesses that no rule could refuse, by position."""
 
     title = "sum of minima"
 

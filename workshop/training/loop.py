@@ -1,4 +1,4 @@
-"""The training of a drafter: steps, progress, and going on after a kill."""
+"""Training of a drafter: steps, progress, and going on after a kill."""
 
 import json
 import os
@@ -18,20 +18,20 @@ from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
 CONSTANT = 1 / 3  # share of the steps before the learning rate falls
-UNFINISHED = "unfinished.pt"  # what a killed training goes on from
+UNFINISHED = "unfinished.pt"  # file that a killed training goes on from
 PROGRESS = "progress.jsonl"
-DOES_NOT_MATTER = {"output", "threads", "save_every"}  # to the result
+DOES_NOT_MATTER = {"output", "threads", "save_every"}  # settings that do not change the result
 
 
 class Best(TypedDict):
-    """The weights that have fared best on held-out text, and after how many steps that was."""
+    """Weights that were best on held-out text, and their step."""
 
     step: int
     network: dict[str, Tensor]
 
 
 class Training:
-    """Every batch depends on seed and step alone, so a training that was killed ends like any other."""
+    """Training whose batches depend on seed and step alone, so a killed training ends like any other."""
 
     def __init__(
         self, trainee: Trainee, target: FrozenTarget, settings: TrainingSettings, held_out: HeldOut
@@ -45,10 +45,10 @@ class Training:
         )
         self._folder = settings.output
         self._progress: list[dict[str, Any]] = []
-        self._best: Best | None = None  # kept where there is a patience
+        self._best: Best | None = None  # kept if there is a patience
 
     def run(self, training: Stream) -> None:
-        """Leaves the trainee with its last weights; with a patience, with the best that were measured.
+        """Trains, and leaves the last weights in the trainee; with a patience the best that were measured.
 
         Raises:
             ValueError: the folder has an unfinished training with other settings.
@@ -73,22 +73,22 @@ class Training:
             trainee.network.load_state_dict(self._best["network"])
 
     def finish(self) -> None:
-        """Writes the checkpoint; there is nothing to go on from any more."""
+        """Writes the checkpoint, and removes the file of unfinished training."""
         self._trainee.save(self._folder)
         (self._folder / UNFINISHED).unlink(missing_ok=True)
 
     @property
     def steps(self) -> int:
-        """That were taken."""
+        """Number of steps that were taken."""
         return self._optimization.step
 
     @property
     def best_step(self) -> int:
-        """After which the weights are as they are left."""
+        """Number of steps after which the weights are as they are left."""
         return self.steps if self._best is None else self._best["step"]
 
     def _loss(self, training: Stream, step: int) -> tuple[Tensor, str]:
-        """And a report of it."""
+        """Returns the loss of a step, and a report of it."""
         settings, trainee, target = self._settings, self._trainee, self._target
         generator = torch.Generator().manual_seed(settings.seed * 2**32 + step)
         length = min(settings.length, len(training.tokens))
@@ -104,7 +104,7 @@ class Training:
         return torch.stack(losses).mean(), f"sum of minima {_listed(acceptance)}"
 
     def _measure(self, step: int) -> None:
-        """Told and kept, with the weights where these are the best."""
+        """Measures, prints and keeps the result, with the weights if these are the best."""
         title = self._held_out.title
         acceptance = self._held_out.measure(self._trainee, self._target)
         print(f"held out, after {step} steps: {title} {_listed(acceptance)}", flush=True)
@@ -117,7 +117,7 @@ class Training:
 
     @property
     def _best_index(self) -> int:
-        """Of the first of the best measures: those that promise the most tokens in a round."""
+        """Returns the index of the first best measure: the most tokens in a round."""
         worths = [sum(accumulate(line[self._held_out.title], mul)) for line in self._progress]
         return worths.index(max(worths))
 
@@ -155,7 +155,7 @@ class Training:
         print(f"goes on after {self._optimization.step} steps", flush=True)
 
     def _told(self) -> dict[str, Any]:
-        """The settings on which the result depends."""
+        """Returns the settings on which the result depends."""
         settings: dict[str, Any] = self._settings.model_dump(mode="json", exclude=DOES_NOT_MATTER)
         return settings
 

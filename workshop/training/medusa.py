@@ -15,7 +15,7 @@ from workshop.training.trainee import PositionGuess, Trainee
 
 
 class MedusaTrainee(Trainee):
-    """As many heads as there are positions to be trained. At first they say what the target says."""
+    """A head for each trained position. At first each says what the target says."""
 
     title = "Medusa heads"
     hidden_layers = (-1,)
@@ -38,7 +38,7 @@ class MedusaTrainee(Trainee):
             yield PositionGuess(logits.float(), starts + position + 1)
 
     def save(self, folder: Path) -> None:
-        """By the names of its authors, without a projection."""
+        """Writes the heads under their authors' names, without a projection."""
         tensors = {}
         for head, layer in enumerate(self.network):
             for part, tensor in layer.state_dict().items():

@@ -1,6 +1,6 @@
 """Training of a draft model that drafts token by token: it learns to say what the target would say.
 
-What it guesses next depends on the text before it alone, so nothing has to be unrolled.
+Its guess depends on the text before it alone, so nothing has to be unrolled.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from workshop.training.settings import ModelTrainingSettings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
-SCALE = 2  # of what adapters add, times their rank: as is usual
+SCALE = 2  # scale of the adapters' output / their rank: the usual value
 
 
 class ModelTrainee(Trainee):
-    """All of its weights, or adapters beside them."""
+    """Draft model: all of its weights are trained, or adapters."""
 
     title = "A draft model"
 
     def __init__(self, settings: ModelTrainingSettings, target: FrozenTarget) -> None:
-        """Raises ValueError where the draft cannot be trained, or peft is missing."""
+        """Raises ValueError if the draft cannot be trained, or peft is missing."""
         self._draft = settings.draft
         self._vocabulary = target.config.vocab_size
         self._has_adapters = settings.lora is not None
@@ -36,7 +36,7 @@ class ModelTrainee(Trainee):
     ) -> Iterator[PositionGuess]:
         places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
         logits = self.network(input_ids=reading.tokens, use_cache=False).logits
-        # Of one family the rows of larger models' projections are often more, for tokens that do not exist.
+        # Larger models of a family often have rows for tokens that do not exist.
         yield PositionGuess(logits[..., : self._vocabulary].float(), places)
 
     def settle(self) -> None:
@@ -45,7 +45,7 @@ class ModelTrainee(Trainee):
         super().settle()
 
     def save(self, folder: Path) -> None:
-        """An ordinary checkpoint."""
+        """Writes an ordinary checkpoint."""
         self.settle()
         save_draft(self.network, self._draft, folder)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-LEARNING_RATE = 5e-3  # at its peak, for weights that are trained from the beginning
-OTHERS = 0.8  # share of it for embeddings, norms and biases
+LEARNING_RATE = 5e-3  # peak, for weights that are trained from the beginning
+OTHERS = 0.8  # share of the peak for embeddings, norms and biases
 WARMUP_STEPS = 40
 FINAL_LEARNING_RATE = 0.03  # share of the peak
 REPORT_EVERY = 25  # steps
@@ -25,7 +25,10 @@ class Optimization:
         constant_steps: int,
         peak: float = LEARNING_RATE,
     ) -> None:
-        """peak: of the learning rate of hidden matrices, the others' is a little lower."""
+        """Makes the optimizers.
+
+        peak: learning rate of hidden matrices; OTHERS times that for other weights.
+        """
         named = [
             (name, weight)
             for model in models
@@ -51,7 +54,7 @@ class Optimization:
         return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_LEARNING_RATE) * decayed)
 
     def state_dict(self) -> dict[str, Any]:
-        """From which another one goes on."""
+        """Returns the state from which another optimization goes on."""
         return {
             "step": self.step,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -59,7 +62,7 @@ class Optimization:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What ``state_dict`` returned of one of the same models and steps."""
+        """Takes what ``state_dict`` of an optimization with the same models and steps returned."""
         self.step = state["step"]
         for optimizer, of_optimizer in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(of_optimizer)
@@ -67,7 +70,7 @@ class Optimization:
             scheduler.load_state_dict(of_scheduler)
 
     def descend(self, loss: Tensor, report: str) -> None:
-        """Take one step down the loss."""
+        """Takes one step down the loss."""
         torch.autograd.backward(loss)
         for optimizer, scheduler in zip(self.optimizers, self.schedulers, strict=True):
             optimizer.step()

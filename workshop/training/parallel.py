@@ -1,7 +1,7 @@
 """Training of a draft model that guesses several tokens in one pass.
 
-Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draft model adaptation", 2025. Of
-the chains of masks a part is dropped at each position, since the deeper ones cost as much and teach less.
+Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draft model adaptation", 2025.
+At each position a part of the mask chains is dropped: deeper masks cost as much and teach less.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,18 @@ from workshop.training.settings import ParallelSettings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
-LEAST_KEPT = 0.2  # of all chains, at any position
+LEAST_KEPT = 0.2  # least share of chains at a position
 
 
 class ParallelTrainee(Trainee):
-    """A draft model that drafts token by token already."""
+    """Draft model that drafts token by token already, and learns to guess several tokens in one pass."""
 
     title = "A draft model that guesses several tokens in one pass"
 
     def __init__(self, settings: ParallelSettings, target: FrozenTarget) -> None:
-        """
+        """Prepares the draft.
+
+        Raises:
         Raises:
             ValueError: the draft's vocabulary is not the target's, or does not have the mask token.
         """
@@ -63,13 +65,13 @@ class ParallelTrainee(Trainee):
         return logits
 
     def _kept(self, count: int, position: int, of: int, generator: torch.Generator | None) -> torch.Tensor:
-        """Of so many chains those that reach a position: a share of all, which falls with it."""
+        """Returns indices of the chains that reach a position: a share of all, which falls with it."""
         if generator is None:
             return torch.arange(count)
         wanted = max(1, round(of * max(self._settings.kept**position, LEAST_KEPT)))
         return torch.randperm(count, generator=generator)[:wanted].sort().values
 
     def save(self, folder: Path) -> None:
-        """An ordinary checkpoint whose config names its mask token."""
+        """Writes an ordinary checkpoint whose config names its mask token."""
         self.network.config.pard_token = self._settings.mask_token
         save_draft(self.network, self._settings.draft, folder)

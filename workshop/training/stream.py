@@ -21,14 +21,14 @@ class Stream:
         return cls(tokens, lengths.cumsum(0) - lengths)
 
     def windows(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Return windows at random starts of texts and at random offsets in turn, int64 [rows, length]."""
+        """Returns windows at random starts of texts and at random offsets in turn: int64 [rows, length]."""
         windows = self.openings(rows, length, generator)
         offsets = torch.randint(len(self.tokens) - length + 1, (rows,), generator=generator)
         windows[1::2] = self.tokens[offsets[1::2, None] + torch.arange(length)]
         return windows
 
     def openings(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Return windows at random starts of texts, int64 [rows, length]."""
+        """Returns windows at random starts of texts: int64 [rows, length]."""
         texts = torch.randint(len(self.starts), (rows,), generator=generator)
         starts = self.starts[texts].clamp(max=len(self.tokens) - length)
         return self.tokens[starts[:, None] + torch.arange(length)]

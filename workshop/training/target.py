@@ -14,18 +14,18 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Reading:
-    """What the target made of a batch of text."""
+    """Batch of text, with the target's distributions and states."""
 
     tokens: Tensor  # int64 [rows, length]
-    probs: Tensor  # float32 [rows, length, vocab_size], of the token after each
-    hidden: Tensor  # float32 [rows, length, num_layers, hidden_size], of the layers asked for
+    probs: Tensor  # float32 [rows, length, vocab_size], distribution of the next token
+    hidden: Tensor  # float32 [rows, length, num_layers, hidden_size], inputs of the requested layers
 
 
 class FrozenTarget:
-    """A checkpoint. Nothing of it is trained."""
+    """Checkpoint of a target, whose weights are not trained."""
 
     def __init__(self, folder: Path, device: torch.device = CPU) -> None:
-        """In float32 on a CPU, in the checkpoint's own type elsewhere."""
+        """Loads in float32 on a CPU, in the checkpoint's own type elsewhere."""
         dtype = torch.float32 if device.type == "cpu" else "auto"
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self.model: Any = model.eval().requires_grad_(False).to(device)
@@ -34,23 +34,26 @@ class FrozenTarget:
 
     @property
     def embedding(self) -> Tensor:
-        """[vocab_size, hidden_size]"""
+        """Embedding of tokens: [vocab_size, hidden_size]."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight
 
     @property
     def projection(self) -> Tensor:
-        """[vocab_size, hidden_size] that makes logits of its last states"""
+        """Projection of last states to logits: [vocab_size, hidden_size]."""
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight
 
     def measuring(self) -> AbstractContextManager[Any]:
-        """In which a drafter guesses as it will when it drafts: on a CPU without rounding its products."""
+        """Returns a context in which a drafter guesses as when it drafts: no rounded products on a CPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type != "cpu")
 
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: tuple[int, ...]) -> Reading:
-        """layers: by their inputs, as drafters beside the target count them; -1 is the last state, normed."""
+        """Reads a batch of text.
+
+        layers: numbers as target drafters count them, by inputs; -1: the last state, normed.
+        """
         with torch.autocast(self.device.type, torch.bfloat16):
             output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=bool(layers))
         hidden = [output.hidden_states[layer].float() for layer in layers]

@@ -1,7 +1,7 @@
 """The text that is trained on: prompts, and what the target answers to them.
 
-A file of it has a line of JSON for each text: ``{"prompt": 12, "tokens": [...]}``, the length of the prompt
-and the tokens of both. Token ids alone are kept: what the target computes of them is computed while training.
+The file has a line of JSON for each text: ``{"prompt": 12, "tokens": [...]}``, the length of the prompt and
+the tokens of both. Only token ids are kept: training computes the target's distributions anew.
 """
 
 import json
@@ -19,11 +19,11 @@ from outrider.engine.settings import EngineSettings
 from workshop.training.settings import AnswerTextSettings
 from workshop.training.stream import Stream
 
-HELD_OUT = 32  # one text in so many is not trained on
+HELD_OUT = 32  # one text in this many is held out
 
 
 def read_prompts(file: Path, seed: int) -> list[str]:
-    """Of all kinds, in a random order.
+    """Returns prompts of all kinds, in a random order.
 
     file: JSON, lists of prompts by kind.
 
@@ -39,7 +39,7 @@ def read_prompts(file: Path, seed: int) -> list[str]:
 
 
 def write_text(settings: AnswerTextSettings) -> None:
-    """Answers the prompts. Lines that the file has already are those of the first prompts, and stay.
+    """Answers the prompts. Lines that the file has already belong to the first prompts, and stay.
 
     Raises:
         ValueError: the prompts are not in their form.
@@ -68,7 +68,7 @@ def write_text(settings: AnswerTextSettings) -> None:
 
 
 def _lines_of(file: Path) -> int:
-    """How many there are; one that was cut off is removed."""
+    """Returns the number of whole lines, and removes a line that was cut off."""
     if not file.exists():
         return 0
     written = file.read_bytes()
@@ -85,7 +85,7 @@ def _request(prompt: list[int], number: int, settings: AnswerTextSettings) -> Re
 
 
 def read_text(file: Path) -> tuple[Stream, Stream]:
-    """What is trained on, and what is held out of it.
+    """Returns texts to train on, and held-out texts.
 
     Raises:
         ValueError: there are too few texts for both.

@@ -1,4 +1,4 @@
-"""What is trained: a drafter's network, how it guesses, and how it is written down."""
+"""Trainee: a drafter's network, its guesses, its checkpoint."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,46 +13,46 @@ from workshop.training.target import Reading
 
 @dataclass(frozen=True)
 class PositionGuess:
-    """Of one position of many Drafts."""
+    """Guesses at one position of many Drafts."""
 
     logits: Tensor  # float32 [rows, num_chains, vocab_size]
-    places: Tensor  # int64 [num_chains] of the tokens after which the target says the same
+    places: Tensor  # int64 [num_chains] positions whose next token is guessed
 
 
 class Trainee(ABC):
-    """A drafter under training, for one target."""
+    """Drafter under training, for one target."""
 
     title: str
-    hidden_layers: tuple[int, ...] = ()  # of the target, by their inputs, that it reads
-    network: nn.Module  # its weights: those that take gradients are trained
+    hidden_layers: tuple[int, ...] = ()  # layers of the target whose inputs it reads
+    network: nn.Module  # network; weights that take gradients are trained
 
     @abstractmethod
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
-        """Of each position in turn, from chains that start all over the text.
+        """Yields guesses of each position in turn, from chains that start all over the text.
 
         generator: what is drawn while training; None: nothing is left out.
         """
 
     def depth(self, done: float, depth: int) -> int:
-        """Positions that are trained now, of ``depth`` in the end. done: share of the steps."""
+        """Returns the number of trained positions. depth: number at the end. done: share of the steps."""
         return depth
 
     def labels(self, count: int) -> list[str]:
-        """Of so many guesses, in their order."""
+        """Returns names of guesses, in their order."""
         return [f"position {index}" for index in range(1, count + 1)]
 
     def settle(self) -> None:
-        """Takes the weights that it will have when they are stored, in bfloat16."""
+        """Rounds the weights to bfloat16, in which they are stored."""
         for weight in self.network.parameters():
             weight.data = weight.data.bfloat16().float()
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Its checkpoint, as the engine and others read it."""
+        """Writes its checkpoint, as the engine and other servers read it."""
 
     @property
     def size(self) -> int:
-        """Weights that are trained."""
+        """Number of weights that are trained."""
         return sum(weight.numel() for weight in self.network.parameters() if weight.requires_grad)

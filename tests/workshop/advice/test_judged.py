@@ -10,9 +10,9 @@ from workshop.advice.judged import Counts, DraftStart, JudgedAnswer, counted, co
 TOKENS = tuple(range(10, 19))  # nine; rounds begin at the second
 
 
-def judged(*right: int, drafted: int = 4, tokens: tuple[int, ...] = TOKENS) -> JudgedAnswer:
-    """right: of the Drafts before the second token, the third, ..."""
-    starts = [DraftStart(0, 0), *(DraftStart(drafted, count) for count in right)]
+def judged(*correct: int, drafted: int = 4, tokens: tuple[int, ...] = TOKENS) -> JudgedAnswer:
+    """correct: of the Drafts before the second token, the third, ..."""
+    starts = [DraftStart(0, 0), *(DraftStart(drafted, count) for count in correct)]
     starts += [DraftStart(drafted, 0)] * (len(tokens) - len(starts))
     return JudgedAnswer(tokens, tuple(starts))
 
@@ -22,7 +22,7 @@ def test_a_round_gives_what_was_right_and_a_token_of_the_target() -> None:
     assert (counts.rounds, counts.tokens) == (5, 8)
     assert counts.tokens_per_pass == 8 / 5
     assert counts.accepted == [2, 1, 0, 0]
-    assert counts.verified == [4, 2, 1, 0]  # the last token of all is the target's own
+    assert counts.reached == [4, 2, 1, 0]  # the last token of all is the target's own
 
 
 def test_a_shallower_draft_is_the_beginning_of_a_deeper_one() -> None:
@@ -36,7 +36,7 @@ def test_a_shallower_draft_is_the_beginning_of_a_deeper_one() -> None:
 def test_rounds_end_with_the_answer() -> None:
     counts = counted([judged(*[4] * 8)], depth=4)
     assert (counts.rounds, counts.tokens) == (2, 8)
-    assert counts.verified == [2, 2, 1, 1]
+    assert counts.reached == [2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("tokens", [(), (1,)])
@@ -55,21 +55,21 @@ def test_every_token_but_the_first_is_counted_once_whatever_is_right() -> None:
             assert counted([one, one], depth).tokens == 2 * (len(tokens) - 1)
 
 
-def mixed(promised: float, right: int) -> Counts:
-    """An index that promises so much for each of four tokens, beside a model that is right in two of four."""
+def mixed(promised: float, correct: int) -> Counts:
+    """Counts of an index that promises this much for each of four tokens, with a model correct in two."""
     text = tuple(range(60))
     model = JudgedAnswer(text, (DraftStart(4, 2),) * len(text))
     guess = Guess((1, 2, 3, 4), tuple(promised**length for length in range(1, 5)))
-    index = JudgedAnswer(text, (DraftStart(4, right),) * len(text), (guess,) * len(text))
+    index = JudgedAnswer(text, (DraftStart(4, correct),) * len(text), (guess,) * len(text))
     return counted_mixed([model], [index], depth=4)
 
 
 def test_an_index_drafts_where_it_promises_more() -> None:
-    assert mixed(promised=0.1, right=0).asked_share == 1.0
-    assert mixed(promised=1.0, right=4).asked_share < 1.0
+    assert mixed(promised=0.1, correct=0).asked_share == 1.0
+    assert mixed(promised=1.0, correct=4).asked_share < 1.0
 
 
 def test_an_index_that_breaks_its_promises_is_not_believed_for_long() -> None:
-    counts = mixed(promised=0.95, right=0)
+    counts = mixed(promised=0.95, correct=0)
     assert counts.tokens_per_pass > 2.0
     assert counts.asked_share > 0.5

@@ -59,8 +59,8 @@ def test_a_models_rounds_are_foretold_exactly(temperature: float, depth: int) ->
 
 def test_guesses_one_by_one_say_what_a_draft_before_every_token_says() -> None:
     every = judge_starts(DraftModel(engine("draft")), answers(0.7), DEPTH)
-    assert [[start.right for start in judged.starts] for judged in every] == [
-        [start.right for start in judged.starts] for judged in of_draft(0.7)
+    assert [[start.correct for start in judged.starts] for judged in every] == [
+        [start.correct for start in judged.starts] for judged in of_draft(0.7)
     ]
 
 

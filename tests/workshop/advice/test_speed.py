@@ -27,10 +27,10 @@ class Flat:
         return self.each_s * max(tokens / self.free, 1.0)
 
 
-def counts(right: int, depth: int, asked_share: float = 1.0) -> Counts:
+def counts(correct: int, depth: int, asked_share: float = 1.0) -> Counts:
     """So many of the drafted tokens stand in each of ten rounds."""
-    tokens = tuple(range(1 + 10 * (min(right, depth) + 1)))
-    found = counted([JudgedAnswer(tokens, (DraftStart(depth, right),) * len(tokens))], depth)
+    tokens = tuple(range(1 + 10 * (min(correct, depth) + 1)))
+    found = counted([JudgedAnswer(tokens, (DraftStart(depth, correct),) * len(tokens))], depth)
     found.asked = round(asked_share * found.rounds)
     return found
 
@@ -112,10 +112,10 @@ def test_a_million_tokens_cost_the_hours_of_the_devices_that_say_them() -> None:
     assert Prices(None, 3.6).per_million_tokens(100.0, with_draft=True) is None
 
 
-def judgement(name: str, speedups: tuple[float, ...], right: int, draft_s: float | None) -> Judgement:
+def judgement(name: str, speedups: tuple[float, ...], correct: int, draft_s: float | None) -> Judgement:
     pairs = zip((1, 8), speedups, strict=True)
     found = tuple(Expected(streams, 4, 3.0, 100.0, speedup) for streams, speedup in pairs)
-    finding = Finding("code", 0.7, {4: counts(right, 4)}, found)
+    finding = Finding("code", 0.7, {4: counts(correct, 4)}, found)
     of_model = replace(costs(), draft=None if draft_s is None else Flat(draft_s))
     return Judgement(name, "model", Place.DRAFT_WORKER, of_model, 10**9, 10**8, (finding,), (None, None))
 
@@ -148,9 +148,9 @@ def test_where_nothing_pays_plain_decoding_is_recommended() -> None:
 def test_chains_of_one_rate_are_foretold_as_by_the_formula() -> None:
     random, tokens = Random(7), tuple(range(40_000))
     starts = [DraftStart(0, 0)] * len(tokens)
-    right = 0
+    correct = 0
     for place in reversed(range(1, len(tokens))):
-        right = right + 1 if random.random() < 0.7 else 0
-        starts[place] = DraftStart(5, min(right, 5))
+        correct = correct + 1 if random.random() < 0.7 else 0
+        starts[place] = DraftStart(5, min(correct, 5))
     found = counted([JudgedAnswer(tokens, tuple(starts))], depth=5)
     assert found.tokens_per_pass == pytest.approx(expected_tokens(0.7, 5), rel=0.02)

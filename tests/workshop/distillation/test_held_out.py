@@ -58,8 +58,8 @@ def test_each_guess_of_a_draft_model_is_right_where_the_engines_is(temperature: 
     for one in judged:
         starts = one.starts[FIRST:-1]  # the last token is the target's own
         kind = KINDS[judged.index(one)]
-        assert tallies[kind].verified == [len(starts)]
-        assert tallies[kind].accepted == [sum(start.right for start in starts)]
+        assert tallies[kind].reached == [len(starts)]
+        assert tallies[kind].accepted == [sum(start.correct for start in starts)]
     assert 0.3 < CoupledAcceptance(held_out(temperature), 1024, 1).measure(draft(), target())[0] < 1.0
 
 
@@ -68,14 +68,14 @@ def test_of_a_long_text_the_last_tokens_are_read_at_their_own_places() -> None:
     answer_length = len(text.tokens) - text.prompt_length
     whole = CoupledAcceptance([text], 1024, 1).by_task(draft(), target())[text.task]
     cut = CoupledAcceptance([text], answer_length + 10, 1).by_task(draft(), target())[text.task]
-    assert cut.verified == whole.verified
+    assert cut.reached == whole.reached
     assert abs(cut.accepted[0] - whole.accepted[0]) <= 0.2 * whole.accepted[0]
     short = CoupledAcceptance([text], 8, 1).by_task(draft(), target())[text.task]
-    assert short.verified == [6]
+    assert short.reached == [6]
 
 
 class Scripted(Trainee):
-    """Guesses the right token at its first position always, at its second where the place is even."""
+    """Guesses the correct token at its first position always, at its second where the place is even."""
 
     title = "scripted"
     network = torch.nn.Identity()
@@ -101,7 +101,7 @@ def test_a_position_counts_where_those_before_it_were_right() -> None:
     text = HeldOutText(tuple(range(24)), prompt_length=10, noise_key=1, temperature=0.0)
     tally = CoupledAcceptance([text, replace(text)], 1024, 3).by_task(Scripted(), target())["all"]
     # Drafts whose first token is 11 to 21, after places 10 to 20: six of them even. None is told of token 23.
-    assert (tally.texts, tally.verified, tally.accepted) == (2, [22, 22, 10], [22, 12, 10])
+    assert (tally.texts, tally.reached, tally.accepted) == (2, [22, 22, 10], [22, 12, 10])
     assert tally.rates == [1.0, 12 / 22, 1.0]
 
 
