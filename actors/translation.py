@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from actors.messages import Answer
-from outrider.decoding.logprobs import TokenLogprobs
+from outrider.decoding.settings import TokenLogprobs
 from outrider.engine.work import (
     NOTHING_FORCED,
     AheadOutcome,

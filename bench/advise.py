@@ -21,7 +21,7 @@ from cluster.arguments import read_settings
 from cluster.devices import memories
 from cluster.settings import DEFAULT_DRAFT, Settings
 from gateway.workers.streams import Worker
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.registry import drafter

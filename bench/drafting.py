@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from bench.checkpoints import inflated_head, inflated_input_of, inflated_target
 from gateway.drafters.mixed import Promises
 from outrider.decoding.draft import Draft, Verdict
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS
 from outrider.drafters.index import Index, ScoredIndex

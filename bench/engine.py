@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.report import save, table
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import KINDS, prompts
 from outrider.engine.drafters.drafter import Drafter

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.report import save, table
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.ngram import NgramIndex

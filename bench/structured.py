@@ -26,7 +26,7 @@ from bench.report import save, table
 from gateway.generation.form import Form
 from outrider.decoding.draft import Draft
 from outrider.decoding.grammar import Matcher, compiled, token_table
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel

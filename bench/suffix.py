@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from tokenizers import Tokenizer
 
 from bench.report import save, table
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.index import Index

@@ -6,7 +6,7 @@ import torch
 
 from bench.engine import CACHE_BYTES
 from bench.peers.answering import Answers, answer_task, read_task
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel

@@ -32,7 +32,7 @@ from gateway.routing.router import TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.workers.fleet import Fleet
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings

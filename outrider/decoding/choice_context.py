@@ -1,11 +1,13 @@
-"""All that the choice of one token depends on besides its logits."""
+"""All that the choice of one token depends on besides its logits, and its copies to the device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outrider.decoding.grammar import Mask
 from outrider.decoding.settings import Sampling
@@ -75,3 +77,10 @@ class ChoiceContext:
     @property
     def is_greedy(self) -> bool:
         return self.sampling.temperature == 0.0
+
+
+def to_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copies from the host without waiting for the device's earlier work."""
+    if device.type == "cuda":  # from memory that is not pinned a copy would wait
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)

@@ -1,28 +1,28 @@
-"""How verdicts are likely to fall, learnt from those that came. Torch-free."""
+"""Likely verdicts, learnt from earlier verdicts. Torch-free."""
 
 from dataclasses import dataclass
 
-RANKS = 6  # guesses for one position that are told apart, the draft's own first
-PRIOR_RATE = 0.7  # of acceptance, before anything is known
-PRIOR_HITS = (0.4, 0.2, 0.1, 0.06, 0.04)  # of runners-up, the best first, when the draft's own guess is wrong
-PRIOR_VERDICTS = 10.0  # with which these are believed
+RANKS = 6  # guesses for one position that are counted each, the draft's own first
+PRIOR_RATE = 0.7  # acceptance rate before the first verdict
+PRIOR_HITS = (0.4, 0.2, 0.1, 0.06, 0.04)  # shares of alternatives, the best first
+PRIOR_VERDICTS = 10.0  # verdicts that the prior counts as
 FORGETTING = 0.01  # weight of the newest observation
-FORGETTING_OF_ONE = 0.1  # and in a sequence's own rate
+FORGETTING_OF_ONE = 0.1  # weight in the rate of one sequence
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One way in which a Verdict can fall."""
+    """Verdict on a chain as the draft sees it."""
 
-    accepted: int  # drafted tokens that stand
-    rank: int  # of the target's own token among the draft's guesses that follow these, its first being 0
+    accepted: int  # accepted drafted tokens
+    rank: int  # rank of the target's token among the draft's next guesses; 0: its first
 
 
 class Outcomes:
-    """Counts verdicts: how far chains stand, and which runner-up follows where they fall.
+    """Counts verdicts: how much of a chain is accepted, and which alternative the target chooses next.
 
-    Whatever comes after a drafted token that stands was drafted under the same keyed noise, so the target's
-    own token is mostly among the runners-up of the draft's perturbed logits.
+    Draft and target choose after an accepted token under the same keyed noise. So the target's own token is
+    mostly among the draft's alternatives: the next tokens by perturbed logits.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,16 @@ class Outcomes:
         self._refusals = PRIOR_VERDICTS
         self._hits = [PRIOR_VERDICTS * share for share in PRIOR_HITS]  # by rank, from 1
 
-    def observe(self, accepted: int, verified: int, rank: int | None) -> None:
-        """
+    def observe(self, accepted: int, reached: int, rank: int | None) -> None:
+        """Learns from a verdict.
+
         Args:
-            verified: drafted tokens whose position was reached, ``accepted`` of them being right.
-            rank: of the target's own token, if a drafted token was refused; RANKS for one further down,
-                None where none was refused.
+            accepted: drafted tokens that were correct.
+            reached: drafted tokens whose position was reached.
+            rank: of the target's own token among the draft's guesses, RANKS for a token further down; None if
+                no drafted token was refused.
         """
-        self.acceptance_rate = faded(self.acceptance_rate, accepted, verified, FORGETTING)
+        self.acceptance_rate = faded(self.acceptance_rate, accepted, reached, FORGETTING)
         if rank is None:
             return
         kept = 1.0 - FORGETTING
@@ -47,13 +49,13 @@ class Outcomes:
             self._hits[rank - 1] += 1.0
 
     def hit_rates(self) -> list[float]:
-        """[RANKS - 1] of the runners-up, the best first, given that the draft's own guess is wrong."""
+        """Returns how often each alternative is correct if the draft's own guess is not: [RANKS - 1]."""
         return [hits / self._refusals for hits in self._hits]
 
     def likeliest(self, acceptance_rate: float, depth: int, count: int) -> list[Branch]:
-        """The likeliest ``count`` ways in which the Verdict on a chain can fall, the likeliest first.
+        """Returns the ``count`` likeliest verdicts on a chain, the likeliest first.
 
-        acceptance_rate: of the sequence's chains.
+        acceptance_rate: acceptance rate of the sequence's chains.
         """
         hit_rates = self.hit_rates()
         reached = 1.0  # probability
@@ -67,13 +69,16 @@ class Outcomes:
         ways.sort(key=lambda way: -way[0])
         return [branch for _, branch in ways[:count]]
 
-    def runners_up(self, acceptance_rate: float, depth: int, count: int) -> list[Branch]:
-        """The likeliest ways in which a drafted token can be refused; ranks from 1."""
+    def alternatives(self, acceptance_rate: float, depth: int, count: int) -> list[Branch]:
+        """Returns the likeliest verdicts that refuse a drafted token; ranks from 1."""
         ways = self.likeliest(acceptance_rate, depth, RANKS * (depth + 1))
         return [way for way in ways if way.accepted < depth][:count]
 
 
-def faded(acceptance_rate: float, accepted: int, verified: int, forgetting: float) -> float:
-    """The rate after so many more drafted tokens, of which each weighs so much."""
-    kept = (1.0 - forgetting) ** verified
-    return kept * acceptance_rate + (1.0 - kept) * accepted / verified if verified else acceptance_rate
+def faded(acceptance_rate: float, accepted: int, reached: int, forgetting: float) -> float:
+    """Returns the exponential mean of the acceptance rate after ``reached`` more tokens.
+
+    forgetting: weight of each token.
+    """
+    kept = (1.0 - forgetting) ** reached
+    return kept * acceptance_rate + (1.0 - kept) * accepted / reached if reached else acceptance_rate

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.decoding.choice_context import ChoiceContext, TokenIds
-from outrider.decoding.copies import to_device
+from outrider.decoding.choice_context import ChoiceContext, TokenIds, to_device
 
 BANNED = -torch.inf
 

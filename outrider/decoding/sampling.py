@@ -11,12 +11,10 @@ from torch import Tensor
 
 from outrider.decoding import penalties as adjustments
 from outrider.decoding import truncation
-from outrider.decoding.choice_context import ChoiceContext
-from outrider.decoding.copies import to_device
+from outrider.decoding.choice_context import ChoiceContext, to_device
 from outrider.decoding.gumbel_max import best, gumbel_max
-from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.penalties import BANNED
-from outrider.decoding.settings import Sampling
+from outrider.decoding.settings import Sampling, TokenLogprobs
 
 SCORED_AT_ONCE = 64  # rows: their float32 copies are what scoring takes beside the logits
 
@@ -108,14 +106,6 @@ def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Se
 def choose(processed: Tensor, rows: Sequence[ChoiceContext]) -> Tensor:
     """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals."""
     return gumbel_max(processed, rows, 1)[0][:, 0]
-
-
-def runners_up(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Tensor:
-    """int64 [num_rows, count]: the tokens with the largest perturbed logits, the largest (choose()) first.
-
-    Where fewer tokens may be chosen, banned ones follow: different ones, that a target will not confirm.
-    """
-    return gumbel_max(processed, rows, count)[0]
 
 
 def probabilities(processed: Tensor) -> Tensor:

@@ -1,5 +1,9 @@
-"""How a request wants its tokens chosen. Torch-free: the gateway validates with it, the engine obeys it."""
+"""Settings of a request's sampling, and the log-probabilities that it can ask for.
 
+Torch-free: the gateway validates with these settings, the engine obeys them.
+"""
+
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -108,3 +112,11 @@ class Sampling(RequestedSampling):
     grammar: str | None = Field(
         default=None, description="what the answer has to follow; see outrider/decoding/grammar.py"
     )
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural logarithm) at one position."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first

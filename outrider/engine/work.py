@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from outrider.decoding.draft import Draft, Verdict
-from outrider.decoding.logprobs import TokenLogprobs
+from outrider.decoding.settings import TokenLogprobs
 from outrider.pace.step import Step
 
 

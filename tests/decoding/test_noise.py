@@ -11,8 +11,7 @@ from torch import Tensor
 from outrider.decoding import noise
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.noise import gumbel, gumbel_at, gumbel_bound, words_at
-from outrider.decoding.noise_key import noise_key
-from outrider.decoding.philox import Purpose, philox
+from outrider.decoding.philox import Purpose, noise_key, philox
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 

@@ -2,7 +2,7 @@
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.noise import gumbel
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 from tests.support.toy import plain_texts, random_model

@@ -68,7 +68,7 @@ def test_at_a_low_rate_refusals_of_the_first_token_come_first(depth: int) -> Non
 def test_runners_up_are_the_likeliest_refusals(
     outcomes: Outcomes, rate: float, depth: int, count: int
 ) -> None:
-    found = outcomes.runners_up(rate, depth, count)
+    found = outcomes.alternatives(rate, depth, count)
     assert all(way.accepted < depth and way.rank >= 1 for way in found)
     assert len(found) == min(count, depth * (RANKS - 1))
     assert found == [way for way in all_ways(outcomes, rate, depth) if way in set(found)]
@@ -76,7 +76,7 @@ def test_runners_up_are_the_likeliest_refusals(
 
 @given(foresights(), RATES)
 def test_a_draft_without_tokens_has_no_runners_up(outcomes: Outcomes, rate: float) -> None:
-    assert outcomes.runners_up(rate, 0, 5) == []
+    assert outcomes.alternatives(rate, 0, 5) == []
 
 
 def test_hit_rates_follow_the_verdicts() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from outrider.decoding.sampling import choose, probabilities, process, runners_up
+from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.sampling import choose, probabilities, process
 from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
 from outrider.decoding.verify import sample_draft_token, verify_block, verify_coupled, verify_rejection
 
@@ -145,7 +146,7 @@ def test_whatever_the_logits_are_a_token_of_the_vocabulary_comes_out(rows, asked
         at = [ChoiceContext(sampling, 5, position, (0,), ()) for position in range(3)]
         processed = process(logits, at)
         assert all(0 <= token < 4 for token in choose(processed, at).tolist())
-        assert all(0 <= token < 4 for token in runners_up(processed, at, 2).flatten().tolist())
+        assert all(0 <= token < 4 for token in gumbel_max(processed, at, 2)[0].flatten().tolist())
         probs = probabilities(processed)
         assert probs.isfinite().all()
         assert probs.sum(dim=1).tolist() == pytest.approx([1.0] * 3)

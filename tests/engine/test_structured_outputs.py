@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.grammar import GrammarError, compiled
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.decoding.draft import Draft
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine

@@ -4,7 +4,7 @@ from functools import cache
 
 from tokenizers import Tokenizer
 
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
 from outrider.engine.loop.engine import Engine

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding, linear, one_hot, rms_norm, silu
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from tests.support.heads import RIDGE, written_texts

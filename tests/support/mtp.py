@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from tests.support.checkpoints import COMMON, VOCAB_SIZE

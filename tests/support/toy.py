@@ -13,7 +13,8 @@ from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
-from outrider.decoding.sampling import choose, probabilities, process, runners_up
+from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.sampling import choose, probabilities, process
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import sample_draft_token, verify_coupled
 
@@ -171,7 +172,7 @@ def _trees(
             for (key, text), tree, frontier in zip(runs, trees, frontiers, strict=True)
             for node in frontier
         ]
-        best = iter(runners_up(process(logits_of(draft, rows), rows), rows, width).tolist())
+        best = iter(gumbel_max(process(logits_of(draft, rows), rows), rows, width)[0].tolist())
         for run, frontier in enumerate(frontiers):
             grown = [(node, token) for node in frontier for token in next(best)]
             tree = trees[run]

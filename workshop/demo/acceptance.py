@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.noise import gumbel
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from workshop.demo.pair import load_model, load_tokenizer
 from workshop.demo.tokenizer import END, END_OF_TEXT, PAD

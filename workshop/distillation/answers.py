@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gateway.recorded_answers import RecordedAnswer, read_file, whole_lines
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate

@@ -11,7 +11,7 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate

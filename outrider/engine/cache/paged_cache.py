@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from outrider.decoding.copies import to_device
+from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import ROOT
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.sequence import Sequence

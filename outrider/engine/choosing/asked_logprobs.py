@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
-from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.sampling import log_probabilities, process, told_logprobs
-from outrider.decoding.settings import Sampling
+from outrider.decoding.settings import Sampling, TokenLogprobs
 
 
 class AskedLogprobs:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.logprobs import TokenLogprobs
 from outrider.decoding.sampling import (
     GRAMMAR,
     TOKEN_ADJUSTMENTS,
@@ -22,6 +21,7 @@ from outrider.decoding.sampling import (
     process,
     scores,
 )
+from outrider.decoding.settings import TokenLogprobs
 from outrider.decoding.verify import sample_draft_token, verify_coupled
 from outrider.engine.choosing.asked_logprobs import AskedLogprobs
 from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows

@@ -55,7 +55,7 @@ class DraftAhead:
             if mask_token is not None:
                 return ParallelSampledProposeTask(sequence, work, room, arrived, mask_token)
             return SampledProposeTask(sequence, work, room, arrived)
-        leaves = self._outcomes.runners_up(sequence.acceptance_rate, work.depth, work.leaves)
+        leaves = self._outcomes.alternatives(sequence.acceptance_rate, work.depth, work.leaves)
         ranks = RANKS if leaves or self._branches else 1
         if mask_token is not None:
             prepares = self._branches > 0

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outrider.decoding.copies import to_device
+from outrider.decoding.choice_context import to_device
 from outrider.drafters.registry import Place, drafter
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Constrained
-from outrider.decoding.logprobs import TokenLogprobs
+from outrider.decoding.settings import TokenLogprobs
 from outrider.decoding.verify import verify_block, verify_rejection
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked import Asked

@@ -13,7 +13,7 @@ import torch
 import outrider.engine.loop.runner
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS
 from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from outrider.decoding.draft import MAX_NODES, ROOT, Draft
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from outrider.decoding.draft import Draft
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search

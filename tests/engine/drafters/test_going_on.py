@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 import pytest
 
 from outrider.decoding.draft import Draft, SparseProbs
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
 from outrider.engine.choosing.asked import Asked

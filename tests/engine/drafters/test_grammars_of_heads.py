@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.decoding.grammar import compiled
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate

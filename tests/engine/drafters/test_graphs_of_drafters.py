@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape

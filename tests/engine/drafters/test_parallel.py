@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.decoding.sampling import process, runners_up
+from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.sampling import process
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
@@ -64,7 +65,7 @@ def by_the_book(tokens: tuple[int, ...], sampling: Sampling, depth: int, leaves:
         ChoiceContext(sampling, 7, len(tokens) + place, PROMPT, tokens[len(PROMPT) :], (MASK,) * place)
         for place in range(depth)
     ]
-    return runners_up(process(logits, rows), rows, leaves).tolist()
+    return gumbel_max(process(logits, rows), rows, leaves)[0].tolist()
 
 
 def opened(engine: Engine, sampling: Sampling = WARM) -> Sequence:

@@ -10,8 +10,8 @@ import torch
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, agreed
-from outrider.decoding.noise_key import noise_key
 from outrider.decoding.outcomes import RANKS
+from outrider.decoding.philox import noise_key
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DRAFTERS

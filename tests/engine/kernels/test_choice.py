@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
-from outrider.decoding.sampling import process, runners_up
+from outrider.decoding.sampling import process
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing import sampler
 from outrider.engine.choosing.choice_input import ChoiceInput, PackedRows
@@ -48,7 +48,7 @@ def random(num_rows: int, vocab_size: int, spread: float = 3.0, seed: int = 0) -
 
 
 def expected(logits: Tensor, rows: Sequence[ChoiceContext], ranks: int) -> list[list[int]]:
-    return runners_up(process(logits, rows), rows, ranks).tolist()
+    return gumbel_max(process(logits, rows), rows, ranks)[0].tolist()
 
 
 def chosen(

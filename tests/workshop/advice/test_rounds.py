@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Request

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.decoding.noise_key import noise_key
+from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS
 from outrider.engine.loop.engine import Engine
