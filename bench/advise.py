@@ -20,7 +20,7 @@ from bench.report import save, table
 from cluster.arguments import read_settings
 from cluster.devices import memories
 from cluster.settings import DEFAULT_DRAFT, Settings
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
@@ -48,7 +48,7 @@ def foretold(settings: Settings, asked: AdviceSettings, given: Sequence[Prompt])
 
 
 async def measured(
-    workers: Sequence[Worker], requests: Sequence[Request], depths: Sequence[int]
+    workers: Sequence[WorkerInfo], requests: Sequence[Request], depths: Sequence[int]
 ) -> dict[int, list[Run]]:
     """Answers to all requests by depth, 0 for plain decoding. All depths take a request before the next."""
     runs: dict[int, list[Run]] = {depth: [] for depth in (0, *depths)}

@@ -28,7 +28,7 @@ from bench.distance import at_distance
 from bench.engine import CACHE_BYTES, requests_of
 from bench.report import save, table
 from bench.simulate import predicted
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.demo.prompts import KINDS
 from outrider.engine.offline.speculate import Request
 from tests.support.process_worker import worker_process
@@ -41,7 +41,7 @@ HOPS = 4  # of a round
 
 
 @contextmanager
-def drafts_of(step_s: float, dtype: str) -> Iterator[dict[bool, Worker]]:
+def drafts_of(step_s: float, dtype: str) -> Iterator[dict[bool, WorkerInfo]]:
     """Draft workers with draft-ahead (True) and without, a step held to take so long."""
     with ExitStack() as stack:
         yield {
@@ -63,7 +63,7 @@ def drafts_of(step_s: float, dtype: str) -> Iterator[dict[bool, Worker]]:
 class Comparison:
     """Runs of the same requests with draft-ahead and without, at several depths."""
 
-    def __init__(self, target: Worker, drafts: dict[bool, Worker], depths: Sequence[int]) -> None:
+    def __init__(self, target: WorkerInfo, drafts: dict[bool, WorkerInfo], depths: Sequence[int]) -> None:
         self._workers = {ahead: [target, draft] for ahead, draft in drafts.items()}
         self._depths = depths
         self.runs: dict[tuple[str, bool, int], list[Run]] = defaultdict(list)  # by task, ahead, depth
@@ -186,7 +186,7 @@ def lines_of(comparison: Comparison, share: float, temperature: float, plain_ste
     return lines
 
 
-def plain_step(target: Worker, requests: Sequence[tuple[str, Request]]) -> float:
+def plain_step(target: WorkerInfo, requests: Sequence[tuple[str, Request]]) -> float:
     """Seconds of a plain step of one stream, median over the tasks."""
     runs = [asyncio.run(answer([target], request, 0)) for _, request in requests]
     return statistics.median(mean_round([run])["target"] for run in runs)
@@ -232,7 +232,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any
 
 
 def crowd(
-    target: Worker, drafts: dict[bool, Worker], tokenizer: Tokenizer, options: argparse.Namespace
+    target: WorkerInfo, drafts: dict[bool, WorkerInfo], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Many streams, where the draft has hardly any time to spare."""
     requests = [
@@ -257,8 +257,8 @@ def crowd(
 
 
 def distance(
-    target: Worker,
-    drafts: dict[bool, Worker],
+    target: WorkerInfo,
+    drafts: dict[bool, WorkerInfo],
     requests: Sequence[tuple[str, Request]],
     near: Comparison,
     temperature: float,

@@ -8,15 +8,15 @@ from statistics import fmean
 
 from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import Rounds
+from gateway.loop.factory import LoopFactory
+from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.proposal import NO_PROPOSAL
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.engine.offline.speculate import Request
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
@@ -111,16 +111,16 @@ class Run:
 
 def rounds_of(
     fleet: Fleet, request: Request, depth: int, trace: NoTrace = NO_TRACE
-) -> tuple[GatewaySequence, Rounds]:
+) -> tuple[GatewaySequence, SequenceLoop]:
     """Depth 0: plain decoding."""
     sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
     speculation = Speculation(mode="fixed", depth=depth, drafter="model") if depth else PLAIN
     deadline = asyncio.get_running_loop().time() + FAR_AHEAD_S
-    factory = RoundsFactory(fleet, Paces(PaceSettings()), SETTINGS)
+    factory = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS)
     return sequence, factory.of(sequence, speculation, deadline, trace=trace)
 
 
-async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run:
+async def answer(workers: Sequence[WorkerInfo], request: Request, depth: int) -> Run:
     """By a gateway that has connections of its own."""
     fleet, times = Fleet(lambda: workers, TRUST), RoundTimes()
     asked = time.perf_counter()
@@ -134,7 +134,7 @@ async def answer(workers: Sequence[Worker], request: Request, depth: int) -> Run
     return Run(ended - asked, ended - begun, tuple(sequence.generated), rounds.stats, times.rounds)
 
 
-async def answer_all(workers: Sequence[Worker], requests: Sequence[Request], depth: int) -> float:
+async def answer_all(workers: Sequence[WorkerInfo], requests: Sequence[Request], depth: int) -> float:
     """Tokens per second of all at once, from the moment when each has its first."""
     fleet = Fleet(lambda: workers, TRUST)
     begun, tokens = time.perf_counter(), 0

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from tests.support.process_worker import process_of
 from tests.support.relay import relay
 
@@ -23,7 +23,7 @@ def serve_relay(address: str, delay_s: float, ready: Connection) -> None:
 
 
 @contextmanager
-def at_distance(workers: Sequence[Worker], delay_ms: float) -> Iterator[list[Worker]]:
+def at_distance(workers: Sequence[WorkerInfo], delay_ms: float) -> Iterator[list[WorkerInfo]]:
     """The workers behind relays; as they are where there is no delay."""
     if not delay_ms:
         yield list(workers)

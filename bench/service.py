@@ -27,7 +27,7 @@ from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.distance import at_distance
 from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.report import save, table
-from gateway.workers.streams import CHANNEL_OPTIONS, Worker
+from gateway.workers.streams import CHANNEL_OPTIONS, WorkerInfo
 from outrider.demo.prompts import KINDS
 from outrider.engine.offline.speculate import Request
 from protos import rounds_pb2, rounds_pb2_grpc
@@ -77,7 +77,7 @@ def serve_echo(ready: Connection) -> None:
 
 
 async def measure_service(
-    workers: Sequence[Worker], requests: Sequence[Request], depth: int
+    workers: Sequence[WorkerInfo], requests: Sequence[Request], depth: int
 ) -> tuple[float, list[float], list[tuple[int, ...]]]:
     """Seconds, overheads of the rounds that had a Draft in seconds, tokens."""
     await answer(workers, requests[0], depth)  # the first finds nothing warm

@@ -35,7 +35,7 @@ from bench.simulated import (
     simulated_fleet,
 )
 from bench.simulated_runner import NO_HOST, Hardware, Host
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
@@ -149,7 +149,7 @@ class Streams:
 
     async def run(self, fleet: SimulatedFleet) -> None:
         """For as long as the load says."""
-        factory = RoundsFactory(fleet, self._paces, self._settings)
+        factory = LoopFactory(fleet, self._paces, self._settings)
         clients = [asyncio.create_task(self._client(factory, number)) for number in range(self._load.streams)]
         done, _ = await asyncio.wait(clients, timeout=self._load.warm_s + self._load.counted_s)
         for client in clients:
@@ -158,7 +158,7 @@ class Streams:
         for client in done:
             client.result()  # none ends by itself but by a defect
 
-    async def _client(self, factory: RoundsFactory, number: int) -> None:
+    async def _client(self, factory: LoopFactory, number: int) -> None:
         drawn = random.Random(number)
         loop = asyncio.get_running_loop()
         while True:
@@ -245,7 +245,7 @@ async def _rate_of_one(
 ) -> float:
     loop = asyncio.get_running_loop()
     async with simulated as fleet:
-        rounds = RoundsFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
+        rounds = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
         lengths = [(loop.time(), len(sequence)) async for _ in rounds.steps()]
     (begun, first), (ended, last) = lengths[0], lengths[-1]
     return (last - first) / (ended - begun)

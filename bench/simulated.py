@@ -27,7 +27,7 @@ from bench.simulated_runner import (
 from bench.simulated_worker import SimulatedStream, SimulatedWorker
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.outcomes import RANKS
 from protos.trust import Trust
@@ -79,11 +79,11 @@ class SimulatedFleet(Fleet):
         super().__init__(self._all, Trust(token="of a simulated fleet"))
         self._target, self._drafts, self._hop_s = target, drafts, hop_s
 
-    def _all(self) -> Iterable[Worker]:
-        target = Worker("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
+    def _all(self) -> Iterable[WorkerInfo]:
+        target = WorkerInfo("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
         return [target, *(replace(target, role="draft", address=name, draft=name) for name in self._drafts)]
 
-    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> Any:
+    def open_target(self, sequence: GatewaySequence, *, isolated: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
     def open_draft(self, draft: str, sequence: GatewaySequence) -> Any:

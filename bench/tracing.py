@@ -36,7 +36,7 @@ from bench.streams import TASKS, Client, connected, request_of, slice_of
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.engine.settings import EngineSettings
 from tests.support.process_worker import process_of, serve_worker
 from tests.support.service import public_grpc
@@ -89,7 +89,7 @@ class Traced:
 
 
 @asynccontextmanager
-async def gateway(workers: Sequence[Worker]) -> AsyncIterator[str]:
+async def gateway(workers: Sequence[WorkerInfo]) -> AsyncIterator[str]:
     """Its address; it runs in this process."""
     fleet = Fleet(lambda: workers, TRUST)
     generation = Generation(SETTINGS, Tokenizer.from_file(str(DRAFT / "tokenizer.json")), fleet)
@@ -107,7 +107,7 @@ def processor_seconds() -> dict[str, float]:
     return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
-async def measure(workers: Sequence[Worker], options: argparse.Namespace) -> list[Row]:
+async def measure(workers: Sequence[WorkerInfo], options: argparse.Namespace) -> list[Row]:
     rows = []
     async with gateway(workers) as address, connected(address) as stub:
         stubs = {"untraced": stub, "traced": Traced(stub)}

@@ -6,7 +6,7 @@ GatewayError
 ├── UnauthenticatedError     no valid API key: 401, UNAUTHENTICATED
 ├── OverloadedError          the queue is full: 429, RESOURCE_EXHAUSTED, with a delay
 ├── DeadlineError            not finished in time: 504, DEADLINE_EXCEEDED
-├── SequenceFailedError      no target can go on with it: 500, INTERNAL
+├── GenerationFailedError      no target can go on with it: 500, INTERNAL
 └── WorkerLostError          no worker, or its stream broke: 503, UNAVAILABLE
     └── SequenceLostError    it broke when the worker had taken the sequence
 """
@@ -53,7 +53,7 @@ class DeadlineError(GatewayError):
     """The answer was not finished within the deadline of requests."""
 
 
-class SequenceFailedError(GatewayError):
+class GenerationFailedError(GatewayError):
     """A target's engine failed the sequence, or too many targets were lost with it."""
 
 

@@ -19,7 +19,7 @@ class RoundBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class StretchBegan:
+class PlainBegan:
     """The target decodes freely."""
 
     reason: str
@@ -191,7 +191,7 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GuessJudged:
     """The text has shown how good a guess of another drafter was than the one that drafts."""
 
     drafter: str
@@ -228,7 +228,7 @@ class TargetLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class SequenceFailed:
     """Nothing goes on."""
 
     reason: str
@@ -236,7 +236,7 @@ class Failed:
 
 Event = (
     RoundBegan
-    | StretchBegan
+    | PlainBegan
     | SendingAhead
     | Forgone
     | Drafted
@@ -248,25 +248,25 @@ Event = (
     | Overtaken
     | Compared
     | Routed
-    | Judged
+    | GuessJudged
     | Ended
     | Switched
     | TargetLost
-    | Failed
+    | SequenceFailed
 )
 
 
-class Listener(Protocol):
+class EventListener(Protocol):
     def on(self, event: Event) -> None: ...
 
 
 class Events:
     """Tells each listener of each event, in the order in which they are given."""
 
-    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+    def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
         self._listeners = [*listeners]
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: EventListener) -> None:
         self._listeners.append(listener)
 
     def emit(self, event: Event) -> None:

@@ -9,7 +9,7 @@ from outrider.pace.step import Step
 
 
 @dataclass(frozen=True)
-class AheadOutcome:
+class AheadReport:
     """What was prepared for a Draft before it was asked for, and what in vain."""
 
     tokens: int  # of the Draft's chain; 0: the Verdict was not foreseen
@@ -33,7 +33,7 @@ class Proposal:
     step: Step | None = None  # the drafter's newest, where it has a model
     step_s: float = 0.0  # steps of the drafter's model for this Draft
     worker_s: float = 0.0  # from when the drafter's worker was asked to its answer
-    ahead: AheadOutcome | None = None  # None: nothing had been prepared
+    ahead: AheadReport | None = None  # None: nothing had been prepared
     ahead_hit: bool | None = None  # whether it was there before it was asked for; None: nothing was prepared
     # Waits for the same Draft with what follows its likely verdicts behind it; None: that never comes.
     following: Callable[[], Awaitable[Draft | None]] = nothing_follows

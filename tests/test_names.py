@@ -11,21 +11,15 @@ ROOT = Path(__file__).parent.parent
 PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster", "workshop", "bench", "examples")
 # Names that two rooms define today. The list only shrinks: with the second class its name goes.
 TWICE = {
-    "AheadOutcome",
     "Answer",
     "Asked",
     "CalledFunction",
     "Client",
-    "Connection",
     "Echo",
-    "Failed",
     "Generation",
     "Grammars",
     "Guess",
-    "Judged",
-    "Kind",
     "Layout",
-    "Listener",
     "Load",
     "Message",
     "Pass",
@@ -34,15 +28,11 @@ TWICE = {
     "Prepared",
     "Request",
     "Run",
-    "SequenceFailedError",
     "Served",
     "Start",
-    "Step",
     "Stopwatch",
     "Task",
     "Usage",
-    "Worker",
-    "_Stretch",
 }
 # Files that import Python's Sequence by another name today.
 ALIASED = {

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from gateway.api.message_json import json_schema_of
 from gateway.generation.readiness import Lack
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.pace.settings import PaceSettings
 from protos import generation_pb2
 
@@ -28,7 +28,7 @@ class Models(TypedDict):
 
 
 @dataclass(frozen=True)
-class ToldWorker(Worker):
+class ToldWorker(WorkerInfo):
     no_drafts_because: str = ""  # why a drafter beside the target makes none
 
 

@@ -4,19 +4,19 @@ from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.received import received_draft
 from gateway.drafters.waiting import traceparent_of_waiting
 from gateway.errors import (
+    GenerationFailedError,
     InvalidRequestError,
-    SequenceFailedError,
     SequenceLostError,
     WorkerLostError,
 )
-from gateway.proposal import AheadOutcome, Proposal
+from gateway.proposal import AheadReport, Proposal
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import DraftStream, Fleet
 from outrider.decoding.draft import Draft
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
-REFUSALS = (WorkerLostError, InvalidRequestError, SequenceFailedError)
+REFUSALS = (WorkerLostError, InvalidRequestError, GenerationFailedError)
 
 
 class WorkerDrafter(SequenceDrafter):
@@ -83,7 +83,7 @@ class WorkerDrafter(SequenceDrafter):
         """What to raise; the stream is given up, unless that was done already and there is another."""
         if stream is self._stream:
             self.close()
-        had_it = isinstance(error, SequenceFailedError | SequenceLostError)
+        had_it = isinstance(error, GenerationFailedError | SequenceLostError)
         return (SequenceLostError if had_it else WorkerLostError)(str(error))
 
     def close(self) -> None:
@@ -93,9 +93,9 @@ class WorkerDrafter(SequenceDrafter):
             stream.close()
 
 
-def _outcome(reply: rounds_pb2.DraftReply) -> AheadOutcome | None:
+def _outcome(reply: rounds_pb2.DraftReply) -> AheadReport | None:
     if not reply.proposed.HasField("ahead"):
         return None
     ahead = reply.proposed.ahead
     rank = ahead.rank if ahead.HasField("rank") else None
-    return AheadOutcome(ahead.tokens, rank, ahead.saved_ns / 1e9, ahead.wasted_tokens)
+    return AheadReport(ahead.tokens, rank, ahead.saved_ns / 1e9, ahead.wasted_tokens)

@@ -23,7 +23,7 @@ from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.generation.totals import Totals
 from gateway.generation.tracing import GenerationTrace
 from gateway.keeping import Keeping
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
@@ -64,7 +64,7 @@ class Generation:
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._vocabulary = cache(partial(Vocabulary, tokenizer))  # by special tokens that are shown
         self.paces = Paces(PaceSettings())
-        self._rounds = RoundsFactory(fleet, self.paces, settings)
+        self._rounds = LoopFactory(fleet, self.paces, settings)
         self.totals = Totals()
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.readiness = Readiness(fleet, settings.drafts)

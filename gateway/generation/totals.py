@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.generation.timing import Timing, timed
-from gateway.loop.rounds import Rounds
+from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
 
@@ -18,7 +18,7 @@ MAX_KEPT = 2**14  # answered requests that nobody has collected
 
 
 @dataclass(frozen=True)
-class Kind:
+class StatsKey:
     """What acceptance depends on."""
 
     task: str
@@ -35,8 +35,8 @@ class InForce:
 
 class Totals:
     def __init__(self) -> None:
-        self._ended: dict[Kind, Stats] = {}
-        self._under_way: dict[Rounds, Kind] = {}
+        self._ended: dict[StatsKey, Stats] = {}
+        self._under_way: dict[SequenceLoop, StatsKey] = {}
         self._tasks: set[str] = set()
         self.gateway = secrets.token_hex(4)  # tells this one from other gateways
         self.began = time.monotonic()
@@ -52,23 +52,23 @@ class Totals:
                 self.answered.append(timing)
 
     @contextmanager
-    def counting(self, rounds: Rounds, task: str | None, speculation: Speculation) -> Iterator[None]:
+    def counting(self, loop: SequenceLoop, task: str | None, speculation: Speculation) -> Iterator[None]:
         """While a sequence is generated; what it did stays counted."""
         drafter = NO_DRAFTER if speculation.mode == "off" else speculation.drafter or NO_DRAFTER
-        kind = Kind(self.label(task), drafter)
-        self._under_way[rounds] = kind
+        kind = StatsKey(self.label(task), drafter)
+        self._under_way[loop] = kind
         try:
             yield
         finally:
-            del self._under_way[rounds]
-            self._ended.setdefault(kind, Stats()).add(rounds.stats)
+            del self._under_way[loop]
+            self._ended.setdefault(kind, Stats()).add(loop.stats)
 
-    def stats(self) -> dict[Kind, Stats]:
+    def stats(self) -> dict[StatsKey, Stats]:
         """Since the start, sequences under way included."""
-        by_kind: dict[Kind, Stats] = {}
+        by_kind: dict[StatsKey, Stats] = {}
         for kind, stats in [
             *self._ended.items(),
-            *((kind, rounds.stats) for rounds, kind in self._under_way.items()),
+            *((kind, loop.stats) for loop, kind in self._under_way.items()),
         ]:
             by_kind.setdefault(kind, Stats()).add(stats)
         return by_kind
@@ -76,9 +76,10 @@ class Totals:
     def in_force(self) -> dict[str, InForce]:
         """By what decides the depth; a DepthReason."""
         sequences, depths = Counter[str](), Counter[str]()
-        for rounds in self._under_way:
-            sequences[rounds.reason] += 1
-            depths[rounds.reason] += rounds.depth
+        for loop in self._under_way:
+            depth, reason = loop.depth()
+            sequences[reason] += 1
+            depths[reason] += depth
         return {reason: InForce(count, depths[reason] / count) for reason, count in sequences.items()}
 
     def label(self, task: str | None) -> str:

@@ -18,11 +18,11 @@ from gateway.events import (
     Event,
     FellBack,
     Forgone,
+    PlainBegan,
     Resumed,
     RoundBegan,
     Routed,
     SendingAhead,
-    StretchBegan,
     TargetLost,
     TokenDecoded,
     VerdictFell,
@@ -73,7 +73,7 @@ class AnswerTrace(NoTrace):
         self._next: Span = INVALID_SPAN  # of the next round; dropped unless the target continues with it
         self._begun_ns = 0
         self._waits = self._continued = False
-        self._stretch: _Stretch | None = None  # None: a round is under way
+        self._stretch: _PlainTimes | None = None  # None: a round is under way
         self._decoded = 0  # tokens in that round, before the target came to its Draft
 
     def on(self, event: Event) -> None:
@@ -84,9 +84,9 @@ class AnswerTrace(NoTrace):
                 self._enter(ROUND, self._next if is_begun else None, event.reason)
                 self._span.set_attribute("outrider.waited", event.waits)
                 self._waits, self._continued, self._stretch = event.waits, event.continued, None
-            case StretchBegan():
+            case PlainBegan():
                 self._enter(PLAIN, None, event.reason)
-                self._stretch = _Stretch()
+                self._stretch = _PlainTimes()
             case SendingAhead():
                 self._next = self._started(ROUND, time.time_ns())
                 self._next.set_attribute("outrider.tree_size", len(event.proposal.draft))
@@ -214,7 +214,7 @@ class Times:
     target: float = 0.0  # steps of the target
 
 
-class _Stretch:
+class _PlainTimes:
     """What the replies of a stretch say together."""
 
     def __init__(self) -> None:

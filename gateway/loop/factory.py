@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from gateway.drafters.factory import Drafters
 from gateway.events import Events
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
-from gateway.loop.drafting import Drafting
-from gateway.loop.rounds import Limits, Rounds
+from gateway.loop.draft_source import DraftSource
+from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
@@ -19,8 +19,8 @@ from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import DrafterInfo
 
 
-class RoundsFactory:
-    """Rounds for the sequences of one gateway."""
+class LoopFactory:
+    """Makes the loops of one gateway's sequences."""
 
     def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
         self._fleet = fleet
@@ -48,7 +48,7 @@ class RoundsFactory:
         task: str | None = None,
         priority: Priority = "interactive",
         trace: NoTrace = NO_TRACE,
-    ) -> Rounds:
+    ) -> SequenceLoop:
         """
         Args:
             speculation: resolved.
@@ -71,16 +71,17 @@ class RoundsFactory:
         ]
         route = Route(candidates, self._router, TaskRule(task, speculation.verification), sequence, events)
         longest_wait_s = self._settings.propose_deadline_ms / 1e3
-        drafting = Drafting(sequence, route, speculation, events, longest_wait_s)
-        return Rounds(
+        source = DraftSource(sequence, route, speculation, events, longest_wait_s)
+        return SequenceLoop(
             sequence,
             self._fleet,
             self._paces,
-            drafting,
+            source,
             events,
             stats,
             trace,
-            Limits(deadline, self._settings.max_losses),
+            deadline,
+            self._settings.max_losses,
         )
 
     def _is_ready(self, drafter: DrafterInfo) -> bool:

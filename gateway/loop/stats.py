@@ -7,11 +7,11 @@ from gateway.events import (
     DraftAwaited,
     Drafted,
     Event,
-    Failed,
     FellBack,
-    Judged,
+    GuessJudged,
     RoundBegan,
     Routed,
+    SequenceFailed,
     Switched,
     TargetLost,
     TokenDecoded,
@@ -84,7 +84,7 @@ class Stats:
                 self.wasted += ahead.wasted
             case Routed():
                 self.routed[event.drafter, event.reason] += 1
-            case Judged():
+            case GuessJudged():
                 self.judged[event.drafter, "verified"] += event.verified
                 self.judged[event.drafter, "right"] += event.right
             case FellBack():
@@ -95,7 +95,7 @@ class Stats:
                 self.transitions[event.to, event.reason] += 1
             case TargetLost():
                 self.lost_targets += event.is_first
-            case Failed():
+            case SequenceFailed():
                 self.failures[event.reason] += 1
 
     @property

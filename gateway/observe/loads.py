@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from gateway.generation.generation import Generation
-from gateway.generation.totals import Kind
+from gateway.generation.totals import StatsKey
 from gateway.loop.stats import Stats
 from gateway.workers.streams import Link
 from protos import generation_pb2
@@ -59,7 +59,7 @@ def _worker(link: Link) -> generation_pb2.WorkerLoad:
     return message
 
 
-def _task(kind: Kind, stats: Stats) -> generation_pb2.TaskTotals:
+def _task(kind: StatsKey, stats: Stats) -> generation_pb2.TaskTotals:
     return generation_pb2.TaskTotals(
         task=kind.task,
         drafter=kind.drafter,

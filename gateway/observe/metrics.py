@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.generation.generation import Generation
 from gateway.generation.timing import Timing
-from gateway.generation.totals import Kind
+from gateway.generation.totals import StatsKey
 from gateway.generation.tracing import PROVIDER
 from gateway.loop.stats import Stats
 from outrider.telemetry.instruments import Instruments
@@ -68,7 +68,7 @@ def publish(generation: Generation, instruments: Instruments) -> None:
         instruments.set("outrider_plain_tokens_per_second", plain_rate)
 
 
-def _count(instruments: Instruments, kind: Kind, stats: Stats) -> None:
+def _count(instruments: Instruments, kind: StatsKey, stats: Stats) -> None:
     labels = {"task": kind.task, "drafter": kind.drafter}
     for name, field in FIELDS.items():
         instruments.total(name, getattr(stats, field), **labels)

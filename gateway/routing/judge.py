@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from gateway.errors import SequenceLostError, WorkerLostError
-from gateway.events import Events, Judged
+from gateway.events import Events, GuessJudged
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.router import CandidateDrafter
 from gateway.routing.tuning import TUNING
@@ -124,4 +124,4 @@ class Judge:
             return
         watch.guess = NO_PROPOSAL
         correct = agreed(guess.draft.tokens[: guess.draft.chain_length], text)
-        self._events.emit(Judged(watch.candidate.name, correct, guess))
+        self._events.emit(GuessJudged(watch.candidate.name, correct, guess))

@@ -8,7 +8,7 @@ from gateway.events import (
     Drafted,
     Event,
     FellBack,
-    Judged,
+    GuessJudged,
     Overtaken,
     TokenDecoded,
     VerdictFell,
@@ -108,7 +108,7 @@ class PaceObserver:
             case Compared():
                 self.pace.observe_probe(self._paced, event.right, event.verified)
                 self._route.observe(self._paced.drafter.name, event.right, event.verified)
-            case Judged():
+            case GuessJudged():
                 self._observe_judged(self.pace, event)
 
     @property
@@ -116,7 +116,7 @@ class PaceObserver:
         """With the drafter that drafts."""
         return self._route.current().paced
 
-    def _observe_judged(self, pace: Pace, event: Judged) -> None:
+    def _observe_judged(self, pace: Pace, event: GuessJudged) -> None:
         paced, guess = self._route.candidate(event.drafter).paced, event.guess
         self._observe_drafting(pace, paced, guess)
         if guess.draft:

@@ -14,7 +14,7 @@ _BROKEN = (grpc.RpcError, asyncio.InvalidStateError, TimeoutError)
 Name = tuple[int, int]  # of a sequence, and its epoch
 
 
-class Listener(Protocol):
+class StreamListener(Protocol):
     """One sequence at the gateway's end."""
 
     def taken(self) -> None:
@@ -30,7 +30,7 @@ class Listener(Protocol):
         """The connection did; nothing more comes."""
 
 
-class Connection:
+class WorkerConnection:
     """Opened at once, and over for good when it breaks: ``is_over``.
 
     What is told while the event loop turns once, or an earlier message is on its way, travels together.
@@ -46,11 +46,11 @@ class Connection:
         self._requests = requests
         self._untold: list[Message] = []
         self._is_woken = asyncio.Event()
-        self._listeners: dict[Name, Listener] = {}
+        self._listeners: dict[Name, StreamListener] = {}
         self.is_over = False
         self._running = asyncio.create_task(self._run())
 
-    def listen(self, name: Name, listener: Listener) -> None:
+    def listen(self, name: Name, listener: StreamListener) -> None:
         """From now on what is said of the sequence goes there."""
         self._listeners[name] = listener
 

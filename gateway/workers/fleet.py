@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from gateway.errors import WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers.prefixes import Prefixes
-from gateway.workers.streams import Link, Role, Worker, WorkerStream
+from gateway.workers.streams import Link, Role, WorkerInfo, WorkerStream
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
 from protos.trust import Trust
@@ -22,15 +22,15 @@ IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier
 class Fleet:
     """``workers`` gives those that exist at the moment of asking."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]], trust: Trust) -> None:
+    def __init__(self, workers: Callable[[], Iterable[WorkerInfo]], trust: Trust) -> None:
         self._workers = workers
         self._trust = trust
         self._links: dict[str, Link] = {}  # by address
-        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)  # by draft, as ``Worker.draft`` says
+        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)  # by draft, as ``WorkerInfo.draft`` says
         self._closing: set[asyncio.Task[None]] = set()
-        self._on_trial: dict[str, TargetStream] = {}  # by address
+        self._isolated: dict[str, TargetStream] = {}  # by address
 
-    def workers(self, role: Role | None = None) -> list[Worker]:
+    def workers(self, role: Role | None = None) -> list[WorkerInfo]:
         return [worker for worker in self._workers() if role in (None, worker.role)]
 
     def links(self) -> list[Link]:
@@ -45,29 +45,29 @@ class Fleet:
             self._links[address] = Link(workers[address], self._trust)
         return [self._links[address] for address in workers]
 
-    def open_target(self, sequence: GatewaySequence, *, apart: bool = False) -> TargetStream:
+    def open_target(self, sequence: GatewaySequence, *, isolated: bool = False) -> TargetStream:
         """
-        apart: a target was lost with the sequence, perhaps by it. Of such sequences a target gets one at a
+        isolated: a target was lost with the sequence, perhaps by it. Of such sequences a target gets one at a
             time, until the first token: one that ends its target does not take the others along again.
 
         Raises:
             WorkerLostError: there is no target, or none for a sequence that is to be apart.
         """
-        link = self._choose(TARGET, sequence, self._trials() if apart else ())
+        link = self._choose(TARGET, sequence, self._suspected() if isolated else ())
         stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, sequence.sampling)
-        if apart:
-            self._on_trial[stream.address] = stream
+        if isolated:
+            self._isolated[stream.address] = stream
         return stream
 
-    def passed(self, stream: TargetStream) -> None:
+    def cleared(self, stream: TargetStream) -> None:
         """A token came over the stream: it need not be apart any more."""
-        if self._on_trial.get(stream.address) is stream:
-            del self._on_trial[stream.address]
+        if self._isolated.get(stream.address) is stream:
+            del self._isolated[stream.address]
 
-    def _trials(self) -> Collection[str]:
+    def _suspected(self) -> Collection[str]:
         """Addresses of targets where a sequence is apart."""
-        self._on_trial = {at: stream for at, stream in self._on_trial.items() if not stream.is_closed}
-        return self._on_trial
+        self._isolated = {at: stream for at, stream in self._isolated.items() if not stream.is_closed}
+        return self._isolated
 
     def open_draft(self, draft: str, sequence: GatewaySequence) -> DraftStream:
         """Raises WorkerLostError if there is no worker with the draft of that name."""

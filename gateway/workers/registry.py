@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 
-_BY_DEPLOYMENT: dict[str, tuple[Worker, ...]] = {}
+_BY_DEPLOYMENT: dict[str, tuple[WorkerInfo, ...]] = {}
 
 
 def put(deployment: str, metadata: Iterable[Mapping[str, Any]]) -> None:
     """Replaces a deployment's workers by those that published this metadata."""
-    _BY_DEPLOYMENT[deployment] = tuple(Worker(**fields) for fields in metadata)
+    _BY_DEPLOYMENT[deployment] = tuple(WorkerInfo(**fields) for fields in metadata)
 
 
-def workers() -> list[Worker]:
+def workers() -> list[WorkerInfo]:
     return [worker for deployment in list(_BY_DEPLOYMENT.values()) for worker in deployment]

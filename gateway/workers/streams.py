@@ -10,13 +10,13 @@ import grpc
 
 from gateway.errors import (
     GatewayError,
+    GenerationFailedError,
     InvalidRequestError,
-    SequenceFailedError,
     SequenceLostError,
     WorkerLostError,
 )
 from gateway.sequence import GatewaySequence
-from gateway.workers.connection import Connection
+from gateway.workers.connection import WorkerConnection
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_to_message
@@ -49,7 +49,7 @@ CHANNEL_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerInfo:
     """What a worker publishes about itself when it is ready."""
 
     role: Role
@@ -73,11 +73,11 @@ class Worker:
 class Link:
     """What this gateway has to do with one worker, and what it last heard of it."""
 
-    def __init__(self, worker: Worker, trust: Trust) -> None:
+    def __init__(self, worker: WorkerInfo, trust: Trust) -> None:
         self.worker = worker
         self._trust = trust
         self._channel: grpc.aio.Channel = trust.connect(worker.address, CHANNEL_OPTIONS)
-        self._connection: Connection | None = None
+        self._connection: WorkerConnection | None = None
         self.streams = 0  # open ones of this gateway
         self.load: rounds_pb2.Load | None = None  # from the newest reply
         self.step_ns = 0  # of the newest step that it told of
@@ -95,12 +95,12 @@ class Link:
             return self.streams
         return max(self.streams, self.load.running + self.load.waiting)
 
-    def connection(self) -> Connection:
+    def connection(self) -> WorkerConnection:
         """The one that there is, or another where it is over."""
         if self._connection is None or self._connection.is_over:
             stub, requests = _SERVICES[self.worker.role]
             call = stub(self._channel).Stream(metadata=self._trust.metadata)
-            self._connection = Connection(call, requests)
+            self._connection = WorkerConnection(call, requests)
         return self._connection
 
     def suspect(self) -> None:
@@ -168,7 +168,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         Raises:
             WorkerLostError: the stream is broken.
             InvalidRequestError: the worker cannot serve such a sequence.
-            SequenceFailedError: its engine cannot go on with it.
+            GenerationFailedError: its engine cannot go on with it.
         """
         if self._end is not None:
             raise self._end()
@@ -250,7 +250,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         if end.cause in _REFUSED:
             self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
         elif end.cause == rounds_pb2.Ended.FAILED:
-            self._finish(lambda: SequenceFailedError(f"{place}: {end.details}"))
+            self._finish(lambda: GenerationFailedError(f"{place}: {end.details}"))
         else:  # it leaves
             self._link.suspect()
             self._finish(lambda: WorkerLostError(f"{place}: {end.details}"))

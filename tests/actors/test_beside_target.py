@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 from opentelemetry.trace import get_tracer
 
-from gateway.loop import rounds
+from gateway.loop import lease
 from gateway.routing.paces import PaceObserver
 from gateway.settings import Speculation
 from gateway.workers.streams import WorkerStream
@@ -117,7 +117,7 @@ async def test_the_target_goes_on_by_itself_to_the_end(sent, often_right):
 
 
 async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
-    monkeypatch.setattr(rounds, "STRETCH", 16)
+    monkeypatch.setattr(lease, "LEASE_TOKENS", 16)
     async with pair(0, drafter=ROW.name) as fleet:
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
     assert text == expected("json", 0.7)
@@ -127,7 +127,7 @@ async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monk
 
 
 async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent, often_right, monkeypatch):
-    monkeypatch.setattr(rounds, "STRETCH", 8)
+    monkeypatch.setattr(lease, "LEASE_TOKENS", 8)
     depths = []
     async with pair(0, drafter=ROW.name) as fleet:
         written = rounds_of(fleet, "json", 0.7, beside("fixed"))
@@ -136,7 +136,7 @@ async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent
             text += [token.id for token in step.tokens]
             if step.round is not None:
                 depths.append(step.round.proposal.draft.chain_length)
-                written._drafting._paced.max_depth = 2
+                written._source._policy.paced.max_depth = 2
     assert text == expected("json", 0.7)
     assert depths[0] == 4
     assert set(depths[-4:]) <= {1, 2}
@@ -160,7 +160,7 @@ async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_r
     monkeypatch.setattr(Pace, "_decide", lambda self: None)
     async with pair(0, drafter=ROW.name) as fleet:
         written = rounds_of(fleet, "json", 0.7, beside("auto"))
-        paced = written._drafting._paced
+        paced = written._source._policy.paced
         paced.decision, paced.turns.left = Decision(0, "measured"), 3
         text = [token.id async for step in written.steps() for token in step.tokens]
     assert text == expected("json", 0.7)

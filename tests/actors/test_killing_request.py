@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.demo.prompts import KINDS, prompts
 from outrider.telemetry.reasons import FailureReason
 from tests.support.patience import START_S, eventually
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 class Replicas:
     """Keeps so many target processes running, and has a service find them."""
 
-    def __init__(self, found: list[Worker]) -> None:
+    def __init__(self, found: list[WorkerInfo]) -> None:
         self._found = found
         self.ended: list[int] = []  # exit statuses, in their order
         self.are_needed = True
@@ -53,7 +53,7 @@ class Replicas:
         assert process.stdout is not None
         async with asyncio.timeout(START_S):
             told = json.loads(await process.stdout.readline())
-        worker = Worker("target", "demo", node="here", **told)
+        worker = WorkerInfo("target", "demo", node="here", **told)
         self._found.append(worker)
         status = await process.wait()
         self._found.remove(worker)

@@ -18,13 +18,13 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 import gateway.workers.streams
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import Rounds
+from gateway.loop.factory import LoopFactory
+from gateway.loop.loop import SequenceLoop
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import CHANNEL_OPTIONS, Role, Worker
+from gateway.workers.streams import CHANNEL_OPTIONS, Role, WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, DRAFTERS
@@ -51,7 +51,7 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {"early_exit": {"early_exit": 2}}  #
 class Stream:
     """One sequence, as far as it was read."""
 
-    rounds: Rounds
+    rounds: SequenceLoop
     drafter: DrafterInfo | None
     text: list[int] = field(default_factory=list)
 
@@ -87,23 +87,23 @@ class Service:
         self._prompts = prompts
         beside = settings.beside_target
         self.rows = [row for row in settings.roster if (row.place is Place.TARGET_WORKER) == bool(beside)]
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerInfo] = []
 
-    def start(self, role: Role, model: Path, draft: str = "", **settings: Any) -> Worker:
+    def start(self, role: Role, model: Path, draft: str = "", **settings: Any) -> WorkerInfo:
         """Nobody knows of it yet."""
         made = worker_process(role, model, **ENGINE, **settings)
         return replace(self._ending.enter_context(made), draft=draft, settings=settings)
 
-    def another(self, worker: Worker) -> Worker:
+    def another(self, worker: WorkerInfo) -> WorkerInfo:
         """The same started again."""
         return self.start(worker.role, Path(worker.model), worker.draft, **worker.settings)
 
     def streams(self, fleet: Fleet, rows: list[DrafterInfo | None]) -> list[Stream]:
         """None: without Drafts."""
-        factory = RoundsFactory(fleet, Paces(PaceSettings()), self._settings)
+        factory = LoopFactory(fleet, Paces(PaceSettings()), self._settings)
         return [self._stream(factory, row, number) for row in rows for number in range(len(TEMPERATURES))]
 
-    def _stream(self, factory: RoundsFactory, row: DrafterInfo | None, number: int) -> Stream:
+    def _stream(self, factory: LoopFactory, row: DrafterInfo | None, number: int) -> Stream:
         prompt = self._prompts[number]
         sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=TEMPERATURES[number])
         sequence = GatewaySequence(prompt, sampling, noise_key(number, 0, prompt))

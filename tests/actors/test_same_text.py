@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
@@ -81,7 +81,7 @@ async def answers(
     fleet: Fleet, settings: GatewaySettings, speculation: Speculation, streams: int
 ) -> tuple[list[tuple[int, ...]], Stats]:
     """So many at a time, and what was done for them."""
-    factory, stats = RoundsFactory(fleet, Paces(PaceSettings()), settings), Stats()
+    factory, stats = LoopFactory(fleet, Paces(PaceSettings()), settings), Stats()
     resolved = speculation.resolved(settings.usual_drafter, PaceSettings())
     found: list[tuple[int, ...]] = [()] * COUNT
     coming = iter(enumerate(requests()))

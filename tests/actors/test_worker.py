@@ -14,7 +14,7 @@ from actors.engine_client import EngineClient
 from actors.messages import Answer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker, Worker
-from gateway.workers.streams import Worker as Published
+from gateway.workers.streams import WorkerInfo as Published
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings

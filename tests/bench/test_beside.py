@@ -11,7 +11,7 @@ from bench.simulate import FAR_AHEAD_S, HOP_S, SETTINGS, fixed
 from bench.simulated import rank_at, simulated_fleet
 from bench.simulated_head import SimulatedHead
 from bench.simulated_runner import RIGHT
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
@@ -32,9 +32,7 @@ def seconds(acceptance: float, speculation: Speculation) -> float:
         sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=TOKENS), noise_key=1)
         loop = asyncio.get_running_loop()
         async with simulated_fleet(lambda size: STEP_S, {}, HOP_S, head) as fleet:
-            rounds = RoundsFactory(fleet, Paces(PaceSettings()), BESIDE).of(
-                sequence, speculation, FAR_AHEAD_S
-            )
+            rounds = LoopFactory(fleet, Paces(PaceSettings()), BESIDE).of(sequence, speculation, FAR_AHEAD_S)
             times = [loop.time() async for _ in rounds.steps()]
         assert sequence.generated == [RIGHT] * TOKENS
         return times[-1] - times[0]

@@ -10,7 +10,7 @@ from bench import virtual
 from bench.simulate import FAR_AHEAD_S, HOP_S, MODES, PAIRS, SETTINGS, Load, closed_loop, fixed
 from bench.simulated import Ahead, SimulatedDraft, rank_at, simulated_fleet
 from bench.simulated_runner import RIGHT, Host, Launching
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
@@ -39,7 +39,7 @@ async def answers(
     async def answer(number: int) -> GatewaySequence:
         await asyncio.sleep(number * apart_s)
         sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=TOKENS), noise_key=number)
-        async for _ in RoundsFactory(fleet, paces, SETTINGS).of(sequence, resolved, FAR_AHEAD_S).steps():
+        async for _ in LoopFactory(fleet, paces, SETTINGS).of(sequence, resolved, FAR_AHEAD_S).steps():
             pass
         return sequence
 

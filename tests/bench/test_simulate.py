@@ -37,7 +37,7 @@ from bench.simulated import (
 )
 from bench.simulated_runner import RIGHT, Hardware
 from bench.simulated_worker import Hop
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
@@ -72,7 +72,7 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
 
             async def answer(number: int, length: int) -> None:
                 sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
-                rounds = RoundsFactory(fleet, paces, SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
+                rounds = LoopFactory(fleet, paces, SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
                 async for _ in rounds.steps():
                     pass
                 assert sequence.generated == [RIGHT] * length

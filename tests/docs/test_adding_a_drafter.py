@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
@@ -40,7 +40,7 @@ async def test_the_example_drafts_and_changes_no_text(example: None) -> None:
     speculation = Speculation(mode="fixed", depth=4, drafter="counting")
     sequence = GatewaySequence((11, 14, 17), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-        factory = RoundsFactory(fleet, Paces(PaceSettings()), GatewaySettings(model="m", tokenizer="t"))
+        factory = LoopFactory(fleet, Paces(PaceSettings()), GatewaySettings(model="m", tokenizer="t"))
         rounds = factory.of(sequence, speculation, asyncio.get_running_loop().time() + 60.0)
         async for _ in rounds.steps():
             pass

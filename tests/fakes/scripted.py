@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_from_message
 from protos.trust import Trust
@@ -241,7 +241,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
         await server.start()
         servers.append(server)
         found.append(
-            Worker(
+            WorkerInfo(
                 role,
                 f"a {role}",
                 address,

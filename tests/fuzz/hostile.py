@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from actors.worker import start_server
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from protos import rounds_pb2
 from tests.fuzz.calls import HttpCall
 from tests.fuzz.harness import COMPLETIONS
@@ -43,7 +43,7 @@ class Misled:
             lambda server: server.add_generic_rpc_handlers((handlers,)), "127.0.0.1", TRUST
         )
         target = service.of("target")[0].published
-        worker = Worker(
+        worker = WorkerInfo(
             "draft", "hostile", address, 0, "here", target.vocab_size, target.max_length, draft="model"
         )
         service.others.append(worker)

@@ -12,7 +12,7 @@ from actors.connection import Connection
 from actors.engine_client import EngineClient
 from actors.engine_loop import EngineLoop
 from actors.messages import decode_to_engine
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.process_worker import front
@@ -53,7 +53,7 @@ class LocalEngine:
 class LocalWorker:
     """What it publishes, what its front says to its engine, and the engine."""
 
-    published: Worker
+    published: WorkerInfo
     client: EngineClient
     behind: LocalEngine
 
@@ -96,7 +96,7 @@ async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Lo
         front(client, role) as address,
     ):
         engine = behind.engine
-        published = Worker(
+        published = WorkerInfo(
             role,
             settings.model,
             address,

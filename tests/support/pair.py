@@ -9,14 +9,14 @@ from functools import cache
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from gateway.loop.answer_trace import NO_TRACE, AnswerTrace
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import Rounds
+from gateway.loop.factory import LoopFactory
+from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
@@ -36,7 +36,7 @@ OFF = Speculation(mode="off")
 
 
 @asynccontextmanager
-async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[Worker]:
+async def worker_of(role: Role, delay_s: float, **settings) -> AsyncIterator[WorkerInfo]:
     usual = {"model": str(DEMO / role), "dtype": "float32", "threads": 1, "cache_memory": 2**26}
     made = EngineSettings.model_validate({**usual, **settings})
     async with local_worker(role, made) as worker, relay(worker.address, delay_s) as far:
@@ -73,7 +73,7 @@ async def answer(
     generation: Span = INVALID_SPAN,
 ) -> tuple[list[int], Stats]:
     rounds = rounds_of(fleet, kind, temperature, speculation, generation)
-    paced = rounds._drafting._paced
+    paced = rounds._source._policy.paced
     paced.decision = replace(paced.decision, leaves=leaves)  # a fixed mode keeps it
     text = [token.id async for step in rounds.steps() for token in step.tokens]
     return text, rounds.stats
@@ -81,7 +81,7 @@ async def answer(
 
 def rounds_of(
     fleet: Fleet, kind: str, temperature: float, speculation: Speculation, generation: Span = INVALID_SPAN
-) -> Rounds:
+) -> SequenceLoop:
     """Of one answer, which has not begun."""
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
@@ -94,7 +94,7 @@ def rounds_of(
         beside_target=_beside_target(speculation),
         propose_deadline_ms=1e3 * LIMIT_S,
     )
-    return RoundsFactory(fleet, paces, gateway).of(
+    return LoopFactory(fleet, paces, gateway).of(
         sequence,
         speculation.resolved("model", PaceSettings()),
         asyncio.get_running_loop().time() + LIMIT_S,

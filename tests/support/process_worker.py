@@ -19,7 +19,7 @@ from actors.garbage import settle
 from actors.leaving import leave
 from actors.servicers import add_servicer
 from actors.worker import start_server
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.engine.settings import EngineSettings
 from tests.support.patience import patient
 from tests.support.trust import TRUST
@@ -43,7 +43,7 @@ async def front(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
 @asynccontextmanager
 async def process_worker(
     role: Role, settings: EngineSettings, ended: Callable[[str], object] = lambda reason: None
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerInfo]:
     """The worker, once it is ready; it trusts those who have TRUST. Its engine is gone afterwards.
 
     ended: called with the reason when the engine's process has ended without being told to; in a thread.
@@ -54,7 +54,7 @@ async def process_worker(
         client = EngineClient()
         await client.connect(process.connection)
         async with front(client, role) as address:
-            yield Worker(
+            yield WorkerInfo(
                 role,
                 settings.model,
                 address,
@@ -89,7 +89,7 @@ def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def worker_process(role: Role, model: Path, **settings: Any) -> Iterator[Worker]:
+def worker_process(role: Role, model: Path, **settings: Any) -> Iterator[WorkerInfo]:
     """A worker, once it is ready. settings: of its engine."""
     complete = EngineSettings.model_validate({"model": str(model), **settings})
     with process_of(serve_worker, role, complete) as worker:

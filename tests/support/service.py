@@ -22,7 +22,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.text import load_tokenizer
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.demo.prompts import DEMO
 from outrider.engine.settings import EngineSettings
 from tests.support.local_worker import LocalWorker, local_worker
@@ -41,7 +41,7 @@ class Service:
     channel: grpc.aio.Channel  # to the public gRPC API
     generation: Generation
     workers: list[LocalWorker]
-    others: list[Worker] = field(default_factory=list)  # that the gateway finds beside them
+    others: list[WorkerInfo] = field(default_factory=list)  # that the gateway finds beside them
 
     def of(self, role: Role) -> list[LocalWorker]:
         return [worker for worker in self.workers if worker.role == role]
@@ -81,7 +81,7 @@ async def service_of(
             await ending.enter_async_context(local_worker(role, engine_settings(role, **settings[role])))
             for role in roles
         ]
-        others: list[Worker] = []
+        others: list[WorkerInfo] = []
         fleet = Fleet(lambda: [*(worker.published for worker in workers), *others], TRUST)
         ending.push_async_callback(fleet.close)
         folder = str(DEMO / "target")

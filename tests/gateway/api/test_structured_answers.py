@@ -19,7 +19,7 @@ from gateway.generation.request import Request
 from gateway.generation.text import load_tokenizer
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Role, Worker
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from tests.support.patience import LIMIT_S, later
@@ -60,7 +60,7 @@ class Processes:
     """Workers in processes of their own, of which one can be killed."""
 
     ending: AsyncExitStack
-    workers: list[Worker]
+    workers: list[WorkerInfo]
 
     async def start(self, role: Role) -> None:
         self.workers.append(

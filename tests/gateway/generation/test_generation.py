@@ -16,7 +16,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.decoding.settings import Sampling
 from tests.fakes.scripted import MAX_LENGTH, TRUST, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.patience import eventually
@@ -203,7 +203,7 @@ async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
 async def test_an_answer_may_be_as_long_as_every_target_can_hold(tokenizer):
     """Whichever takes it over: limits and defaults follow what the workers publish."""
     targets = [
-        Worker("target", "m", f"127.0.0.1:{port}", 1, "n", VOCAB_SIZE, max_length)
+        WorkerInfo("target", "m", f"127.0.0.1:{port}", 1, "n", VOCAB_SIZE, max_length)
         for port, max_length in ((1, 100), (2, 60))
     ]
     generation = Generation(SETTINGS, tokenizer, Fleet(lambda: targets, TRUST))

@@ -11,7 +11,7 @@ from opentelemetry.trace import StatusCode
 from gateway.errors import DeadlineError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.loop import drafting
+from gateway.loop import draft_source
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from protos.trace_context import context_of
@@ -27,7 +27,7 @@ FIXED = Speculation(mode="fixed", depth=4)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
 
 
 async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):

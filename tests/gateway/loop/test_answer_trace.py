@@ -8,10 +8,10 @@ from opentelemetry.trace import get_tracer
 from gateway.events import (
     Ended,
     Forgone,
+    PlainBegan,
     RoundBegan,
     Routed,
     SendingAhead,
-    StretchBegan,
     TokenDecoded,
     VerdictFell,
 )
@@ -97,7 +97,7 @@ async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
     """The worker has spans below it."""
     trace = traced()
     trace.on(Forgone("measured"))
-    trace.on(StretchBegan("measured"))
+    trace.on(PlainBegan("measured"))
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "measured"
     assert trace.ahead.split("-")[2] == f"{abandoned.context.span_id:016x}"

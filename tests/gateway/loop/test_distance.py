@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.loop.factory import RoundsFactory
+from gateway.loop.factory import LoopFactory
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
@@ -35,7 +35,7 @@ async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
         sequence = GatewaySequence((1, 2), Sampling(max_tokens=len(ANSWER)), noise_key=0)
         speculation = Speculation(mode=mode, depth=4, drafter="model")
         settings = GatewaySettings(model="m", tokenizer="t")
-        rounds = RoundsFactory(far, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
+        rounds = LoopFactory(far, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
         async for _ in rounds.steps():
             pass
     assert sequence.generated == ANSWER

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.loop import drafting
-from gateway.loop.factory import RoundsFactory
+from gateway.loop import draft_source
+from gateway.loop.factory import LoopFactory
 from gateway.proposal import Proposal
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence, Origin
@@ -33,7 +33,7 @@ OFF = PaceSettings(policy="thresholds", off_from=0)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
 
 
 def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):
@@ -42,7 +42,7 @@ def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):
     sampling = Sampling(max_tokens=max_tokens, verification=speculation.verification)
     sequence = GatewaySequence((5, 6, 7), sampling, noise_key=1)
     settings = GatewaySettings(model="m", tokenizer="t", beside_target="eagle3")
-    return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
+    return sequence, LoopFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 
 
 async def answer(fleet, paces, **fields):
@@ -130,7 +130,7 @@ async def test_the_pace_hears_how_good_a_draft_was_that_came_too_late(monkeypatc
     monkeypatch.setattr(SequenceAcceptance, "observe", lambda self, *guess: told.append(guess))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         sequence, rounds = rounds_of(fleet, Paces(ON))
-        drafts = rounds._drafting
+        drafts = rounds._source
         with drafts.at(Pace(ON)):
             sequence.generated += ANSWER[:3]
             left = drafts.overtaken(Proposal(Draft.chain(ANSWER[:5]), len(sequence.prompt), wanted=5))

@@ -5,16 +5,16 @@ import logging
 
 import pytest
 
-from gateway.errors import DeadlineError, SequenceFailedError
-from gateway.loop import rounds
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import Rounds
+from gateway.errors import DeadlineError, GenerationFailedError
+from gateway.loop import loop
+from gateway.loop.factory import LoopFactory
+from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
@@ -30,17 +30,17 @@ FIXED = Speculation.model_validate({"mode": "fixed", "depth": 2, "drafter": "mod
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(rounds, "SHORTEST_RETRY_S", 1e-4)
+    monkeypatch.setattr(loop, "SHORTEST_RETRY_S", 1e-4)
 
 
-def rounds_of(fleet, speculation=OFF, deadline_s=60.0, max_losses=3) -> Rounds:
+def rounds_of(fleet, speculation=OFF, deadline_s=60.0, max_losses=3) -> SequenceLoop:
     settings = GatewaySettings(model="m", tokenizer="t", max_losses=max_losses)
     sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     deadline = asyncio.get_running_loop().time() + deadline_s
-    return RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)
+    return LoopFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, deadline)
 
 
-async def text(generated: Rounds) -> list[int]:
+async def text(generated: SequenceLoop) -> list[int]:
     return [token.id async for step in generated.steps() for token in step.tokens]
 
 
@@ -50,7 +50,7 @@ async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, 
     target = ScriptedTarget(ANSWER, lost_at=range(100))
     async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
         generated = rounds_of(fleet, speculation, max_losses=max_losses)
-        with caplog.at_level(logging.ERROR), pytest.raises(SequenceFailedError) as raised:
+        with caplog.at_level(logging.ERROR), pytest.raises(GenerationFailedError) as raised:
             await text(generated)
     assert target.kinds().count("open") == max_losses
     assert generated.stats.failures == {FailureReason.LOST_TARGETS: 1}
@@ -100,7 +100,7 @@ async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
     target = ScriptedTarget(ANSWER, malformed_at=range(100))
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet, max_losses=2)
-        with pytest.raises(SequenceFailedError, match="the Draft is malformed: parents"):
+        with pytest.raises(GenerationFailedError, match="the Draft is malformed: parents"):
             await text(generated)
     assert target.kinds().count("open") == 2
     assert generated.stats.failures == {FailureReason.LOST_TARGETS: 1}
@@ -130,7 +130,7 @@ async def test_a_worker_that_is_drained_does_not_count():
 
 async def test_a_worker_that_never_took_the_sequence_does_not_count():
     """Nobody listens there any more: the table is a second late."""
-    gone = Worker("target", "m", "127.0.0.1:1", 1, "node", 256, 2048)
+    gone = WorkerInfo("target", "m", "127.0.0.1:1", 1, "node", 256, 2048)
     fleet = Fleet(lambda: [gone], TRUST)
     generated = rounds_of(fleet, deadline_s=1.0)
     with pytest.raises(DeadlineError):
@@ -143,7 +143,7 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
     target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.FAILED)
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet)
-        with pytest.raises(SequenceFailedError, match="lost by the script"):
+        with pytest.raises(GenerationFailedError, match="lost by the script"):
             await text(generated)
         (link,) = fleet.links()
         assert link.suspect_until == 0.0  # the worker is well
@@ -153,7 +153,7 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
 
 @pytest.mark.parametrize("cause", [None, Cause.FAILED])
 async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, cause):
-    monkeypatch.setattr("gateway.loop.drafting.SHORTEST_PAUSE_S", 1e-4)
+    monkeypatch.setattr("gateway.loop.draft_source.SHORTEST_PAUSE_S", 1e-4)
     target = ScriptedTarget(ANSWER, step_s=0.01)
     draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=cause)
     async with fleet_of(target, draft) as fleet:

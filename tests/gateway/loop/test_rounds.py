@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
-from gateway.loop import drafting
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import STRETCH
+from gateway.loop import draft_source
+from gateway.loop.factory import LoopFactory
+from gateway.loop.lease import LEASE_TOKENS
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence, Origin
@@ -31,7 +31,7 @@ OFF = Speculation(mode="off", drafter="model")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
 
 
 def fixed(depth: int, drafter: str = "model") -> Speculation:
@@ -44,7 +44,7 @@ def rounds_of(
     settings = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=deadline_ms)
     sequence = GatewaySequence(prompt, Sampling(max_tokens=max_tokens), noise_key=1)
     paces = Paces(PaceSettings())
-    return sequence, RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(deadline_s))
+    return sequence, LoopFactory(fleet, paces, settings).of(sequence, speculation, later(deadline_s))
 
 
 def ids(step) -> list[int]:
@@ -296,7 +296,7 @@ async def test_every_token_says_where_it_comes_from():
 async def test_replies_to_older_rounds_are_dropped(speculation):
     target = ScriptedTarget(ANSWER * 12, repeats_itself=True)
     # A plain stretch is one round, in which nothing older can be repeated but what came before it.
-    max_tokens = STRETCH // 2 if speculation is OFF else len(ANSWER) * 12
+    max_tokens = LEASE_TOKENS // 2 if speculation is OFF else len(ANSWER) * 12
     target.answer = target.answer[:max_tokens]
     async with fleet_of(target, ScriptedDraft(target.answer, wrong=range(0, 144, 5))) as fleet:
         emitted, _ = await run(fleet, speculation, max_tokens=max_tokens)

@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.events import Events
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import Rounds
+from gateway.loop.factory import LoopFactory
+from gateway.loop.loop import SequenceLoop
 from gateway.routing.judge import Judge
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
@@ -23,7 +23,7 @@ EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
 SHY = PaceSettings(exploration=0.0, probe_tokens=4)
 
 
-def rounds_of(fleet: Fleet, pace: PaceSettings, drafters: tuple[str, ...], **fields: object) -> Rounds:
+def rounds_of(fleet: Fleet, pace: PaceSettings, drafters: tuple[str, ...], **fields: object) -> SequenceLoop:
     settings = GatewaySettings(
         model="m", tokenizer="t", drafters=drafters, drafts={"model": "model", "other": "model"}
     )
@@ -34,10 +34,10 @@ def rounds_of(fleet: Fleet, pace: PaceSettings, drafters: tuple[str, ...], **fie
         Sampling(max_tokens=len(ANSWER), verification=speculation.verification),
         noise_key=1,
     )
-    return RoundsFactory(fleet, paces, settings).of(sequence, speculation, later(60))
+    return LoopFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 
 
-async def text(rounds: Rounds) -> list[int]:
+async def text(rounds: SequenceLoop) -> list[int]:
     return [token.id async for step in rounds.steps() for token in step.tokens]
 
 
@@ -73,7 +73,7 @@ async def test_without_exploration_no_other_worker_is_asked() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
         factory_rounds = [rounds_of(fleet, SHY, ("model", "other"), mode="fixed") for _ in range(2)]
         for rounds in factory_rounds:
-            rounds._drafting._route._router._watches._credit = 0.0
+            rounds._source._route._router._watches._credit = 0.0
             assert await text(rounds) == ANSWER
     assert other.requests == []
 

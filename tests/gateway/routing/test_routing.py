@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.loop import drafting
-from gateway.loop.factory import RoundsFactory
-from gateway.loop.rounds import Rounds
+from gateway.loop import draft_source
+from gateway.loop.factory import LoopFactory
+from gateway.loop.loop import SequenceLoop
 from gateway.routing import route
 from gateway.routing.paces import Paces
 from gateway.routing.router import Router
@@ -51,7 +51,7 @@ async def deployment(folder: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-def rounds_of(fleet: Fleet, kind: str, temperature: float, speculation: Speculation) -> Rounds:
+def rounds_of(fleet: Fleet, kind: str, temperature: float, speculation: Speculation) -> SequenceLoop:
     prompt = prompt_of(kind)
     settings = GatewaySettings(
         model="m",
@@ -64,7 +64,7 @@ def rounds_of(fleet: Fleet, kind: str, temperature: float, speculation: Speculat
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = GatewaySequence(prompt, sampling, noise_key(1, 0, prompt))
     resolved = speculation.resolved(settings.usual_drafter, EAGER)
-    return RoundsFactory(fleet, Paces(EAGER), settings).of(sequence, resolved, later(LIMIT_S))
+    return LoopFactory(fleet, Paces(EAGER), settings).of(sequence, resolved, later(LIMIT_S))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -116,8 +116,8 @@ async def test_heads_are_judged_by_drafts_that_nobody_verifies(tmp_path: Path) -
     right = expected("json", 0.0)
     async with deployment(tmp_path) as fleet:
         rounds = rounds_of(fleet, "json", 0.0, Speculation(mode="fixed", depth=3))
-        watched = [one for one in rounds._drafting._route._candidates if one.name == "medusa"]
-        rounds._drafting._route._judge.watch(watched)
+        watched = [one for one in rounds._source._route._candidates if one.name == "medusa"]
+        rounds._source._route._judge.watch(watched)
         text = [token.id async for step in rounds.steps() for token in step.tokens]
     assert text == right
     assert 0 < rounds.stats.judged["medusa", "right"] <= rounds.stats.judged["medusa", "verified"]
@@ -132,7 +132,7 @@ async def test_another_draft_goes_on_where_one_is_lost() -> None:
     async with fleet_of(ScriptedTarget(answer, step_s=0.002), lost, other) as fleet:
         sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=len(answer)), noise_key=1)
         speculation = Speculation(mode="fixed", depth=2).resolved(settings.usual_drafter, PaceSettings())
-        rounds = RoundsFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
+        rounds = LoopFactory(fleet, Paces(PaceSettings()), settings).of(sequence, speculation, later(60))
         async for _ in rounds.steps():
             pass
     assert sequence.generated == answer

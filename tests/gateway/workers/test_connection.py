@@ -8,7 +8,7 @@ import pytest
 from gateway.errors import WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
 from tests.fakes.scripted import PINGED, TRUST
@@ -34,7 +34,7 @@ async def fleet_of_one_that_says(messages):
     )
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    fleet = Fleet(lambda: [Worker("target", "m", address, 1, "node", 256, 2048)], TRUST)
+    fleet = Fleet(lambda: [WorkerInfo("target", "m", address, 1, "node", 256, 2048)], TRUST)
     try:
         yield fleet
     finally:

@@ -10,7 +10,7 @@ from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers import connection, registry
 from gateway.workers.fleet import IMBALANCE, Fleet
-from gateway.workers.streams import LOAD_AGE_S, Worker
+from gateway.workers.streams import LOAD_AGE_S, WorkerInfo
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
 from tests.fakes.scripted import TRUST, ScriptedTarget, fleet_of
@@ -18,7 +18,7 @@ from tests.fakes.scripted import TRUST, ScriptedTarget, fleet_of
 
 def worker(address, role="target"):
     draft = "model" if role == "draft" else ""
-    return Worker(role, "m", address, pid=1, node="n", vocab_size=256, max_length=2048, draft=draft)
+    return WorkerInfo(role, "m", address, pid=1, node="n", vocab_size=256, max_length=2048, draft=draft)
 
 
 def sequence(*prompt):
@@ -81,20 +81,20 @@ async def test_a_lost_worker_comes_last(fleet):
 
 
 async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
-    first = fleet.open_target(sequence(1), apart=True)
-    second = fleet.open_target(sequence(2), apart=True)
+    first = fleet.open_target(sequence(1), isolated=True)
+    second = fleet.open_target(sequence(2), isolated=True)
     assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
     with pytest.raises(WorkerLostError, match="not on trial"):
-        fleet.open_target(sequence(3), apart=True)
+        fleet.open_target(sequence(3), isolated=True)
     others = [fleet.open_target(sequence(4))]  # nothing is known against it
-    fleet.passed(second)
-    others.append(fleet.open_target(sequence(3), apart=True))
+    fleet.cleared(second)
+    others.append(fleet.open_target(sequence(3), isolated=True))
     assert others[-1].address == second.address
-    fleet.passed(second)  # a second token says nothing of the next trial there
+    fleet.cleared(second)  # a second token says nothing of the next trial there
     with pytest.raises(WorkerLostError, match="not on trial"):
-        fleet.open_target(sequence(5), apart=True)
+        fleet.open_target(sequence(5), isolated=True)
     first.close()
-    others.append(fleet.open_target(sequence(5), apart=True))
+    others.append(fleet.open_target(sequence(5), isolated=True))
     assert others[-1].address == first.address
     for stream in (second, *others):
         stream.close()

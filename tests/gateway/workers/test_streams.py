@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import Worker
+from gateway.workers.streams import WorkerInfo
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2, rounds_pb2_grpc
 from tests.fakes.conversations import serve
@@ -44,7 +44,7 @@ async def talkative():
     rounds_pb2_grpc.add_TargetWorkerServicer_to_server(worker, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    fleet = Fleet(lambda: [Worker("target", "m", address, 1, "node", 256, 2048)], TRUST)
+    fleet = Fleet(lambda: [WorkerInfo("target", "m", address, 1, "node", 256, 2048)], TRUST)
     yield worker, fleet
     await fleet.close()
     await server.stop(None)

@@ -1,0 +1,99 @@
+"""How deep the next Draft of one sequence is, and which drafter makes it, while the drafter is well."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway.events import Events
+from gateway.routing.paces import PaceObserver
+from gateway.routing.route import Route
+from gateway.sequence import GatewaySequence
+from gateway.settings import Speculation
+from outrider.drafters.registry import DrafterInfo
+from outrider.pace.controller import Pace
+from outrider.pace.sequence import PacedSequence
+from outrider.telemetry.reasons import DepthReason
+
+
+class DepthPolicy:
+    """Asks the request, the pace of the target, and the route. Nothing changes by asking for a depth."""
+
+    def __init__(
+        self, sequence: GatewaySequence, route: Route, speculation: Speculation, events: Events
+    ) -> None:
+        """speculation: resolved."""
+        self._sequence = sequence
+        self._route = route
+        self._mode = speculation.mode
+        self._observer = PaceObserver(route, sequence)
+        events.add(self._observer)
+
+    @contextmanager
+    def at(self, pace: Pace) -> Iterator[None]:
+        """Lets that pace decide, while the target that it belongs to has the sequence."""
+        self._observer.pace = pace
+        if self._mode == "off":
+            yield
+            return
+        with self._route.at(pace, is_paced=self._mode == "auto"):
+            yield
+
+    @property
+    def pace(self) -> Pace:
+        """Pace of the target that has the sequence."""
+        assert self._observer.pace is not None
+        return self._observer.pace
+
+    @property
+    def paced(self) -> PacedSequence:
+        """The sequence as the pace sees it with the drafter that drafts now."""
+        return self._route.current().paced
+
+    @property
+    def info(self) -> DrafterInfo:
+        """Row of the drafter that drafts now."""
+        return self._route.current().info
+
+    @property
+    def room(self) -> int:
+        """Tokens that a Draft may have: the Verdict adds one of the target's own."""
+        return max(self._sequence.limit - len(self._sequence) - 1, 0)
+
+    def depth(self) -> tuple[int, str]:
+        """Tokens of the next Draft, 0 for plain decoding; and the DepthReason, or the pace's own."""
+        if self._observer.pace is None:
+            return 0, DepthReason.OFF  # no target has had the sequence yet
+        if self.room == 0:
+            return 0, DepthReason.LAST_TOKEN
+        if self._mode == "fixed":
+            return min(self.paced.max_depth, self.room), DepthReason.FIXED
+        return min(self.pace.depth(self.paced), self.room), self.pace.reason(self.paced)
+
+    @property
+    def wanted_with_verdict(self) -> tuple[int, int]:
+        """Depth and alternatives, at most, of the Draft that the target makes after the next Verdict."""
+        if self._mode == "off" or not self.info.comes_with_verdicts:
+            return self._route.verdict_depth, 0
+        if self._mode == "fixed":
+            return self.paced.max_depth, self.paced.leaves
+        return self.pace.depth_in_rounds(self.paced), self.paced.leaves
+
+    @property
+    def target_may_continue(self) -> bool:
+        """Whether all Drafts come from the target, and are wanted for more than a trial."""
+        depth = self.paced.max_depth if self._mode == "fixed" else self.paced.depth
+        return self.info.comes_with_verdicts and self.info.mixes is None and depth > 0
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether the settings and the request leave it any depth."""
+        return self._mode != "auto" or self.pace.may_draft(self.paced)
+
+    @property
+    def starts_with_drafts(self) -> bool:
+        """Whether the drafter must take in the prompt while the target does."""
+        return self._mode != "auto" or self.pace.may_pay(self.paced)
+
+    def pays(self) -> bool:
+        """Whether the next turn should be a round, by what the pace has observed until now."""
+        self.pace.refresh()
+        return self._mode == "fixed" or self.pace.may_pay(self.paced)

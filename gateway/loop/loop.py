@@ -1,0 +1,154 @@
+"""The loop of one sequence: from target to target, and at each from phase to phase.
+
+Rules:
+
+- Tokens are committed in ``TargetTurns.commit`` only.
+- At most one turn per round is unanswered. A turn of the same round replaces its Draft or its lease.
+- A lease never shrinks.
+- A drafter's ``propose`` may be cancelled at any await.
+- ``DraftSource.depth`` is a query.
+
+The loss of a target is handled here, the loss of a drafter in ``DraftSource``. docs/architecture.md has the
+table of states.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
+
+from gateway.errors import DeadlineError, GenerationFailedError, SequenceLostError, WorkerLostError
+from gateway.events import Ended, Events, SequenceFailed, Switched, TargetLost
+from gateway.loop.answer_trace import NoTrace
+from gateway.loop.draft_source import DraftSource
+from gateway.loop.phases import Parts, PlainPhase, PromptPhase, RoundPhase, SequencePhase
+from gateway.loop.stats import Stats
+from gateway.loop.target_turns import Committed, TargetTurns
+from gateway.proposal import NO_PROPOSAL
+from gateway.routing.paces import Paces
+from gateway.sequence import GatewaySequence
+from gateway.workers.fleet import Fleet, TargetStream
+from outrider.telemetry.reasons import DepthReason, FailureReason, SpanReason
+
+logger = logging.getLogger("ray.serve")
+debug = logging.getLogger(__name__).debug
+
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again, doubled
+
+
+class SequenceLoop:
+    """Generates one sequence; ``steps`` can be run once."""
+
+    def __init__(
+        self,
+        sequence: GatewaySequence,
+        fleet: Fleet,
+        paces: Paces,
+        source: DraftSource,
+        events: Events,
+        stats: Stats,
+        trace: NoTrace,
+        deadline: float,
+        max_losses: int,
+    ) -> None:
+        """
+        Args:
+            stats, trace: listeners to the events.
+            deadline: when to give up, in the event loop's time.
+            max_losses: targets lost in a row, without a token in between, after which it gives up.
+        """
+        self._sequence = sequence
+        self._fleet = fleet
+        self._paces = paces
+        self._source = source
+        self._events = events
+        self.stats = stats
+        self._trace = trace
+        self._deadline = deadline
+        self._max_losses = max_losses
+
+    def depth(self) -> tuple[int, str]:
+        """Tokens of the next Draft, 0 for plain decoding; and what decides it."""
+        return self._source.depth()
+
+    async def steps(self) -> AsyncGenerator[Committed, None]:
+        """Yields what each reply of the target adds, once it is committed.
+
+        When a target is lost, another goes on from the committed tokens: by the same noise to the same text.
+        This sequence may be what ended the target, so it is opened isolated from other such sequences, and
+        not for ever.
+
+        Raises:
+            DeadlineError: the deadline passed first.
+            InvalidRequestError: no target can serve such a sequence.
+            GenerationFailedError: a target's engine cannot go on with it, or max_losses targets were lost.
+        """
+        failures = losses = 0  # in a row: attempts that failed, and targets lost that had the sequence
+        self._sequence.round += 1
+        try:
+            while self._sequence.finish_reason is None:
+                try:
+                    with closing(self._fleet.open_target(self._sequence, isolated=losses > 0)) as stream:
+                        async with aclosing(self._phases(stream)) as steps:
+                            async for step in steps:
+                                failures = losses = 0
+                                self._fleet.cleared(stream)
+                                yield step
+                except WorkerLostError as lost:
+                    failures += 1
+                    losses += isinstance(lost, SequenceLostError)
+                    self._events.emit(Ended(SpanReason.LOST_TARGET))
+                    if losses == self._max_losses:
+                        raise self._failed(losses, lost) from lost
+                    self._events.emit(TargetLost(str(lost), is_first=failures == 1))
+                    await self._before_retry(failures, lost)
+        except GenerationFailedError as error:
+            reason = FailureReason.LOST_TARGETS if losses else FailureReason.ENGINE
+            self._events.emit(SequenceFailed(reason))
+            logger.error("a request fails: %s", error)
+            raise
+        finally:
+            self._events.emit(Ended(SpanReason.ENDED))
+            await self._source.aclose()
+
+    def _failed(self, losses: int, lost: WorkerLostError) -> GenerationFailedError:
+        return GenerationFailedError(
+            f"{losses} target workers were lost with this request, without a token in between: max_losses="
+            f"{self._max_losses} allows no further; the last one: {lost}"
+        )
+
+    async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
+        """The first attempt to go on elsewhere follows at once, later ones after growing pauses."""
+        if failures == 1:
+            return
+        pause_s = min(SHORTEST_RETRY_S * 2**failures, LONGEST_RETRY_S)
+        if asyncio.get_running_loop().time() + pause_s > self._deadline:
+            raise DeadlineError(f"no target before the request's deadline: {lost}")
+        await asyncio.sleep(pause_s)
+
+    async def _phases(self, stream: TargetStream) -> AsyncGenerator[Committed, None]:
+        """The prompt if something is wanted of it, then rounds while they pay, else plain decoding."""
+        sequence = self._sequence
+        turns = TargetTurns(
+            stream, sequence, self._source, self._trace, self._deadline, self._fleet.vocab_size
+        )
+        parts = Parts(sequence, turns, self._source, self._events, self._trace)
+        if sequence.unscored or not sequence.generates:
+            async with aclosing(PromptPhase(parts).run()) as steps:
+                async for step in steps:
+                    yield step
+        with self._source.at(self._paces.of_target(stream.address)):
+            depth, reason = self._source.depth()
+            first = RoundPhase(parts, NO_PROPOSAL, reason) if depth > 0 else PlainPhase(parts, reason)
+            phase: SequencePhase | None = first if sequence.finish_reason is None else None
+            while phase is not None:
+                debug("sequence %d at %s: %s", sequence.number, stream.address, type(phase).__name__)
+                async with aclosing(phase.run()) as steps:
+                    async for step in steps:
+                        yield step
+                sequence.round += 1
+                phase = phase.next
+                if phase is not None and phase.reason != DepthReason.LAST_TOKEN:
+                    self._events.emit(
+                        Switched("on" if isinstance(phase, RoundPhase) else "off", phase.reason)
+                    )

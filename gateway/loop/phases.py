@@ -1,0 +1,270 @@
+"""The phases of a sequence at one target: its prompt, plain decoding, rounds.
+
+A phase yields what it commits. After that ``next`` is the phase that follows; None: the sequence is finished.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.errors import GatewayError
+from gateway.events import (
+    DraftAwaited,
+    Ended,
+    Events,
+    Forgone,
+    PlainBegan,
+    RoundBegan,
+    SendingAhead,
+    TokenDecoded,
+    VerdictFell,
+)
+from gateway.loop.answer_trace import NoTrace
+from gateway.loop.draft_source import DraftSource
+from gateway.loop.lease import Lease
+from gateway.loop.target_turns import Committed, TargetTurns
+from gateway.proposal import NO_PROPOSAL, Proposal
+from gateway.sequence import GatewaySequence, Origin
+from outrider.telemetry.reasons import SpanReason
+from protos import rounds_pb2
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the phases of a sequence at one target share."""
+
+    sequence: GatewaySequence
+    turns: TargetTurns
+    source: DraftSource
+    events: Events
+    trace: NoTrace
+
+
+class SequencePhase(ABC):
+    """One of the three."""
+
+    reason: str  # what decides the depth now
+
+    def __init__(self, parts: Parts) -> None:
+        self._sequence = parts.sequence
+        self._turns = parts.turns
+        self._source = parts.source
+        self._events = parts.events
+        self._trace = parts.trace
+        self._parts = parts
+        self.next: SequencePhase | None = None
+
+    @abstractmethod
+    def run(self) -> AsyncGenerator[Committed, None]:
+        """Yields each commit. Raises as ``TargetTurns.reply`` and ``commit``."""
+
+    def _plain_token(self, reply: rounds_pb2.TargetReply, target_s: float) -> Committed:
+        tokens = self._turns.commit(reply, Origin.PLAIN)
+        self._events.emit(TokenDecoded(reply, target_s))
+        return Committed(tokens, self._sequence.finish_reason)
+
+
+class PromptPhase(SequencePhase):
+    """Log-probabilities of the prompt, if they are wanted. Another target goes on with the rest."""
+
+    reason = ""
+
+    async def run(self) -> AsyncGenerator[Committed, None]:
+        sequence = self._sequence
+        if sequence.unscored:
+            self._turns.score(start=1 + len(sequence.scores))
+        while sequence.unscored:
+            reply, _ = await self._turns.reply()
+            self._turns.commit_scores(reply)
+        sequence.round += 1
+        if not sequence.generates:
+            sequence.finish_reason = "length"
+        yield Committed((), sequence.finish_reason, scores=tuple(sequence.scores))
+
+
+class PlainPhase(SequencePhase):
+    """Plain decoding without a turn per token, until there is a Draft and rounds pay.
+
+    A client that does not read stops the renewals of the lease.
+    """
+
+    def __init__(self, parts: Parts, reason: str) -> None:
+        """reason: why there are no Drafts."""
+        super().__init__(parts)
+        self.reason = reason
+
+    async def run(self) -> AsyncGenerator[Committed, None]:
+        sequence, lease = self._sequence, Lease()
+        self._events.emit(PlainBegan(self.reason))
+        resuming = asyncio.create_task(self._source.resume(self._trace.request))
+        try:
+            while sequence.finish_reason is None and not resuming.done():
+                if lease.is_used_up(sequence):
+                    send = self._turns.renew if lease.until else self._turns.decode_plainly
+                    lease = Lease.of(sequence)
+                    send(lease)
+                reply, target_s = await self._turns.reply()
+                yield self._plain_token(reply, target_s)
+            if sequence.finish_reason is None:
+                proposal, reason = resuming.result()
+                plain_round = sequence.round if sequence.is_coupled else None
+                self.next = RoundPhase(self._parts, self._source.overtaken(proposal), reason, plain_round)
+        finally:
+            self._events.emit(Ended(SpanReason.PLAIN))
+            resuming.cancel()
+            await asyncio.gather(resuming, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The target waits for a Draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """The target judges a Draft that follows the committed tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyingAhead:
+    """The target judges a Draft, and goes on with ``ahead`` if the Verdict leaves something of that."""
+
+    ahead: Proposal
+
+
+class RoundPhase(SequencePhase):
+    """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
+
+    If the target was sent what follows a Verdict before that fell, or goes on alone with the Draft of its own
+    drafter, it is at the next round already.
+    """
+
+    def __init__(self, parts: Parts, first: Proposal, reason: str, plain_round: int | None = None) -> None:
+        """
+        Args:
+            reason: what decided the depth of the first Draft.
+            plain_round: round of the plain decoding before, some of whose tokens may still come; None: none
+                that counts.
+        """
+        super().__init__(parts)
+        self.reason = reason
+        self._first = first
+        self._plain_round = plain_round
+        self._state: Idle | Verifying | VerifyingAhead = Idle()
+        self._lease = Lease()
+
+    async def run(self) -> AsyncGenerator[Committed, None]:
+        sequence, clock = self._sequence, asyncio.get_running_loop().time
+        proposal: Proposal | None = self._first
+        is_continued, draft_s = False, self._first.seconds
+        self._events.emit(RoundBegan(self.reason if self._first.draft else SpanReason.FIRST_TOKEN))
+        while proposal is not None:
+            if isinstance(self._state, Idle):
+                self._state, self._lease = Verifying(), self._lease_now()
+                self._turns.verify(proposal.draft, self._lease)
+            with self._sending_ahead(proposal):
+                reply, target_s = await self._turns.reply(self._plain_round)
+                while reply.round == self._plain_round:
+                    yield self._plain_token(reply, 0.0)  # its wait is a part of the Verdict's
+                    if sequence.finish_reason is not None:
+                        self._events.emit(Ended(self.reason))
+                        return
+                    proposal = self._source.overtaken(proposal)
+                    reply, more_s = await self._turns.reply(self._plain_round)
+                    target_s += more_s
+            committed = self._verdict(
+                VerdictFell(proposal, reply, self.reason, is_continued, draft_s, target_s)
+            )
+            depth = 0
+            if sequence.finish_reason is None:
+                depth, self.reason = self._source.depth()
+            following = self._following(depth)
+            is_continued = following is not None
+            if depth > 0:
+                # Drafting goes on while this Verdict's tokens travel to the client.
+                sequence.round += not is_continued
+                self._events.emit(RoundBegan(self.reason, waits=not is_continued, continued=is_continued))
+                self._source.begin(depth, self._trace.request if is_continued else self._trace.current)
+            yield committed
+            if depth == 0:
+                break
+            if is_continued:
+                self._renew()
+            begun = clock()
+            proposal = following or await self._source.proposal()
+            draft_s = clock() - begun
+            self._events.emit(DraftAwaited(draft_s))
+        else:
+            _, self.reason = self._source.depth()
+            self._events.emit(Ended(self.reason))
+        if sequence.finish_reason is None:
+            self.next = PlainPhase(self._parts, self.reason)
+
+    def _verdict(self, fell: VerdictFell) -> Committed:
+        has_draft = bool(fell.proposal.draft)
+        own = Origin.PLAIN
+        if has_draft:
+            own = Origin.TARGET if fell.drafted_end is None else Origin.ACCEPTED
+        tokens = self._turns.commit(fell.reply, own)
+        if fell.reply.continues:
+            ahead = self._source.continued()
+            self._state = Verifying() if ahead is None else VerifyingAhead(ahead)
+        self._events.emit(fell)
+        return Committed(tokens, self._sequence.finish_reason, fell if has_draft else None)
+
+    def _following(self, depth: int) -> Proposal | None:
+        """Returns the Draft with which the target is at the next round already; None: it waits.
+
+        depth: of the next Draft, tokens; 0: none is wanted.
+        """
+        state, self._state = self._state, Idle()
+        ahead = state.ahead.trimmed(self._sequence) if isinstance(state, VerifyingAhead) else NO_PROPOSAL
+        if not ahead.draft:
+            return None
+        if depth == 0:
+            if self._sequence.finish_reason is None:
+                self._events.emit(Forgone(self.reason))
+            return None
+        self._state = Verifying()
+        return ahead
+
+    @contextmanager
+    def _sending_ahead(self, proposal: Proposal) -> Iterator[None]:
+        """Until the Verdict is there, a task may send what follows it."""
+        sending = asyncio.create_task(self._send_ahead()) if proposal.draft else None
+        try:
+            yield
+        finally:
+            if sending is not None:
+                sending.cancel()
+
+    async def _send_ahead(self) -> None:
+        """Sends the target what follows the likely verdicts, while it verifies."""
+        prepared = await self._source.prepared()
+        prepared = None if prepared is None else prepared.trimmed(self._sequence)
+        if prepared is None or not prepared.draft:
+            return
+        self._state = VerifyingAhead(prepared)
+        self._events.emit(SendingAhead(prepared))
+        try:
+            self._turns.extend(prepared.draft)
+        except GatewayError:  # what waits for the Verdict notices too
+            self._state = Verifying()
+
+    def _lease_now(self) -> Lease:
+        """With a drafter of its own that comes alone the target may go on; else it waits for each Draft."""
+        depth, leaves = self._source.wanted_with_verdict
+        if not self._source.target_may_continue:
+            return Lease(depth=depth, leaves=leaves)
+        return Lease.of(self._sequence, depth, leaves)
+
+    def _renew(self) -> None:
+        """Lets a target that goes on alone go further, or with other Drafts than before."""
+        before, lease = self._lease, self._lease_now()
+        is_as_before = (lease.depth, lease.leaves) == (before.depth, before.leaves)
+        if not lease.until or (is_as_before and not before.is_used_up(self._sequence)):
+            return
+        self._lease = lease
+        self._turns.renew(lease)

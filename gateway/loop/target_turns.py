@@ -1,0 +1,147 @@
+"""The turns of one sequence at one target: requests out, replies in, tokens committed."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.drafters.received import received_draft
+from gateway.errors import DeadlineError
+from gateway.events import VerdictFell
+from gateway.loop.answer_trace import NoTrace
+from gateway.loop.draft_source import DraftSource
+from gateway.loop.lease import Lease
+from gateway.sequence import GatewaySequence, Origin, Token
+from gateway.workers.fleet import TargetStream
+from outrider.decoding.draft import Draft
+from protos import rounds_pb2
+from protos.conversions import draft_to_message, step_from_message
+from protos.generation_pb2 import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What one reply added to the sequence, or said about its prompt. The last has a finish_reason."""
+
+    tokens: tuple[Token, ...]
+    finish_reason: str | None  # "stop" or "length"
+    round: VerdictFell | None = None  # None: plain decoding
+    scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, before any token
+
+
+class TargetTurns:
+    """Sends and commits. At most one turn per round is unanswered."""
+
+    def __init__(
+        self,
+        stream: TargetStream,
+        sequence: GatewaySequence,
+        source: DraftSource,
+        trace: NoTrace,
+        deadline: float,
+        vocab_size: Callable[[], int],
+    ) -> None:
+        """
+        Args:
+            source: hears of every commit.
+            deadline: when to give the request up, in the event loop's time.
+            vocab_size: number of the token ids that all workers know.
+        """
+        self._stream = stream
+        self._sequence = sequence
+        self._source = source
+        self._trace = trace
+        self._deadline = deadline
+        self._vocab_size = vocab_size
+
+    def score(self, start: int) -> None:
+        """Asks for the log-probabilities of the prompt's tokens from position ``start`` on."""
+        score = rounds_pb2.Score(turn=self._turn(self._trace.request), start=start)
+        self._stream.send(rounds_pb2.TargetRequest(score=score))
+
+    def verify(self, draft: Draft, lease: Lease) -> None:
+        """Has a Draft judged that follows the committed tokens."""
+        verify = rounds_pb2.Verify(
+            turn=self._turn(self._trace.current),
+            draft=draft_to_message(draft),
+            next_depth=lease.depth,
+            next_leaves=lease.leaves,
+            until=lease.until,
+        )
+        self._stream.send(rounds_pb2.TargetRequest(verify=verify))
+
+    def extend(self, draft: Draft) -> None:
+        """Replaces the Draft of the turn under way by a larger one, which begins with it."""
+        extend = rounds_pb2.Extend(turn=self._turn(self._trace.ahead), draft=draft_to_message(draft))
+        self._stream.send(rounds_pb2.TargetRequest(extend=extend))
+
+    def decode_plainly(self, lease: Lease) -> None:
+        """Begins plain decoding."""
+        plain = rounds_pb2.Plain(turn=self._turn(self._trace.current), until=lease.until)
+        self._stream.send(rounds_pb2.TargetRequest(plain=plain))
+
+    def renew(self, lease: Lease) -> None:
+        """Puts a longer lease in the place of that of the turn under way."""
+        top_up = rounds_pb2.TopUp(
+            turn=self._turn(self._trace.current),
+            until=lease.until,
+            next_depth=lease.depth,
+            next_leaves=lease.leaves,
+        )
+        self._stream.send(rounds_pb2.TargetRequest(top_up=top_up))
+
+    def _turn(self, traceparent: str) -> rounds_pb2.Turn:
+        return self._stream.turn(self._sequence.round, traceparent)
+
+    async def reply(self, plain_round: int | None = None) -> tuple[rounds_pb2.TargetReply, float]:
+        """Returns the next reply to the newest turn, and the seconds of the wait.
+
+        plain_round: round of the plain decoding before, some of whose replies may still come.
+
+        Raises:
+            DeadlineError: the request's deadline passed first.
+            GatewayError: the stream ended; see ``WorkerStream.receive``.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        timeout_s = max(self._deadline - begun, 0.0)
+        reply = await self._stream.receive(self._sequence.round, timeout_s, plain_round)
+        if reply is None:
+            raise DeadlineError("the answer was not finished before the request's deadline")
+        return reply, clock() - begun
+
+    def commit_scores(self, reply: rounds_pb2.TargetReply) -> None:
+        """Keeps the log-probabilities of the prompt's tokens that a reply has.
+
+        Raises:
+            WorkerLostError: the reply says anything else.
+        """
+        sequence = self._sequence
+        if reply.tokens or not 0 < len(reply.logprobs) <= sequence.unscored:
+            raise self._stream.lost("its answer to a Score tells other than the prompt's tokens")
+        sequence.scores += reply.logprobs
+
+    def commit(self, reply: rounds_pb2.TargetReply, own: Origin) -> tuple[Token, ...]:
+        """Appends a reply's tokens to the sequence, the only place that does.
+
+        own: origin of the last token, the target's own.
+
+        Raises:
+            WorkerLostError: other targets would refuse its Draft; nothing of the reply is committed.
+        """
+        draft, rule = None, self._sequence.sampling.verification
+        try:
+            if reply.HasField("draft"):
+                draft = received_draft(reply.draft, rule, self._vocab_size())
+        except ValueError as error:
+            raise self._stream.lost(str(error)) from error
+        of_grammar = set(reply.forced_nodes)
+        origins = [Origin.FORCED if node in of_grammar else Origin.ACCEPTED for node in reply.accepted]
+        origins += [Origin.FORCED] * reply.forced + [own]
+        logprobs = reply.logprobs or [None] * len(reply.tokens)
+        self._sequence.generated.extend(reply.tokens)
+        self._sequence.finish_reason = reply.finish_reason or None
+        self._sequence.draft = draft
+        if reply.HasField("draft_step"):
+            self._sequence.draft_step = step_from_message(reply.draft_step)
+        self._source.grew()
+        return tuple(map(Token, reply.tokens, origins, logprobs))
