@@ -1,4 +1,4 @@
-"""The tables of settings in the docs: ``python -m outrider.cli.configuration`` writes them.
+"""Writes the tables of settings in the docs: ``python -m outrider.cli.configuration``.
 
 A table tells what the fields of a model say of themselves, whatever models are nested in it: name, unit,
 default, what is accepted, meaning.
@@ -25,15 +25,15 @@ from workshop.checking.settings import CheckSettings
 
 COMMAND = "python -m outrider.cli.configuration"
 DOCS = Path(__file__).parents[2] / "docs"
-# By page and mark, the model that is described there.
+# models by page and mark
 TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("configuration.md", "settings"): Settings,
     ("requests.md", "sampling"): RequestedSampling,
     ("requests.md", "speculation"): Speculation,
     ("checking.md", "check"): CheckSettings,
 }
-# By the last word of a field's name, or the first of what is counted per something.
-# A field says otherwise by json_schema_extra={"unit": "..."}.
+# Unit by the last word of a field's name, or by the first word of what is counted per something.
+# A field overrides it by json_schema_extra={"unit": "..."}.
 UNITS = {
     "s": "seconds",
     "days": "days",
@@ -71,26 +71,28 @@ HEAD = "| field | unit | default | accepted | meaning |\n|---|---|---|---|---|\n
 
 @dataclass(frozen=True)
 class Section:
-    """The fields of one model at one place: ``path`` is what their names begin with."""
+    """Fields of one model at one place: ``path`` is the beginning of their names."""
 
     path: str
     model: type[BaseModel]
     rows: list[str]
-    title: str = ""  # none for the outermost
+    title: str = ""  # empty for the outermost
 
 
 def sections(model: type[BaseModel]) -> Iterator[Section]:
-    """Of a model and of those nested in it, outermost first."""
+    """Yields the sections of a model and of the models nested in it, outermost first."""
     return _sections(model, "", "", None, ())
 
 
 def _sections(
     model: type[BaseModel], path: str, title: str, instance: BaseModel | None, above: tuple[type, ...]
 ) -> Iterator[Section]:
-    """
+    """Yields the sections.
+
     Args:
-        instance: the default of the field that holds the model, where it has one.
-        above: models that this one is nested in.
+    Args:
+        instance: default of the field that holds the model, if it has one.
+        above: models that the model is nested in.
     """
     rows = []
     nested: list[tuple[type[BaseModel], str, str, BaseModel | None, tuple[type, ...]]] = []
@@ -114,7 +116,7 @@ def _sections(
 
 
 def _models(annotation: Any, path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Those in an annotation, and the path of each: of a dictionary's, with a name in it."""
+    """Yields the models in an annotation, each with its path: for a dictionary a path with a name in it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield path, annotation
         return
@@ -150,7 +152,7 @@ def _unit(name: str, field: FieldInfo) -> str:
 
 
 def _leaves(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[tuple[Any, list[Any]]]:
-    """The alternatives of an annotation, each with its constraints."""
+    """Yields the alternatives of an annotation, each with its constraints."""
     own = [m for one in metadata for m in (one.metadata if isinstance(one, FieldInfo) else [one])]
     if get_origin(annotation) is Annotated:
         inner, *added = get_args(annotation)
@@ -174,7 +176,7 @@ def _accepted(annotation: Any, metadata: Iterable[Any], default: Any) -> Iterato
 
 
 def _kind(annotation: Any) -> str:
-    """In words."""
+    """Returns a kind in words."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         return f"{_kind(inner)}{_bounds(metadata)}"
@@ -193,7 +195,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    """What is accepted of a kind, with a space before it; nothing where all is."""
+    """Returns what a kind accepts, with a space before it; nothing if it accepts all values."""
     own = [m for one in metadata for m in (one.metadata if isinstance(one, FieldInfo) else [one])]
     found = {
         words: getattr(one, attribute)
@@ -222,7 +224,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _written(default: Any) -> str:
-    """As a line of YAML has it."""
+    """Returns a value as a line of YAML has it."""
     if default is PydanticUndefined:
         return "needed"
     if isinstance(default, float) and default.is_integer():
@@ -231,12 +233,12 @@ def _written(default: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
+    """Returns what JSON has no form for."""
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
 def tables(model: type[BaseModel]) -> str:
-    """Markdown: a table for the model, and below headings those of the models nested in it."""
+    """Returns a table for the model in Markdown, and below headings the tables of nested models."""
     parts = []
     for section in sections(model):
         words = (section.model.__dict__.get("__doc__") or "").strip().partition("\n")[0].replace("``", "`")
@@ -246,7 +248,7 @@ def tables(model: type[BaseModel]) -> str:
 
 
 def pages() -> dict[str, str]:
-    """By name, as they should be. Raises ValueError where one has lost its marks."""
+    """Returns the pages by name, rewritten. Raises ValueError if a page has lost its marks."""
     texts: dict[str, str] = {}
     for (page, mark), model in TABLES.items():
         text = texts.get(page) or (DOCS / page).read_text()

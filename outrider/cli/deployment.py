@@ -1,4 +1,4 @@
-"""The arguments of commands that ask about a deployment which need not run: its settings, its devices."""
+"""Arguments of commands that ask about a deployment which need not run: its settings, its devices."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Parts of the docs that a command writes: each stands between two marks, by its name."""
+"""Parts of the docs that a command writes: each lies between two marks with its name."""
 
 
 def begin(name: str, command: str) -> str:
@@ -10,7 +10,7 @@ def end(name: str) -> str:
 
 
 def rewritten(page: str, name: str, command: str, text: str) -> str:
-    """The page with ``text`` between the marks of ``name``. Raises ValueError unless they are there once."""
+    """Returns the page with ``text`` between the marks of ``name``. Raises ValueError without these marks."""
     first, last = begin(name, command), end(name)
     if page.count(first) != 1 or page.count(last) != 1:
         raise ValueError(f"the page must have these marks once: {first.strip()} and {last.strip()}")

@@ -1,4 +1,4 @@
-"""What commands that call a running service share: its address, its API key, its errors."""
+"""Address, API key and errors of commands that call a running service."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""``outrider top``: what a running service does, as it does it."""
+"""``outrider top``: the load and the speed of a running service, live."""
 
 import argparse
 import os
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def screen(history: LoadHistory) -> str:
-    """One look: rates need two answers of a gateway."""
+    """Returns one look; rates need two answers of a gateway."""
     gateways = list(history.newest.values())
     rates = history.rates()
     lines = [

@@ -1,4 +1,4 @@
-"""``outrider trace FILE``: where the time of traced requests went."""
+"""``outrider trace FILE``: how the time of traced requests was spent."""
 
 import argparse
 import sys

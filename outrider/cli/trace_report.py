@@ -1,4 +1,4 @@
-"""Where the time of traced requests went, and which setting would help."""
+"""Report of how the time of traced requests was spent, and which setting would help."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from outrider.telemetry.trace_file import FileSpan
 
 GENERATIONS = ("chat ", "text_completion ")
-WORKER_SPANS = ("verify", "generate")  # of the target
+WORKER_SPANS = ("verify", "generate")  # spans of the target
 IN_TARGET = ("queue", "forward", "sample")
 PARTS = ("draft", "wire", "wait", "target", "gateway")
 MEANING = {
@@ -18,15 +18,15 @@ MEANING = {
     "target": "steps of the target",
     "gateway": "everything else in the gateway",
 }
-MUCH = 0.2  # of the time, from which on advice is given
-FEW = 0.02  # of the rounds
+MUCH = 0.2  # share of the time from which on advice is given
+FEW = 0.02  # share of the rounds
 POOR, GOOD = 0.4, 0.9  # accepted / verified
 LARGE_BATCH = 8  # sequences in a step
 
 
 @dataclass
 class TraceReport:
-    """Of one generation or several; times in milliseconds."""
+    """Report of one generation or several; times in milliseconds."""
 
     generations: int = 0
     lasted: float = 0.0
@@ -35,18 +35,18 @@ class TraceReport:
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEANING, 0.0))
     in_target: dict[str, float] = field(default_factory=lambda: dict.fromkeys(IN_TARGET, 0.0))
     counts: Counter[str] = field(default_factory=Counter)  # rounds, drafted, accepted, ...
-    plain_reasons: Counter[str] = field(default_factory=Counter)  # tokens decoded plainly, by reason
-    events: Counter[str] = field(default_factory=Counter)  # what they say
+    plain_reasons: Counter[str] = field(default_factory=Counter)  # tokens of plain decoding, by reason
+    events: Counter[str] = field(default_factory=Counter)  # events by their text
     modes: set[str] = field(default_factory=set)
     batch: float = 0.0  # sequences in the target's steps, summed over rounds
 
     def share(self, part: str) -> float:
-        """Of all times."""
+        """Returns a share of all times."""
         return self.times[part] / (sum(self.times.values()) or 1.0)
 
 
 def report(spans: Sequence[FileSpan]) -> TraceReport:
-    """Of all generations among the spans."""
+    """Reports all generations among the spans."""
     result = TraceReport()
     below: dict[str, list[FileSpan]] = {}
     for span in spans:
@@ -77,12 +77,12 @@ def _add_generation(result: TraceReport, generation: FileSpan, below: dict[str, 
             if worker.name in WORKER_SPANS:
                 for part in below.get(worker.id, ()):
                     result.in_target[part.name] += part.milliseconds
-    # Answers that run side by side account for more than the request lasted.
+    # Answers that run side by side add up to more than the request's time.
     result.times["gateway"] += max(generation.milliseconds - accounted, 0.0)
 
 
 def _add_round(result: TraceReport, span: FileSpan) -> float:
-    """The milliseconds that it accounts for."""
+    """Adds a round and returns its milliseconds."""
     said = span.attributes
     parts = {part: float(said.get(f"outrider.{part}_ms", 0.0)) for part in PARTS}
     for part, milliseconds in parts.items():
@@ -97,7 +97,7 @@ def _add_round(result: TraceReport, span: FileSpan) -> float:
 
 
 def lines(result: TraceReport) -> Iterator[str]:
-    """For people to read."""
+    """Returns the lines of the report."""
     of = "" if result.generations == 1 else f"{result.generations} requests, together "
     yield (
         f"{of}{result.tokens} tokens in {result.lasted:.0f} ms, "
@@ -124,7 +124,7 @@ def lines(result: TraceReport) -> Iterator[str]:
 
 
 def _happened(result: TraceReport) -> Iterator[str]:
-    """Events: of one request as they are, of several counted by what they have in common."""
+    """Returns events: as they are for one request, counted by kind for several."""
     if result.generations == 1:
         yield from (f"  {event}" for event in result.events.elements())
         return
@@ -135,13 +135,13 @@ def _happened(result: TraceReport) -> Iterator[str]:
 
 
 def advice(result: TraceReport) -> list[str]:
-    """What would help, what costs most first."""
+    """Returns advice, the costliest first."""
     found = sorted(_advice(result), reverse=True)
     return [text for _, text in found] or ["nothing stands out: most of the time is the target's own steps"]
 
 
 def _advice(result: TraceReport) -> Iterable[tuple[float, str]]:
-    """With the milliseconds at stake."""
+    """Yields advice, with the milliseconds at stake."""
     times, counts, share = result.times, result.counts, result.share
     rounds, verified = counts["round"], counts["verified"]
     rate = counts["accepted"] / verified if verified else 0.0

@@ -1,4 +1,4 @@
-"""A client of the gRPC API that finishes its answers though gateways come and go."""
+"""A client of the gRPC API that finishes its answers even if gateways are lost."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -9,45 +9,44 @@ import grpc
 
 from protos import generation_pb2, generation_pb2_grpc
 
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0  # between attempts, doubled from one to the next
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0  # seconds between attempts, doubled each time
 AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-# Serve's proxy says INTERNAL where the gateway behind it is lost, as it does for a defect: Ray's words tell.
+# Serve's proxy says INTERNAL for a lost gateway, as for a defect: Ray's words tell them apart.
 LOST_GATEWAY = ("actor died", "actor is temporarily unavailable")
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token, and the text that is certain with it."""
+    """Token, and the text that is certain with it."""
 
     text: str
     token_id: int
-    origin: (
-        str  # "accepted": drafted and confirmed; "target": the target's own after a Draft; "plain"; "forced"
-    )
+    # "accepted": drafted and confirmed; "target": the target's own after a Draft; "plain"; "forced"
+    origin: str
 
 
 class Answer:
-    """The pieces of one answer, to be iterated once; what is known of the whole afterwards."""
+    """Answer: its pieces, to be iterated once; then its seed, its usage, its reason to end."""
 
     def __init__(self, client: "Client", request: generation_pb2.GenerateRequest) -> None:
         self._client = client
         self._request = request
-        self.seed: int | None = None  # gives this answer again
+        self.seed: int | None = None  # seed that gives this answer again
         self.finish_reason: str | None = None  # "stop" or "length"
         self.usage: generation_pb2.Usage | None = None
-        self.repeats = 0  # times that the request was sent again
+        self.repeats = 0  # number of times that the request was sent again
 
     def __iter__(self) -> Iterator[Piece]:
-        """Raises grpc.RpcError for what sending it again cannot mend, or has not in time."""
-        said = 0  # tokens
+        """Yields the pieces. Raises grpc.RpcError if a repeated request cannot help, or has not in time."""
+        said = 0  # tokens yielded
         deadline = time.monotonic() + self._client.patience_s
         pause_s = SHORTEST_PAUSE_S
         while self.finish_reason is None:
             try:
                 skipped = 0
                 for piece in self._pieces():
-                    if skipped < said:  # an earlier attempt has brought it already, by the seed the same
+                    if skipped < said:  # an earlier attempt has brought it; one seed, one text
                         skipped += 1
                         continue
                     said, skipped = said + 1, skipped + 1
@@ -62,7 +61,7 @@ class Answer:
                 self.repeats += 1
 
     def _pieces(self) -> Iterator[Piece]:
-        """Of one attempt."""
+        """Yields the pieces of one attempt."""
         if self.seed is not None:
             self._request.sampling.seed = self.seed
         call = self._client.stub.Generate(self._request, metadata=self._client.metadata)
@@ -84,10 +83,12 @@ class Answer:
 
 
 class Client:
-    """To a gateway, or to whatever stands before several."""
+    """Client of a gateway, or of a proxy in front of several."""
 
     def __init__(self, address: str, api_key: str | None = None, patience_s: float = 60.0) -> None:
-        """
+        """Opens a channel.
+
+        Args:
         Args:
             address: host:port.
             patience_s: seconds without a new token after which a broken answer is given up.
@@ -105,7 +106,7 @@ class Client:
         structured_outputs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Answer:
-        """One answer; what is asked of it as the messages in generation.proto have it."""
+        """Asks for one answer; arguments are the fields of the messages in generation.proto."""
         form = None if structured_outputs is None else generation_pb2.StructuredOutputs(**structured_outputs)
         return Answer(
             self,
@@ -132,6 +133,6 @@ def _may_pass(error: grpc.RpcError) -> bool:
 
 
 def _asked_delay_s(error: grpc.RpcError) -> float:
-    """What a gateway with a full queue asks for."""
+    """Returns the delay that a gateway with a full queue asks for."""
     metadata: Any = error.trailing_metadata() or ()
     return float(dict(metadata).get(RETRY_DELAY, 0)) / 1e3

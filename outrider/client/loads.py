@@ -1,4 +1,4 @@
-"""Two answers to GetLoads, some time apart, as numbers per second."""
+"""Rates per second from two answers to GetLoads."""
 
 import math
 from collections import defaultdict
@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 from protos import generation_pb2
 
 Loads = generation_pb2.Loads
-FORGOTTEN_S = 10.0  # after which a gateway that was not heard is gone
+FORGOTTEN_S = 10.0  # seconds without an answer, after which a gateway is forgotten
 COUNTED = ("tokens", "target_passes", "rounds", "drafted", "verified", "accepted", "fallbacks", "reopenings")
 
 
 @dataclass
 class TaskRates:
-    """Of one task label and drafter, over all gateways that were heard twice."""
+    """Rates of one task label and drafter, over all gateways with two answers."""
 
     per_second: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
 
     def ratio(self, above: str, below: str) -> float | None:
-        """None where nothing happened."""
+        """Returns a ratio of rates; None if the lower rate is 0."""
         return self.per_second[above] / self.per_second[below] if self.per_second[below] else None
 
 
 class LoadHistory:
-    """Each of several gateways knows only its own; whichever answers is taken in."""
+    """Answers of several gateways, each of which knows only its own load."""
 
     def __init__(self) -> None:
-        self.newest: dict[str, Loads] = {}  # by gateway
+        self.newest: dict[str, Loads] = {}  # newest loads by gateway
         self._before: dict[str, Loads] = {}
         self._heard: dict[str, float] = {}
 
     def add(self, loads: Loads, now: float) -> None:
-        """now: seconds, of any clock that goes on."""
+        """Adds an answer. now: seconds of a monotonic clock."""
         if loads.gateway in self.newest:
             self._before[loads.gateway] = self.newest[loads.gateway]
         self.newest[loads.gateway], self._heard[loads.gateway] = loads, now
@@ -40,7 +40,7 @@ class LoadHistory:
             self._before.pop(gateway, None)
 
     def rates(self) -> dict[tuple[str, str], TaskRates]:
-        """By task and drafter, since the answer before the newest one of each gateway."""
+        """Returns rates by task and drafter, between the two newest answers of each gateway."""
         rates: defaultdict[tuple[str, str], TaskRates] = defaultdict(TaskRates)
         for gateway, before in self._before.items():
             newest = self.newest[gateway]
@@ -54,7 +54,7 @@ class LoadHistory:
         return dict(rates)
 
     def depths(self) -> dict[str, tuple[int, float]]:
-        """By what decides them: sequences, and their mean depth."""
+        """Returns by reason of the depth: number of sequences, and their mean depth."""
         depths: dict[str, tuple[int, float]] = {}
         for depth in (depth for loads in self.newest.values() for depth in loads.depths):
             sequences, mean = depths.get(depth.reason, (0, 0.0))
@@ -64,7 +64,7 @@ class LoadHistory:
         return depths
 
     def workers(self) -> list[generation_pb2.WorkerLoad]:
-        """Each as the gateway tells it that heard it last."""
+        """Returns each worker as the gateway with the newest message from it reports it."""
         told = [worker for loads in self.newest.values() for worker in loads.workers]
         told.sort(key=lambda worker: worker.heard_s if worker.HasField("heard_s") else math.inf, reverse=True)
         return list({worker.address: worker for worker in told}.values())

@@ -1,4 +1,4 @@
-"""The public files beside a checkpoint's weights, read from a folder or the hub. Torch-free."""
+"""The public files next to a checkpoint's weights, read from a folder or the hub. Torch-free."""
 
 import json
 from pathlib import Path

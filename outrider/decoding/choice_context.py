@@ -17,7 +17,7 @@ TokenIds = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenLists:
-    """The token ids that a sequence's settings name, as arrays: made once, used by every row."""
+    """Token ids that a sequence's settings name, as arrays: made once, used by every row."""
 
     biased: TokenIds  # [num_biased]
     biases: NDArray[np.float32]  # [num_biased]
@@ -27,7 +27,7 @@ class TokenLists:
 
     @classmethod
     def of(cls, sampling: Sampling, end_token_ids: Iterable[int]) -> "TokenLists":
-        """Each id once, sorted."""
+        """Returns the lists of these settings, each id once, sorted."""
         biased = sorted(sampling.logit_bias)
         return cls(
             np.array(biased, np.int64),
@@ -40,7 +40,7 @@ class TokenLists:
 
 @dataclass(frozen=True)
 class ChoiceContext:
-    """One position of one Sequence at which a token is to be chosen.
+    """Position of a sequence at which a token is chosen.
 
     The tokens before it are ``prompt``, ``generated`` and ``path``: the drafted tokens from the root of a
     Draft down to this position. Rows of one Sequence may share their lists, which nothing here changes.
@@ -48,30 +48,30 @@ class ChoiceContext:
 
     sampling: Sampling
     noise_key: int  # unsigned 64-bit
-    position: int  # of the token to be chosen: len(prompt) + len(generated) + len(path)
+    position: int  # len(prompt) + len(generated) + len(path)
     prompt: Sequence[int] | TokenIds
     generated: Sequence[int]
     path: tuple[int, ...] = ()
-    end_token_ids: frozenset[int] = frozenset()  # they end the generation, hence are banned before min_tokens
-    given_lists: TokenLists | None = None  # those of its Sequence; None: the row makes its own
+    end_token_ids: frozenset[int] = frozenset()  # ends of the generation, banned before min_tokens
+    given_lists: TokenLists | None = None  # lists of the sequence; None: the row makes its own
     mask: Mask | None = None  # tokens that its grammar allows; None: all
-    needs_no_text: bool = False  # known: no setting changes or bans single tokens, whatever is before it
+    needs_no_text: bool = False  # known: no setting changes or bans single tokens, whatever the text
 
     @cached_property
     def lists(self) -> TokenLists:
-        """The token ids that its settings name."""
+        """Token ids that its settings name."""
         return self.given_lists or TokenLists.of(self.sampling, self.end_token_ids)
 
     @property
     def may_be_stuck(self) -> bool:
-        """Whether its settings might together ban every token."""
+        """Whether its settings together could ban every token."""
         sampling, length = self.sampling, len(self.generated) + len(self.path)
         bans = sampling.allowed_token_ids is not None or sampling.bad_token_ids
         return bool(bans) or length < sampling.min_tokens or self.num_allowed == 0
 
     @cached_property
     def num_allowed(self) -> int | None:
-        """Tokens that its grammar allows; None: all."""
+        """Number of tokens that its grammar allows; None: all."""
         return None if self.mask is None else int(np.bitwise_count(self.mask).sum())
 
     @property

@@ -1,31 +1,33 @@
-"""Draft and Verdict: what a drafter proposes and what the target answers. Torch-free."""
+"""Draft and Verdict: the proposal of a drafter, and the answer of the target. Torch-free."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-MAX_NODES = 1024  # of a Draft that is verified, with what was prepared to follow it
-SUM_TOLERANCE = 1e-3  # of probabilities
+MAX_NODES = 1024  # nodes of a verified Draft, with what was prepared to follow it
+SUM_TOLERANCE = 1e-3  # difference of the probabilities' sum from 1
 ROOT = -1  # parent of a node that follows the last committed token
 
 
 @dataclass(frozen=True)
 class SparseProbs:
-    """The distribution a drafted token was really sampled from: only its support is kept."""
+    """Distribution from which a drafted token was sampled: only its support is kept."""
 
     token_ids: tuple[int, ...]  # [support]
     probs: tuple[float, ...]  # [support], sums to 1
 
     def check(self, drawn: int, vocab_size: int) -> None:
-        """
+        """Checks that the token was drawn from this distribution.
+
+        drawn: the drafted token.
         drawn: the token that was drawn from it.
 
         Raises:
             ValueError: it is no distribution over ids of the vocabulary, or the token has no part in it.
         """
         if not len(self.token_ids) == len(self.probs) == len({*self.token_ids}):
-            raise ValueError("draft_probs: each token id must stand once, with its probability")
+            raise ValueError("draft_probs: each token id must occur once, with its probability")
         if drawn not in self.token_ids:
             raise ValueError(f"draft_probs: drafted token {drawn} must be in the support it was drawn from")
         largest = max(self.token_ids)
@@ -39,7 +41,7 @@ class SparseProbs:
 
 @dataclass(frozen=True)
 class Draft:
-    """Proposed tokens as a tree in an order where parents come before children; a chain has one branch.
+    """Draft: proposed tokens as a tree in an order where parents come before children.
 
     Node i holds ``tokens[i]`` and follows node ``parents[i]``, or the last committed token if that is ROOT.
     ``draft_probs[i]`` is given under rejection sampling and block verification only (chains).
@@ -67,7 +69,7 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], draft_probs: Sequence[SparseProbs] = ()) -> "Draft":
-        """Each token follows the one before it."""
+        """Returns a chain: each token follows its predecessor."""
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(draft_probs))
 
     def __len__(self) -> int:
@@ -79,7 +81,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Per node, how many nodes come before it on its path; its position is base + depth."""
+        """Depth of each node: the number of nodes before it on its path; its position is base + depth."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
@@ -87,11 +89,11 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens of its longest path."""
+        """Number of tokens of the longest path."""
         return max(self.depths, default=-1) + 1
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root down to ``node``, itself included; empty for ROOT."""
+        """Returns the nodes from the root down to ``node``, itself included; none for ROOT."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -99,7 +101,7 @@ class Draft:
         return tuple(reversed(nodes))
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of ``node`` (or of ROOT) that holds ``token``, if there is one."""
+        """Returns the child of ``node`` (or of ROOT) that holds ``token``; None: there is no such child."""
         return self._children.get((node, token))
 
     @cached_property
@@ -108,21 +110,21 @@ class Draft:
 
     @cached_property
     def chain_length(self) -> int:
-        """Nodes of the chain with which it begins; what follows are its leaves."""
+        """Number of nodes of the leading chain; the nodes behind it are alternatives."""
         return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self))
 
     def up_to(self, depth: int) -> "Draft":
-        """Its nodes at the first ``depth`` positions."""
+        """Returns the Draft of the nodes at the first ``depth`` positions."""
         return self.part(ROOT, [node for node, before in enumerate(self.depths) if before < depth])
 
     def leading(self, count: int) -> "Draft":
-        """Its first nodes."""
+        """Returns the Draft of the first nodes."""
         if count >= len(self):
             return self
         return Draft(self.tokens[:count], self.parents[:count], self.draft_probs[:count])
 
     def below(self, node: int) -> list[int]:
-        """The nodes that follow ``node``, or ROOT, at any distance; in order."""
+        """Returns the nodes below ``node``, or ROOT, at any distance, in order."""
         found = {node}
         for later in range(node + 1, len(self)):
             if self.parents[later] in found:
@@ -130,7 +132,7 @@ class Draft:
         return sorted(found - {node})
 
     def part(self, node: int, below: Sequence[int]) -> "Draft":
-        """What follows ``node``, as a Draft of its own; ``below``: those nodes."""
+        """Returns the part below ``node`` as a Draft. ``below``: the nodes of that part."""
         index = {node: ROOT} | {later: place for place, later in enumerate(below)}
         return Draft(
             tuple(self.tokens[later] for later in below),
@@ -139,7 +141,7 @@ class Draft:
         )
 
     def after(self, tokens: Sequence[int]) -> "Draft":
-        """What is left of it once ``tokens`` are committed; empty where they are not on one of its paths."""
+        """Returns the rest of the Draft once ``tokens`` are committed; empty if no path holds them."""
         path = self.path_of(tokens)
         if len(path) < len(tokens):
             return Draft()
@@ -147,7 +149,7 @@ class Draft:
         return self.part(node, self.below(node))
 
     def path_of(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """The nodes that ``tokens`` begin with, root first."""
+        """Returns the nodes that ``tokens`` begin with, root first."""
         path: list[int] = []
         for token in tokens:
             node = self.child(path[-1] if path else ROOT, token)
@@ -157,7 +159,7 @@ class Draft:
         return tuple(path)
 
     def ancestor_mask(self) -> list[list[bool]]:
-        """[nodes, nodes]; row i is true at node i and at each of its ancestors."""
+        """Returns a bool matrix [nodes, nodes]: row i is true at node i and at each of its ancestors."""
         mask = [[False] * len(self) for _ in self.tokens]
         for node, parent in enumerate(self.parents):
             if parent != ROOT:
@@ -168,13 +170,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How much of a Draft stands: the accepted nodes' tokens are emitted, and one more, the target's own."""
+    """Verdict on a Draft: the tokens of its accepted nodes are emitted, and then the target's own token."""
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first
-    tokens: tuple[int, ...]  # token ids emitted: the accepted nodes', forced ones, the target's own
+    tokens: tuple[int, ...]  # emitted token ids: of accepted nodes, forced, the target's own
 
 
 def agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
+    """Returns the number of leading tokens in which both agree."""
     pairs = zip(guessed, tokens, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(guessed), len(tokens)))

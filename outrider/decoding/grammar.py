@@ -1,7 +1,7 @@
-"""Grammars: which tokens an answer of a given form may go on with, position by position. Torch-free.
+"""Grammars: which tokens may come next in an answer of a given form. Torch-free.
 
 A grammar is a text that llguidance takes: a JSON schema, a regular expression or a grammar in Lark, wrapped
-by its own functions. What decides is the text alone, so the target, a draft and a restarted worker agree.
+by its own functions. The text alone decides, so the target, a draft and a restarted worker agree.
 """
 
 import re
@@ -20,11 +20,11 @@ from outrider.decoding.draft import ROOT, Draft, SparseProbs, agreed
 Mask = NDArray[np.int32]  # [ceil(vocab_size / 32)], a set bit for each token that may come, lowest bits first
 
 MAX_GRAMMAR = 2**17  # characters
-MAX_FORCED = 16  # forced tokens that are verified at a time, beyond what was drafted
-MASKS_S = 0.01  # processor time for the masks of one Draft: it is cut where they would take longer
-TRIAL = 4  # tokens for which a grammar is tried out
-MAX_REASON = 300  # characters of why a grammar is refused: it may quote all of it
-# A grammar that needs more is refused, or fails its own sequence. They bound a step's work: 100,000 of lexer
+MAX_FORCED = 16  # forced tokens that are verified at a time, beyond the drafted tokens
+MASKS_S = 0.01  # processor time for the masks of one Draft, which is cut if they would take longer
+TRIAL = 4  # tokens that a new grammar must manage
+MAX_REASON = 300  # characters of the reason of a refusal, which may quote all of a grammar
+# A grammar that needs more is refused, or fails its own sequence. The limits bound a step: 100,000 of lexer
 # fuel take about 7 ms, 20,000 items 1 ms, and 20,000 states about 40 MB.
 LIMITS: Final = LLParserLimits(
     step_lexer_fuel=100_000,
@@ -36,16 +36,16 @@ LIMITS: Final = LLParserLimits(
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be compiled, or asks for too much."""
+    """A grammar cannot be compiled, or needs too much."""
 
 
 def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = ()) -> LLTokenizer:
-    """What grammars have to know of a vocabulary. It takes two seconds for 131k tokens, and the interpreter.
+    """Returns a vocabulary for grammars. It takes two seconds for 131k tokens, and the interpreter lock.
 
     Args:
         tokenizer: tokenizer.json.
-        vocab_size: of the model, whose embeddings may be padded.
-        end_token_ids: of the model; none: what the tokenizer has.
+        vocab_size: size of the model's vocabulary, whose embeddings may be padded.
+        end_token_ids: end tokens of the model; none: those of the tokenizer.
     """
     ends = sorted(end_token_ids)
     known = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends or None, slices=[])
@@ -53,10 +53,10 @@ def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = 
 
 
 class _Spelling:
-    """A vocabulary as the library reads it, in which no text becomes a mark.
+    """Vocabulary as the library reads it, in which no text becomes a mark.
 
-    Marks are added tokens like <tool_call>. To the library they are no text, but forced text that looks like
-    one becomes one in its own tokenizer: the only token that may come would be one that it then refuses.
+    Marks are added tokens like <tool_call>. To the library a mark is no text, but its own tokenizer turns
+    forced text that looks like a mark into it. Then the library would refuse the only token that may come.
     """
 
     bos_token_id = None
@@ -70,7 +70,7 @@ class _Spelling:
         self._marks = {*self.special_token_ids}
 
     def __call__(self, text: bytes) -> list[int]:
-        """Its tokens. A mark's text is cut behind its first character, and the parts are no marks."""
+        """Returns the tokens of a text. A mark's text is cut behind its first character."""
         tokens = self._known.tokenize_bytes(text)
         marks = {self.tokens[token].decode() for token in tokens if token in self._marks}
         if not marks:
@@ -86,7 +86,7 @@ class _Spelling:
 
 
 def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
-    """At the beginning of an answer. Other threads run meanwhile; it is bounded by LIMITS.
+    """Compiles a grammar. Other threads run meanwhile; LIMITS bound the work.
 
     Raises:
         GrammarError: it cannot be; the message says why.
@@ -96,7 +96,7 @@ def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     _check(matcher)
     trial = matcher.deep_copy()
-    for _ in range(TRIAL):  # some ask for too much only on the way
+    for _ in range(TRIAL):  # some grammars need too much only on the way
         mask = np.frombuffer(trial.compute_bitmask(), np.uint8)
         lowest = int(np.unpackbits(mask, bitorder="little").argmax())
         has_gone_on = not trial.is_error() and trial.try_consume_tokens([lowest])
@@ -108,31 +108,33 @@ def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
 
 @dataclass(frozen=True)
 class Constrained:
-    """A Draft under a grammar: without what that refuses, and with what it forces after the chain."""
+    """Draft without nodes that a grammar refuses, and with the tokens that it forces after the chain."""
 
     draft: Draft
-    kept: tuple[int, ...]  # of its leading nodes, which they were in the Draft that was given
-    forced: tuple[int, ...]  # of the given Draft's nodes, those that the grammar forces
+    kept: tuple[int, ...]  # leading nodes, by their numbers in the given Draft
+    forced: tuple[int, ...]  # nodes of the given Draft that the grammar forces
 
 
 class Matcher:
-    """Follows one answer. It is told what is committed, and looks from there along what is drafted."""
+    """Follows one answer: takes committed tokens, and looks from there along drafted tokens."""
 
     def __init__(self, compiled: LLMatcher, vocab_size: int, end_token_ids: frozenset[int]) -> None:
-        """
+        """Begins an answer.
+
         Args:
-            compiled: at the beginning of an answer; it is not changed.
-            end_token_ids: that end the generation: nothing of the grammar follows them.
+        Args:
+            compiled: grammar at the beginning of an answer; it is not changed.
+            end_token_ids: ends of the generation, after which nothing of the grammar follows.
         """
         self._matcher = compiled.deep_copy()
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._ends = end_token_ids
-        self._mask_s = 0.0  # processor time of one of the latest masks
-        self._path: list[int] = []  # tokens that it stands after, committed and drafted ones
+        self._mask_s = 0.0  # processor seconds of a recent mask
+        self._path: list[int] = []  # committed and drafted tokens before the current state
 
     def masks(self, generated: list[int], draft: Draft, nodes: Iterable[int]) -> list[Mask | None]:
-        """What may come after each of the Draft's nodes, or ROOT; None where no answer comes along.
+        """Returns the mask after each of the Draft's nodes, or ROOT; None if no answer comes that way.
 
         generated: committed tokens, without the prompt.
 
@@ -157,7 +159,7 @@ class Matcher:
         return allows(self._mask(), token)
 
     def forced(self, generated: list[int], drafted: list[int]) -> list[int]:
-        """The tokens that must follow these, as far as they are the only ones.
+        """Returns the tokens that must follow these tokens, as long as only one token may.
 
         Raises:
             GrammarError: as ``masks``.
@@ -170,13 +172,13 @@ class Matcher:
     def constrained(
         self, generated: list[int], draft: Draft, room: int, has_probs: bool = False
     ) -> Constrained:
-        """The Draft as far as the grammar lets it come, and the tokens that must follow its chain.
+        """Returns the part of a Draft that the grammar allows, and the tokens that must follow its chain.
 
         Rejection sampling and block verification keep the target's distribution only if they refuse drawn
         tokens themselves. So they get the first token that the grammar refuses, with probability 0.
 
         Args:
-            room: nodes that it may have.
+            room: most nodes of the result.
             has_probs: whether it carries ``draft_probs``: every rule but coupled verification needs them.
 
         Raises:
@@ -186,7 +188,7 @@ class Matcher:
         if self._mask_s * (len(draft) + MAX_FORCED) > MASKS_S:
             affordable = int(MASKS_S / self._mask_s)
             draft, room = draft.leading(affordable), min(room, affordable)
-        following = {ROOT: self._matcher.compute_ff_tokens()}  # tokens that must follow each node kept
+        following = {ROOT: self._matcher.compute_ff_tokens()}  # tokens that must follow each kept node
         forced, refused = [], []
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             if parent not in following:
@@ -207,17 +209,17 @@ class Matcher:
         return Constrained(seen, tuple(kept), tuple(forced))
 
     def _forced_after(self, token: int) -> list[int]:
-        """Where it stands after the token, unless that ends the generation."""
+        """Returns the forced tokens after the token; none if the token ends the generation."""
         return [] if token in self._ends else self._matcher.compute_ff_tokens()
 
     def _may_end_with(self, base: int, path: list[int]) -> bool:
-        """Whether its last token may follow the others."""
+        """Whether its last token may follow the tokens before it."""
         if path[-1] not in self._ends:
             return self._go(base, path)
         return self._go(base, path[:-1]) and allows(self._mask(), path[-1])
 
     def _commit(self, generated: list[int]) -> None:
-        """Stands after these tokens."""
+        """Moves behind these committed tokens."""
         same = len(self._path)
         if self._path != generated[:same]:
             same = agreed(self._path, generated)
@@ -226,9 +228,9 @@ class Matcher:
             raise GrammarError(f"token {len(self._path)} of the answer contradicts its grammar")
 
     def _go(self, base: int, path: list[int], same: int | None = None) -> bool:
-        """Stands after ``path``, which follows the first ``base`` tokens; False if the grammar refuses it.
+        """Moves behind ``path``, which follows the first ``base`` tokens; False if the grammar refuses it.
 
-        same: of the path's tokens, how many it stands after already.
+        same: number of the path's tokens that it is behind already.
         """
         same = agreed(self._path[base:], path) if same is None else same
         back = len(self._path) - base - same
@@ -236,7 +238,9 @@ class Matcher:
             self._matcher.rollback(back)
             del self._path[base + same :]
         for token in path[same:]:
-            if token in self._ends or token >= self._vocab_size:  # the library cannot go on after these
+            if (
+                token in self._ends or token >= self._vocab_size
+            ):  # the library cannot go on after these tokens
                 return False
             if self._matcher.try_consume_tokens([token]) != 1:
                 return False
@@ -250,17 +254,17 @@ class Matcher:
 
 
 def allows(mask: Mask, token: int) -> bool:
-    """Whether the token may come."""
+    """Whether the mask allows the token."""
     return bool(mask[token // 32] >> (token % 32) & 1)
 
 
 def _tokens_to(draft: Draft, node: int) -> list[int]:
-    """Those on the way to it, its own included."""
+    """Returns the tokens on the path to a node, its own included."""
     return [draft.tokens[above] for above in draft.path(node)]
 
 
 def _end_of_chain(draft: Draft, kept: Sequence[int]) -> int:
-    """Where one comes to by the first child of every node that is kept."""
+    """Returns the last node of the chain of kept first children."""
     end = ROOT
     for node in kept:
         if draft.parents[node] == end:
@@ -269,7 +273,7 @@ def _end_of_chain(draft: Draft, kept: Sequence[int]) -> int:
 
 
 def _with_chain(draft: Draft, kept: Sequence[int], end: int, tokens: Sequence[int], has_probs: bool) -> Draft:
-    """The kept part of a Draft, and after what was its node ``end`` these tokens, which are certain."""
+    """Returns the kept Draft with these certain tokens after the node that was ``end``."""
     if not tokens:
         return draft
     first = len(draft)
@@ -279,6 +283,6 @@ def _with_chain(draft: Draft, kept: Sequence[int], end: int, tokens: Sequence[in
 
 
 def _check(matcher: LLMatcher) -> None:
-    """Raises GrammarError where it is in a state that it cannot leave."""
-    if matcher.is_error():  # what the library says may end with the state of its parser
+    """Raises GrammarError if the matcher is in a state that it cannot leave."""
+    if matcher.is_error():  # the library's message may end with the state of its parser
         raise GrammarError(matcher.get_error().partition("\n<")[0].strip()[:MAX_REASON])

@@ -1,7 +1,7 @@
-"""Tries grammars out in processes that may be lost: what compiles them is native code, fed by callers.
+"""Tries grammars in processes that may be lost: their compiler is native code, fed by callers.
 
 A grammar can overflow the stack of the thread that compiles it, take minutes, or take all memory. Here it
-does so in a process of its own, with a bound on each. What passes is compiled again by the process that
+does so in a process of its own, with bounds. A grammar that passes is compiled again by the process that
 needs it, in a thread with more stack. Following an answer takes no more stack, however deep a grammar is.
 
 ``grammar_trials_main`` is the program: it reads the vocabulary once, and forks itself for each trial.
@@ -27,19 +27,19 @@ from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
 STACK = 16 * 2**20  # bytes for a trial; chains of 2,000 rules take about 8 MB
 # Bytes of address space that a trial may add. The largest accepted grammars take about 200 MB.
 MEMORY = 512 * 2**20
-# Seconds for an answer. The processor time is bounded as well, so only a machine that stands still is later.
+# Seconds for an answer. Processor time is bounded too, so only a stalled machine takes longer.
 LONGEST_WAIT_S = 120.0
 JOIN_S = 5.0  # seconds for the program to end by itself
 FOLDER = Path(__file__).parents[2]
 
 
 class TrialsError(RuntimeError):
-    """The program that tries grammars was lost, and so was the one started in its place."""
+    """The program that tries grammars was lost, and its successor too."""
 
 
 @dataclass(frozen=True)
 class TrialVocabulary:
-    """What a trial has to know, as ``token_table`` takes it."""
+    """Vocabulary of a trial, as ``token_table`` takes it."""
 
     tokenizer: str  # text of tokenizer.json
     vocab_size: int
@@ -47,7 +47,7 @@ class TrialVocabulary:
 
 
 class GrammarTrials:
-    """Starts the program when it is first needed. It ends with this object, and with this process."""
+    """Starts the program at the first trial. It ends with this object, and with this process."""
 
     def __init__(self, vocabulary: TrialVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -56,7 +56,7 @@ class GrammarTrials:
         self._is_closed = False
 
     def start(self) -> None:
-        """Starts the program, if it does not run, and does not wait until it can answer."""
+        """Starts the program if it does not run, without waiting for it."""
         self._running()
 
     def _running(self) -> "_Program":
@@ -68,18 +68,18 @@ class GrammarTrials:
             return self._program
 
     def run(self, grammar: str, processor_s: int) -> int:
-        """Returns bytes of memory that the grammar took at most. Any thread may call it; it waits.
+        """Returns the most bytes of memory that the grammar took. Any thread may call it; it waits.
 
         Args:
             processor_s: seconds of processor time that the trial may take.
 
         Raises:
             GrammarError: the grammar cannot be compiled, or takes too much; the message says what.
-            TrialsError: nobody can tell.
+            TrialsError: the result is not known.
         """
         if len(grammar) > MAX_GRAMMAR:
             raise GrammarError(f"{len(grammar)} characters, at most {MAX_GRAMMAR} are accepted")
-        for _ in range(2):  # a program that was lost is started once more
+        for _ in range(2):  # a lost program is started once more
             program = self._running()
             with suppress(OSError):
                 if answer := program.ask(grammar, processor_s):
@@ -88,7 +88,7 @@ class GrammarTrials:
         raise TrialsError("the process that tries grammars was lost twice")
 
     def close(self) -> None:
-        """Ends the program, and the trials under way. Closing twice does nothing more."""
+        """Ends the program and its trials. Closing twice does nothing more."""
         with self._lock:
             self._is_closed = True
             if self._program is not None:
@@ -96,7 +96,7 @@ class GrammarTrials:
 
 
 class _Program:
-    """The process, and the socket over which alone it is reached: when that closes, the process ends."""
+    """Process of the program, and the socket on which it hangs: when the socket closes, the process ends."""
 
     def __init__(self, vocabulary: TrialVocabulary) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +136,7 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def _file(content: bytes) -> Iterator[int]:
-    """Descriptor of a file in memory with that content, to be handed to a process."""
+    """Returns the descriptor of a file in memory with this content, for another process."""
     descriptor = os.memfd_create("grammar")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -148,7 +148,7 @@ def _file(content: bytes) -> Iterator[int]:
 
 
 def _bytes(answer: dict[str, Any], processor_s: int) -> int:
-    """Returns bytes that the answer tells. Raises GrammarError."""
+    """Returns the bytes that the answer reports. Raises GrammarError."""
     match answer:
         case {"bytes": int(taken)}:
             return taken
@@ -158,5 +158,5 @@ def _bytes(answer: dict[str, Any], processor_s: int) -> int:
             raise GrammarError(f"takes more than {processor_s} s of processor time to compile")
         case {"signal": signal.SIGSEGV | signal.SIGBUS}:
             raise GrammarError("refers to its own parts too deeply: fewer of them in a chain are accepted")
-        case _:  # the library ends the process when it is given no more memory, and so does the kernel
+        case _:  # the library ends the process without memory, and so does the kernel
             raise GrammarError(f"takes more than {MEMORY // 2**20} MiB to compile")

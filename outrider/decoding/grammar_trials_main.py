@@ -23,19 +23,19 @@ from llguidance import LLTokenizer
 from outrider.decoding.grammar import GrammarError, compiled, token_table
 from outrider.decoding.grammar_trials import MEMORY, STACK, TrialVocabulary
 
-NICENESS = 10  # nice value: answers under way come before grammars
+NICENESS = 10  # nice value: running answers come before grammars
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_MESSAGE = 16  # bytes: digits of seconds
 
 
 class Program:
-    """Forks for each message, and tells of a fork that was ended by a signal."""
+    """Forks for each message, and reports a fork that a signal ended."""
 
     def __init__(self, control: socket.socket, tokens: LLTokenizer) -> None:
         self._control = control
         self._tokens = tokens
         self._running: dict[int, socket.socket] = {}  # connections by process id
-        # A connection that is closed here stays open in a fork, and epoll would go on telling of it.
+        # A connection that is closed here stays open in a fork, and epoll would go on reporting it.
         self._selector = selectors.PollSelector()
         self._woken, waking = socket.socketpair()
         waking.setblocking(False)
@@ -44,7 +44,7 @@ class Program:
         signal.set_wakeup_fd(waking.detach(), warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Returns when the control socket closes."""
+        """Serves until the control socket closes."""
         self._selector.register(self._control, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         while True:
@@ -59,7 +59,7 @@ class Program:
             self._reap()
 
     def _take(self) -> bool:
-        """Begins one trial; False if there will be no more."""
+        """Begins one trial; returns False if there will be no more."""
         message, (*descriptors,), _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2)
         if not message:
             return False
@@ -77,7 +77,7 @@ class Program:
         return True
 
     def _abandon(self, process: int) -> None:
-        """Whoever asked has left, or has its answer."""
+        """Ends the trial of a caller that has left or has its answer."""
         self._selector.unregister(self._running[process])
         os.kill(process, signal.SIGKILL)  # it is not yet reaped, so the id is its own
 
@@ -95,7 +95,7 @@ class Program:
 
 
 def _try(grammar: int, tokens: LLTokenizer, processor_s: int, connection: socket.socket) -> None:
-    """Compiles the grammar, tells how that went, and ends this process."""
+    """Compiles the grammar, reports the result, and ends this process."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stderr.fileno())  # the library may write parts of a grammar there
     with os.fdopen(grammar, encoding="utf-8") as file:
@@ -123,12 +123,12 @@ def _try(grammar: int, tokens: LLTokenizer, processor_s: int, connection: socket
 
 
 def _tell(connection: socket.socket, answer: dict[str, str | int]) -> None:
-    with suppress(OSError):  # whoever asked may have left
+    with suppress(OSError):  # the caller may have left
         connection.sendall(json.dumps(answer).encode())
 
 
 def _memory() -> tuple[int, int]:
-    """Returns bytes of address space of this process, and of memory that it had at most."""
+    """Returns bytes of address space of this process, and the most memory it had."""
     with open("/proc/self/status", encoding="ascii") as file:
         fields = dict(line.split(":", 1) for line in file)
     space, most = (int(fields[name].split()[0]) * 2**10 for name in ("VmSize", "VmHWM"))
@@ -136,7 +136,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _end_with(program: int) -> None:
-    """Has the kernel end this process with the one that forked it."""
+    """Lets the kernel end this process with its parent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != program:
         os._exit(1)

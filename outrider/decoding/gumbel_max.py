@@ -1,4 +1,4 @@
-"""The best tokens under logits plus keyed Gumbel noise: the first is a sample, the next its runners-up."""
+"""The best tokens under logits plus keyed Gumbel noise: first the sample, then its alternatives."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,15 +10,15 @@ from outrider.decoding.noise import gumbel, gumbel_at, gumbel_bound
 from outrider.decoding.penalties import BANNED
 
 _BLOCK = 64  # tokens whose bounds are looked at together
-_FIRST_BLOCKS = 8  # nearly always hold the best tokens
-_MORE_BLOCKS = 8  # times as many, where they did not
-_FEW = 1024  # tokens that a grammar allows: noise for these costs less than bounds for all
+_FIRST_BLOCKS = 8  # blocks looked at first; they nearly always hold the best tokens
+_MORE_BLOCKS = 8  # times as many blocks if the first did not
+_FEW = 1024  # tokens that a grammar allows: noise for fewer costs less than bounds for all
 
 Best = tuple[Tensor, Tensor]  # token ids, int64, and perturbed logits, float32, both [num_rows, count]
 
 
 def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
-    """The tokens with the largest perturbed logits, the largest first, among equals the lowest id.
+    """Returns the tokens with the largest perturbed logits, largest first; among equals the lowest id first.
 
     ``processed`` is float32 [num_rows, vocab_size]; the noise is that of (noise key, position), and greedy
     rows have none.
@@ -35,10 +35,10 @@ def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> 
 
 
 def best(values: Tensor, count: int) -> Best:
-    """The largest of each row, the lowest index first among equals; -inf after everything else."""
+    """Returns the largest values of each row, the lowest index first among equals; -inf after all others."""
     remaining = values
     if count > 1:
-        remaining = values.clamp(min=torch.finfo(values.dtype).min)  # -inf marks those already picked
+        remaining = values.clamp(min=torch.finfo(values.dtype).min)  # -inf marks values that were picked
     picks = torch.empty(len(values), count, dtype=torch.int64, device=values.device)
     for rank in range(count):
         picks[:, rank] = _argmax(remaining)
@@ -48,7 +48,7 @@ def best(values: Tensor, count: int) -> Best:
 
 
 def _search(row: ChoiceContext) -> Callable[[Tensor, Sequence[ChoiceContext], int], Best]:
-    """The cheapest way for a row under its settings."""
+    """Searches a row in the cheapest way that its settings allow."""
     sampling = row.sampling
     if row.is_greedy:
         return _greedy
@@ -62,7 +62,7 @@ def _greedy(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
 
 
 def _of_few(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
-    """Noise only for tokens that the settings have left."""
+    """Computes noise only for tokens that the settings have left."""
     perturbed = processed.clone()
     at, token_ids = _support(processed)
     perturbed[at, token_ids] += gumbel_at(*_noise_of(rows), at, token_ids)
@@ -70,7 +70,7 @@ def _of_few(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
 
 
 def _of_all(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
-    """Exact noise only for blocks of tokens in which a bound says that the best may be."""
+    """Computes exact noise only for blocks of tokens that may hold the best according to a bound."""
     num_rows, vocab_size = processed.shape
     num_blocks = -(-vocab_size // _BLOCK)
     keys, positions = _noise_of(rows)
@@ -94,12 +94,12 @@ def _of_all(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
 
 
 def _tokens_of(blocks: Tensor) -> Tensor:
-    """int64 [num_rows, num_blocks * _BLOCK]"""
+    """Returns the tokens of blocks: int64 [num_rows, num_blocks * _BLOCK]."""
     return (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=blocks.device)).flatten(1)
 
 
 def _support(processed: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and token id of every token that may be chosen, both int64 [num_tokens]."""
+    """Returns row and token id of every token that may be chosen, both int64 [num_tokens]."""
     num_rows, vocab_size = processed.shape
     width = _BLOCK if vocab_size % _BLOCK == 0 else 1
     # Few blocks hold such a token, and maxima are cheap.
@@ -114,8 +114,8 @@ def _noise_of(rows: Sequence[ChoiceContext]) -> tuple[list[int], list[int]]:
 
 
 def _argmax(values: Tensor) -> Tensor:
-    """int64 [num_rows]: the lowest index of the maximum."""
+    """Returns the lowest index of each row's maximum: int64 [num_rows]."""
     if values.device.type == "cpu":
-        # Eight times as fast as torch at a large vocabulary.
+        # This is eight times as fast as torch's argmax at a large vocabulary.
         return torch.from_numpy(values.numpy().argmax(axis=1))
     return values.argmax(dim=1)

@@ -1,8 +1,8 @@
-"""Keyed Gumbel noise: a function of (noise key, position, token), of no state.
+"""Keyed Gumbel noise: a function of noise key, position and token, without state.
 
 A token's 32 random bits, identical on every device and in every batch, are two halves of 16 from different
-Philox streams. The high halves alone bound the noise of a whole vocabulary from above at half the cost; the
-few tokens that might win are then looked at exactly. Floating-point steps stay within 2 ulp.
+Philox streams. The high halves alone bound the noise of a whole vocabulary from above at half the cost. Then
+exact noise is computed for the few tokens that might win. Floating-point steps stay within 2 ulp.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,12 @@ from torch import Tensor
 from outrider.decoding.philox import MULTIPLIERS, WORD, Purpose, round_keys
 
 _HALF_BITS = 16
-_TOKENS_PER_BLOCK = 8  # of Philox: 128 bits
-_BLOCKS_AT_ONCE = 2**17  # keeps what is worked on about as large as the second-level caches of two cores
-CELL = 2.0**-32 * (
-    1 - 2.0**-24
-)  # a hair under 2^-32: the largest words round up to 2^32, times this is below 1
+_TOKENS_PER_BLOCK = 8  # tokens of a Philox block: 128 bits
+_BLOCKS_AT_ONCE = 2**17  # blocks; the data in work then fits the second-level caches of two cores
+# A hair under 2^-32: the largest words round up to 2^32, whose product with it is below 1.
+CELL = 2.0**-32 * (1 - 2.0**-24)
 _BELOW = 1 - 2.0**-16  # more than rounding can make up for
-_LEAST = 2.0**-34  # below v where the high half is 0
+_LEAST = 2.0**-34  # below v if the high half is 0
 
 
 def gumbel(
@@ -28,9 +27,10 @@ def gumbel(
     vocab_size: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """float32 [num_rows, vocab_size]: standard Gumbel noise, -log(-log(1 - v)) with v = (word + 0.5) / 2^32.
+    """Returns standard Gumbel noise, float32 [num_rows, vocab_size].
 
-    The likely winners of argmax(logits + noise) have small v, where float32 keeps all 32 bits of the word.
+    It is -log(-log(1 - v)) with v = (word + 0.5) / 2^32. The likely winners of argmax(logits + noise) have
+    small v, for which float32 keeps all 32 bits of the word.
     """
     high = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
     low = _halves(keys, positions, Purpose.CHOICE_LOW, vocab_size, device)
@@ -38,23 +38,23 @@ def gumbel(
 
 
 def gumbel_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_ids: Tensor) -> Tensor:
-    """float32 [num_pairs]: gumbel() at (rows, token_ids), both int64 [num_pairs], without the rest of it."""
+    """Returns the values of gumbel() at (rows, token_ids), both int64 [num_pairs]: float32 [num_pairs]."""
     return _to_gumbel_(words_at(keys, positions, rows, token_ids).float())
 
 
 def gumbel_bound(
     keys: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """float32 [num_rows, vocab_size]: nowhere below gumbel(), and close to it where that is large.
+    """Returns an upper bound of gumbel() that is close if it is large: float32 [num_rows, vocab_size].
 
-    By -log(1 - v) >= v, with the high half of v alone.
+    The bound is -log(1 - v) >= v, with the high half of v alone.
     """
     bound = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
     return bound.mul_(2.0**-_HALF_BITS * _BELOW).add_(_LEAST).log_().neg_()
 
 
 def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_ids: Tensor) -> Tensor:
-    """int64 [num_pairs]: the tokens' 32 random bits.
+    """Returns the tokens' 32 random bits: int64 [num_pairs].
 
     The high half of token 8k + j is the j-th group of 16 bits of the Philox block with the counter
     (k, position, 0, CHOICE_HIGH), its words lined up as second, first, fourth, third, lowest bits first. The
@@ -77,7 +77,7 @@ def _halves(
     vocab_size: int,
     device: torch.device | str,
 ) -> Tensor:
-    """float32 [num_rows, vocab_size]: each token's 16 bits, an integer."""
+    """Returns 16 bits of each token as an integer: float32 [num_rows, vocab_size]."""
     streams = _streams(keys, positions, purpose, device)
     num_blocks = -(-vocab_size // _TOKENS_PER_BLOCK)
     halves = torch.empty(len(keys), num_blocks * _TOKENS_PER_BLOCK, device=device)
@@ -93,7 +93,7 @@ def _halves(
 def _streams(
     keys: Sequence[int], positions: Sequence[int], purpose: Purpose, device: torch.device | str
 ) -> Tensor:
-    """int64 [num_rows, 2 * ROUNDS]: what Philox needs of each row, whatever the token.
+    """Returns the state of Philox for each row, whatever the token: int64 [num_rows, 2 * ROUNDS].
 
     Two counter words are packed into an int64, the first in the high half, so that a 64-bit product is the
     next pair. Of the first round only the product with the token is missing here.
@@ -107,14 +107,14 @@ def _streams(
 
 
 def _philox(streams: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Words (first, second) and (third, fourth) of each block, packed as in streams; int64 [..., blocks]."""
+    """Returns each block as words (first, second) and (third, fourth), packed as in streams: int64."""
     left, right, left_key, right_key, *keys = streams.unbind(-1)
     right = right ^ blocks * MULTIPLIERS[0]
     left, right = (
         _high(right).mul_(MULTIPLIERS[1]).bitwise_xor_(left << 32 ^ left_key),
         (right << 32).bitwise_xor_(_high(left).mul_(MULTIPLIERS[0]).bitwise_xor_(right_key)),
     )
-    # From here on in place: passes over memory, and finding memory, are what this costs.
+    # In place from here on: passes over memory, and finding memory, are the cost.
     from_left, from_right = torch.empty_like(left), torch.empty_like(right)
     for left_key, right_key in zip(keys[::2], keys[1::2], strict=True):
         torch.bitwise_right_shift(left, 32, out=from_left).bitwise_and_(WORD).mul_(MULTIPLIERS[0])
@@ -126,7 +126,7 @@ def _philox(streams: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_gumbel_(words: Tensor) -> Tensor:
-    """Overwrites words, float32 of any shape, by their noise."""
+    """Overwrites words with their noise, float32 of any shape."""
     return words.add_(0.5).mul_(-CELL).log1p_().neg_().log_().neg_()
 
 
@@ -135,5 +135,5 @@ def _high(packed: Tensor) -> Tensor:
 
 
 def _signed(word: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Returns the int64 with the same 64 bits."""
     return word - (word >> 63 << 64)

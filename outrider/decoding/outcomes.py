@@ -28,7 +28,7 @@ class Outcomes:
     def __init__(self) -> None:
         self.acceptance_rate = PRIOR_RATE
         self._refusals = PRIOR_VERDICTS
-        self._hits = [PRIOR_VERDICTS * share for share in PRIOR_HITS]  # by rank, from 1
+        self._hits = [PRIOR_VERDICTS * share for share in PRIOR_HITS]  # rank 1 first
 
     def observe(self, accepted: int, reached: int, rank: int | None) -> None:
         """Learns from a verdict.

@@ -1,6 +1,6 @@
-"""From logits to tokens: every sampling setting at every position, then the choice under keyed noise.
+"""Sampling: every setting at every position, then the choice of tokens with keyed noise.
 
-Rows are independent: what comes out for one does not depend on which others are in the batch.
+Rows are independent: a row's result does not depend on the other rows of the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,18 +16,17 @@ from outrider.decoding.gumbel_max import best, gumbel_max
 from outrider.decoding.penalties import BANNED
 from outrider.decoding.settings import Sampling, TokenLogprobs
 
-SCORED_AT_ONCE = 64  # rows: their float32 copies are what scoring takes beside the logits
+SCORED_AT_ONCE = 64  # rows; scoring takes a float32 copy of this many
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One sampling setting (or a few that share their work)."""
+    """Setting of sampling, or a few settings that share their work."""
 
     applies: Callable[[ChoiceContext], bool]
-    apply: Callable[
-        [Tensor, Sequence[ChoiceContext]], None
-    ]  # of the rows that it applies to; changes float32 [num_rows, vocab_size] in place
-    reads_text: bool = False  # depends on which tokens are before, not on their number alone
+    # Changes float32 [num_rows, vocab_size] in place: the rows that it applies to.
+    apply: Callable[[Tensor, Sequence[ChoiceContext]], None]
+    reads_text: bool = False  # depends on the tokens before it, not only on their number
 
 
 def _divide_by_temperature(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
@@ -36,7 +35,7 @@ def _divide_by_temperature(logits: Tensor, rows: Sequence[ChoiceContext]) -> Non
 
 GRAMMAR = Setting(lambda row: row.mask is not None, adjustments.ban_refused, reads_text=True)
 
-# In the order in which they apply: first what changes or bans single tokens.
+# Settings that change or ban single tokens, in the order in which they apply.
 TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
     Setting(lambda row: bool(row.sampling.logit_bias), adjustments.add_bias),
     Setting(
@@ -54,8 +53,8 @@ TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
     Setting(lambda row: row.may_be_stuck, adjustments.leave_an_end),
 )
 
-# Greedy rows skip what cannot change the likeliest token, so that processed log-probabilities and runners-up
-# are still those of the model.
+# Greedy rows skip settings that cannot change the likeliest token. So processed log-probabilities and
+# alternatives are still those of the model.
 SETTINGS: tuple[Setting, ...] = (
     *TOKEN_ADJUSTMENTS,
     Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
@@ -67,7 +66,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def needs_no_text(sampling: Sampling) -> bool:
-    """Whether the choice of each token follows from its logits and position, whichever tokens are before it.
+    """Whether logits and position decide each token, whatever the tokens before it.
 
     Settings that name tokens count as text.
     """
@@ -76,14 +75,14 @@ def needs_no_text(sampling: Sampling) -> bool:
 
 
 def reads_text(sampling: Sampling) -> bool:
-    """Whether the choice of a token depends on which tokens are before it, not on their number alone."""
+    """Whether the choice of a token depends on the tokens before it, not only on their number."""
     row = ChoiceContext(sampling, 0, 0, (), ())
     settings = (one for one in TOKEN_ADJUSTMENTS if one.reads_text)
     return sampling.grammar is not None or any(one.applies(row) for one in settings)
 
 
 def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Setting] = SETTINGS) -> Tensor:
-    """Applies the settings to each row that asks for them; logits [num_rows, vocab_size] of any float type.
+    """Applies the settings to each row that asks for them. logits: [num_rows, vocab_size] of any float type.
 
     Returns float32 [num_rows, vocab_size], -inf at tokens that may not be chosen. The argument is not
     changed; it is returned itself if it is float32 and no row asks for anything.
@@ -104,12 +103,12 @@ def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Se
 
 
 def choose(processed: Tensor, rows: Sequence[ChoiceContext]) -> Tensor:
-    """int64 [num_rows]: the token with the largest perturbed logit, the lowest id among equals."""
+    """Returns the token with the largest perturbed logit, the lowest id among equals: int64 [num_rows]."""
     return gumbel_max(processed, rows, 1)[0][:, 0]
 
 
 def probabilities(processed: Tensor) -> Tensor:
-    """float32 [num_rows, vocab_size]: token distributions; one-hot in greedy rows.
+    """Returns the distributions of tokens: float32 [num_rows, vocab_size], one-hot in greedy rows.
 
     A row that has no distribution, because a logit is not finite, is one-hot at its largest number.
     """
@@ -124,7 +123,7 @@ def log_probabilities(
     tokens: Tensor,  # int64 [num_rows]
     count: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the tokens, and of the likeliest ones of each row.
+    """Returns log-probabilities of the tokens, and of the likeliest tokens of each row.
 
     Returns:
         float32 [num_rows]; the likeliest as int64 [num_rows, count], and float32 [num_rows, count] of these.
@@ -140,12 +139,12 @@ def log_probabilities(
 
 
 def scores(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogprobs, ...]:
-    """The same, told one by one. tokens: [num_rows]"""
+    """Returns log-probabilities of tokens [num_rows], token by token."""
     found = log_probabilities(logits, torch.tensor(tokens, device=logits.device), count)
     return tuple(map(told_logprobs, *(numbers.tolist() for numbers in found)))
 
 
 def told_logprobs(chosen: float, ids: Sequence[int], likeliest: Sequence[float]) -> TokenLogprobs:
-    """Of one row. Banned tokens have none."""
+    """Returns log-probabilities of one row. Banned tokens have none."""
     pairs = zip(ids, likeliest, strict=True)
     return TokenLogprobs(chosen, tuple((token, value) for token, value in pairs if value > BANNED))

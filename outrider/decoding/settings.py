@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 TokenId = Annotated[int, Field(ge=0)]
-Bias = Annotated[float, Field(ge=-1e4, le=1e4)]  # far beyond what decides, far from what overflows
+Bias = Annotated[float, Field(ge=-1e4, le=1e4)]  # far beyond any logit, far below an overflow
 Verification = Literal["coupled", "rejection", "block"]
 
 SEED_BITS = 64
-SMALLEST_TEMPERATURE = 1e-6  # beside 0: a logit divided by less could overflow
+SMALLEST_TEMPERATURE = 1e-6  # besides 0: a logit divided by less could overflow
 
 
 class RequestedSampling(BaseModel):
-    """What a caller may say of sampling. It applies at every position, drafted ones included.
+    """Sampling settings of a caller. They apply at every position, drafted ones included.
 
     The order in which they change the logits is that of outrider/decoding/sampling.py: logit bias and
     penalties, then token bans, then temperature, then top-k, top-p and min-p.
@@ -46,10 +46,13 @@ class RequestedSampling(BaseModel):
         default=0.0, ge=-2.0, le=2.0, description="taken from the logit of each token of the output"
     )
     frequency_penalty: float = Field(
-        default=0.0, ge=-2.0, le=2.0, description="the same, once for each time that the token occurs"
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="taken from the logit of each token of the output, once for each occurrence",
     )
     logit_bias: dict[TokenId, Bias] = Field(
-        default_factory=dict, description="what is added to the logits of tokens, by id"
+        default_factory=dict, description="numbers added to the logits of tokens, by id"
     )
     min_tokens: int = Field(
         default=0,
@@ -70,7 +73,10 @@ class RequestedSampling(BaseModel):
         default=(), validate_default=True, description="tokens that are never chosen"
     )
     seed: int | None = Field(
-        default=None, ge=0, lt=2**SEED_BITS, description="None: one is drawn and reported"
+        default=None,
+        ge=0,
+        lt=2**SEED_BITS,
+        description="seed of the noise; None: a seed is drawn and reported",
     )
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="likeliest tokens reported per position"
@@ -106,11 +112,11 @@ class RequestedSampling(BaseModel):
 
 
 class Sampling(RequestedSampling):
-    """How the tokens of one sequence are chosen, and how a Draft of them is verified."""
+    """Settings that choose the tokens of one sequence and verify its Drafts."""
 
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
     grammar: str | None = Field(
-        default=None, description="what the answer has to follow; see outrider/decoding/grammar.py"
+        default=None, description="grammar of the answer; see outrider/decoding/grammar.py"
     )
 
 

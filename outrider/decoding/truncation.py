@@ -16,11 +16,11 @@ from outrider.decoding.penalties import BANNED
 
 _BLOCK = 64
 _FIRST_CANDIDATES = 64
-_MORE_CANDIDATES = 16  # times as many, when those did not hold enough mass
+_MORE_CANDIDATES = 16  # times as many candidates if the first ones did not hold enough mass
 
 
 def keep_likeliest(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
-    """Keeps the likeliest token: what temperature 0 means to a rule that looks at distributions."""
+    """Keeps the likeliest token: temperature 0 for a rule that compares distributions."""
     _keep(logits, _largest(logits, 2), torch.ones(len(rows), dtype=torch.int64, device=logits.device))
 
 
@@ -39,7 +39,7 @@ def keep_top_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """
     vocab_size = logits.shape[1]
     enough = torch.tensor([row.sampling.top_p for row in rows], dtype=torch.float64, device=logits.device)
-    # Not logsumexp: its sums are split among threads, and so differ, with the number of rows.
+    # Not logsumexp: its sums are split among threads, and so depend on the number of rows.
     largest_prob = logits.softmax(dim=1).amax(dim=1, keepdim=True).double()
     candidates = min(_FIRST_CANDIDATES, vocab_size)
     while True:
@@ -62,7 +62,7 @@ def keep_min_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 
 def _keep(logits: Tensor, largest: Tensor, counts: Tensor) -> None:
-    """Keeps counts[row] tokens, given the largest logits in descending order, one more than it keeps."""
+    """Keeps counts[row] tokens. largest: the largest logits in descending order, one more than it keeps."""
     last = largest.gather(1, counts[:, None] - 1)
     logits.masked_fill_(logits < last, BANNED)
     following = largest.gather(1, counts[:, None].clamp(max=largest.shape[1] - 1))
@@ -72,17 +72,17 @@ def _keep(logits: Tensor, largest: Tensor, counts: Tensor) -> None:
         ties_kept = torch.where(tied, ties_kept, logits.shape[1])
         logits.masked_fill_(ties_after(logits == last, ties_kept), BANNED)
         return
-    # To ask which rows are tied is no wait here, and most often few are.
+    # The question which rows are tied needs no wait here, and few rows are.
     for row in tied.nonzero().flatten().tolist():
         ties = (logits[row] == last[row]).nonzero().flatten()
         logits[row, ties[int(ties_kept[row]) :]] = BANNED
 
 
 def ties_after(is_tie: Tensor, counts: Tensor) -> Tensor:
-    """bool [num_rows, vocab_size], like is_tie: each row's ties but for the first counts[row]."""
+    """Returns bool [num_rows, vocab_size], like is_tie: each row's ties except the first counts[row]."""
     num_rows, vocab_size = is_tie.shape
     blocks = torch.nn.functional.pad(is_tie, (0, -vocab_size % _BLOCK)).view(num_rows, -1, _BLOCK)
-    # Sums of blocks are much cheaper than one for each token.
+    # Sums of blocks are much cheaper than a sum for each token.
     up_to = blocks.sum(dim=2, dtype=torch.int32).cumsum(dim=1)
     block = (up_to < counts[:, None]).sum(dim=1, keepdim=True).clamp_(max=blocks.shape[1] - 1)
     inside = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1)
@@ -92,7 +92,7 @@ def ties_after(is_tie: Tensor, counts: Tensor) -> Tensor:
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:
-    """float32 [num_rows, count]: the largest logits in descending order."""
+    """Returns the largest logits in descending order: float32 [num_rows, count]."""
     whole = logits.shape[1] // _BLOCK * _BLOCK
     if 4 * count * _BLOCK > whole:
         return logits.topk(count, dim=1).values

@@ -45,7 +45,7 @@ def verify_rejection(
     draft: Draft,
     target_probs: Tensor,  # [len(draft) + 1, vocab_size], row i after i drafted tokens
     noise_key: int,
-    position: int,  # of the first drafted token
+    position: int,  # position of the first drafted token
     round: int,
 ) -> Verdict:
     """Accepts each drafted token with probability target_probs / draft_probs, up to the first refusal.
@@ -72,10 +72,10 @@ def verify_block(
     draft: Draft,
     target_probs: Tensor,  # [len(draft) + 1, vocab_size], row i after i drafted tokens
     noise_key: int,
-    position: int,  # of the first drafted token
+    position: int,  # position of the first drafted token
     round: int,
 ) -> Verdict:
-    """Accepts the longest prefix that stands as a block: on average no fewer tokens than verify_rejection.
+    """Accepts the longest prefix that a block allows: on average no fewer tokens than verify_rejection.
 
     Source: Sun et al., "Block verification accelerates speculative decoding", 2024, algorithm 2.
 
@@ -83,13 +83,13 @@ def verify_block(
         ValueError: as verify_rejection.
     """
     ratios = _ratios(draft, target_probs)
-    weight = 1.0  # of the prefix looked at: p_i in the paper
+    weight = 1.0  # weight of the prefix: p_i in the paper
     accepted, accepted_leftover = 0, _leftover(draft, target_probs, 0, weight)
     for length, ratio in enumerate(ratios, start=1):
         weight = min(1.0, weight * ratio)
         leftover = _leftover(draft, target_probs, length, weight)
         mass = float(leftover.sum())
-        # The bracket keeps a mass that is lost beside 1: the prefix then stands, and nothing is divided by 0.
+        # The bracket keeps a mass that rounding loses next to 1: then the prefix is accepted.
         accept = mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0
         if uniform(noise_key, position + length - 1, round, Purpose.ACCEPT) < accept:
             accepted, accepted_leftover = length, leftover
@@ -103,7 +103,7 @@ def sample_draft_token(
     position: int,
     round: int,
 ) -> tuple[int, SparseProbs]:
-    """A token for rejection sampling and block verification, and the distribution it was really drawn from.
+    """Samples a draft token: returns it with its distribution, for rejection sampling and block verification.
 
     That is the row's distribution under its settings, cut to its 256 likeliest tokens.
     """
@@ -116,7 +116,7 @@ def sample_draft_token(
 
 
 def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
-    """Per node the probability that the target gives its token, over the one that the draft gave it."""
+    """Returns for each node the target's probability of its token / the draft's probability."""
     if len(draft.draft_probs) != len(draft):
         raise ValueError("this verification needs a chain with draft_probs for every node: give them")
     if len(target_probs) != len(draft) + 1:
@@ -132,7 +132,7 @@ def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
 
 
 def _leftover(draft: Draft, target_probs: Tensor, length: int, weight: float) -> Tensor:
-    """float64 [vocab_size]: target minus draft after ``length`` nodes, where positive."""
+    """Returns target minus draft after ``length`` nodes, where positive: float64 [vocab_size]."""
     leftover = weight * target_probs[length].to("cpu", torch.float64)
     if length < len(draft):
         given = draft.draft_probs[length]
@@ -141,14 +141,14 @@ def _leftover(draft: Draft, target_probs: Tensor, length: int, weight: float) ->
 
 
 def _draw_own(leftover: Tensor, target_probs: Tensor, noise_key: int, position: int, round: int) -> int:
-    """The target's own token at the position."""
-    if not leftover.any():  # by rounding only: then both distributions are the same
+    """Draws the target's own token at the position."""
+    if not leftover.any():  # rounding: both distributions are equal
         leftover = target_probs.to("cpu", torch.float64)
     return _draw(leftover, uniform(noise_key, position, round, Purpose.RESIDUAL))
 
 
 def _draw(weights: Tensor, uniform: float) -> int:
-    """The index at which the running sum of the weights, float64 [num_weights], passes that share of it.
+    """Returns the index at which the running sum of weights, float64 [num_weights], passes that share of it.
 
     Always an index with a weight above 0; the heaviest where the sum is not finite, 0 where there is none.
     """

@@ -16,18 +16,18 @@ KINDS = (
     "schema_answers",
 )
 DEMO = Path(__file__).parent / "pair"
-DRAFTERS = Path(__file__).parent / "drafters"  # others for its target, by their names
+DRAFTERS = Path(__file__).parent / "drafters"  # further drafters for its target, by name
 
 
 @cache
 def held_out() -> dict[str, list[str]]:
-    """Return every held-out prompt by kind, as the training script wrote them beside the pair."""
+    """Returns every held-out prompt by kind, as the training script wrote them next to the pair."""
     prompts: dict[str, list[str]] = json.loads((DEMO / "prompts.json").read_text())
     return prompts
 
 
 def prompts(kind: str, count: int) -> list[str]:
-    """Return the first `count` held-out prompts of a kind, always the same ones.
+    """Returns the first `count` held-out prompts of a kind.
 
     Raises:
         ValueError: the kind is not one of KINDS, or fewer than `count` prompts exist.

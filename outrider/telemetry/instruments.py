@@ -1,4 +1,4 @@
-"""Values to Ray's own exporter, from which each node serves them as Prometheus text."""
+"""Metrics through Ray's own exporter, from which each node serves them as Prometheus text."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Instrument(Protocol):
-    """The part in use of Ray's counters, gauges and histograms."""
+    """Part in use of Ray's counters, gauges and histograms."""
 
     def inc(self, value: float, tags: dict[str, str]) -> None: ...
     def set(self, value: float, tags: dict[str, str]) -> None: ...
@@ -18,8 +18,8 @@ class Instrument(Protocol):
 
 
 def ray_instrument(metric: Metric) -> Any:
-    """Inside of a Serve replica its series carry deployment, replica and application besides."""
-    from ray.serve import metrics  # takes a second, and is for replicas only
+    """Makes an instrument. In a Serve replica its series carry deployment, replica and application too."""
+    from ray.serve import metrics  # takes a second; only replicas need it
 
     if metric.kind == "histogram":
         return metrics.Histogram(metric.name, metric.meaning, list(metric.buckets), metric.labels)
@@ -28,14 +28,14 @@ def ray_instrument(metric: Metric) -> Any:
 
 
 class Instruments:
-    """One process's metrics. Recording takes microseconds: for requests and once a second, not for tokens."""
+    """Metrics of one process. Recording takes microseconds: too long for each token."""
 
     def __init__(self, metrics: Iterable[Metric], make: Any = ray_instrument) -> None:
         self._instruments: dict[str, Instrument] = {metric.name: make(metric) for metric in metrics}
         self._told: defaultdict[tuple[str, Labels], float] = defaultdict(float)
 
     def total(self, name: str, value: float, **labels: str) -> None:
-        """A counter stands at ``value`` now."""
+        """Sets a counter to ``value``."""
         key = name, tuple(labels.items())
         more = value - self._told[key]
         if more > 0.0:
@@ -43,9 +43,9 @@ class Instruments:
             self._instruments[name].inc(more, labels)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """A gauge; one that is not set again within two reports of Ray's disappears."""
+        """Sets a gauge, which disappears if it is not set again within two reports of Ray's."""
         self._instruments[name].set(value, labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """One more value of a histogram."""
+        """Adds a value to a histogram."""
         self._instruments[name].observe(value, labels)

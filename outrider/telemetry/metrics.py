@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-# Those of OpenTelemetry's semantic conventions for generative AI, seconds.
+# seconds; the buckets of OpenTelemetry's semantic conventions for generative AI
 REQUEST_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
@@ -25,8 +25,8 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     unit: str
     meaning: str
-    labels: tuple[str, ...] = ()  # beside those of Ray and Serve
-    buckets: tuple[float, ...] = ()  # of a histogram: upper bounds
+    labels: tuple[str, ...] = ()  # labels besides those of Ray and Serve
+    buckets: tuple[float, ...] = ()  # upper bounds of a histogram
 
 
 def _counter(name: str, unit: str, meaning: str, labels: Iterable[str] = ()) -> Metric:

@@ -1,4 +1,4 @@
-"""The tables of docs/metrics.md: ``python -m outrider.telemetry.table`` writes them."""
+"""Writes the tables of docs/metrics.md: ``python -m outrider.telemetry.table``."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def reasons() -> str:
 
 
 def rewritten(page: str) -> str:
-    """With the tables between their two marks. Raises ValueError if these are missing."""
+    """Returns the page with the tables between their two marks. Raises ValueError if a mark is missing."""
     before, _, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

@@ -17,14 +17,14 @@ IDS = ("traceId", "spanId", "parentSpanId")  # hexadecimal in OTLP, unlike other
 
 
 class FileExporter(SpanExporter):
-    """Appends. The processes of one machine may share a file."""
+    """Appends spans to a file, which the processes of one machine may share."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be written."""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """One write a batch: lines of several processes do not mix."""
+        """Writes a batch in one write: lines of several processes do not mix."""
         message = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
         for span in _spans(message):
             span.update({name: b64decode(span[name]).hex() for name in IDS if name in span})
@@ -49,13 +49,13 @@ class FileEvent:
 
 @dataclass(frozen=True)
 class FileSpan:
-    """One span as a file has it; times in nanoseconds."""
+    """Span as a file has it; times in nanoseconds."""
 
     service: str
     name: str
     trace_id: str
     id: str
-    parent: str  # "" for none
+    parent: str  # empty: no parent
     start: int
     end: int
     attributes: dict[str, Any]
@@ -67,7 +67,7 @@ class FileSpan:
 
 
 def read_spans(path: Path) -> Iterator[FileSpan]:
-    """In the order in which they were written.
+    """Returns the spans in the order in which they were written.
 
     Raises:
         OSError: the file cannot be read.
@@ -103,7 +103,7 @@ def _event(event: dict[str, Any]) -> FileEvent:
 
 
 def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whole numbers are text in JSON, since they may have 64 bits."""
+    """Returns attributes. Whole numbers are text in JSON, since they may have 64 bits."""
     values = {}
     for item in attributes:
         ((kind, value),) = item["value"].items()
