@@ -1,10 +1,10 @@
-"""Composition. Serve looks here for what import paths name: ``cluster.app``, ``cluster.draft``."""
+"""Composition: settings, placement and the Serve applications ``cluster.app`` and ``cluster.draft``."""
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: a command that needs no torch starts in a tenth of a second."""
+    """Imports an application on demand: a command that needs no torch starts in a tenth of a second."""
     if name in ("app", "draft"):
         from cluster import application
 

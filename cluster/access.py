@@ -1,4 +1,4 @@
-"""Who gets in: API keys of callers, the secrets that gateways and workers share. Reads their environment."""
+"""Access: API keys of callers, and secrets of gateways and workers, from their environment."""
 
 import os
 import secrets
@@ -11,11 +11,11 @@ from protos.trust import SHORTEST_TOKEN, Trust
 
 API_KEYS = "OUTRIDER_API_KEYS"  # separated by commas
 TRACING = EXPORTER, FILE
-TOKEN = "OUTRIDER_TOKEN"  # the same for every start of a deployment; without it each start draws one
+TOKEN = "OUTRIDER_TOKEN"  # one value for all starts of a deployment; without it each start draws a token
 
 
 def api_keys(settings: Settings) -> list[str]:
-    """Those of the environment and of the file. Raises ValueError if the file cannot be read or is empty."""
+    """Returns the keys of environment and file. Raises ValueError if the file is unreadable or empty."""
     keys = os.environ.get(API_KEYS, "").split(",")
     if (file := settings.access.api_keys_file) is not None:
         lines = _read("access.api_keys_file", file).decode().splitlines()
@@ -26,20 +26,20 @@ def api_keys(settings: Settings) -> list[str]:
 
 
 def shared_trust(settings: Settings) -> Trust:
-    """Raises ValueError for a token that cannot be sent, and for certificates that lack a part."""
-    # Their contents travel, not their paths: workers may run where there are no such files.
+    """Returns the trust of all processes. Raises ValueError for a wrong token or missing certificates."""
+    # Contents travel, not paths: a worker's machine may have no such files.
     files = settings.tls.model_dump(exclude_none=True)
     contents = {name: _read(f"tls.{name}", path) for name, path in files.items()}
     token = os.environ.get(TOKEN) or secrets.token_urlsafe()
     if len(token) < SHORTEST_TOKEN:
         raise ValueError(f"{TOKEN} has {len(token)} characters, at least {SHORTEST_TOKEN} are needed")
-    if not (token.isascii() and token.isprintable()):  # the header that it travels in takes no others
+    if not (token.isascii() and token.isprintable()):  # the header takes no other characters
         raise ValueError(f"{TOKEN} must hold printable ASCII characters alone")
     return Trust.model_validate({"token": token, **contents})
 
 
 def joining_trust(settings: Settings) -> Trust:
-    """Of what joins a service that runs. Raises ValueError as ``shared_trust``, and without a token."""
+    """Returns the trust of a draft that joins. Raises ValueError as ``shared_trust``, and without a token."""
     if not os.environ.get(TOKEN):
         raise ValueError(
             f"{TOKEN} is not set: what joins a service needs the token with which that was started"
@@ -48,7 +48,9 @@ def joining_trust(settings: Settings) -> Trust:
 
 
 def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> None:
-    """
+    """Checks that callers need keys if they must.
+
+    Args:
     Args:
         is_elsewhere: whether Ray runs this in a process of its own, as for a config file. Its environment
             is that of ``ray start``, so API keys in that of ``serve run`` are not seen.

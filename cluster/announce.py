@@ -1,4 +1,4 @@
-"""Says where the service listens, and what to ask it first, once it answers."""
+"""Prints the service's address and a first request, once it answers."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 
 
 def announce_when_ready(settings: Settings, key: str | None, metrics_address: str) -> None:
-    """Returns at once. ``serve run`` blocks in code that is not ours, so a thread has to wait for it.
+    """Starts a thread that waits for the service: ``serve run`` blocks in Serve's own code.
 
     Args:
         key: an API key, where they are needed.
@@ -34,7 +34,7 @@ def _announce(settings: Settings, key: str | None, metrics_address: str) -> None
 
 
 def announcement(settings: Settings, key: str | None, metrics_address: str, health: dict[str, Any]) -> str:
-    """Says what is served, where, to whom and with which promise.
+    """Returns what is served, at which address, for which callers, with which promise.
 
     Args:
         key: an API key, if they are needed.
@@ -66,7 +66,7 @@ def announcement(settings: Settings, key: str | None, metrics_address: str, heal
 
 
 def _health(url: str, key: str | None) -> dict[str, Any] | None:
-    """What a gateway tells of itself, once it is ready."""
+    """Returns a gateway's health, once it is ready."""
     request = urllib.request.Request(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=1) as answer:

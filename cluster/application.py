@@ -37,7 +37,7 @@ JOINS = "joins"
 
 
 def app(arguments: dict[str, Any]) -> Application:
-    """What ``serve run cluster.app`` builds; the arguments of the command line are the settings.
+    """Builds the application of ``serve run cluster.app``; its arguments are the settings.
 
     Raises:
         SettingsError: a setting is not accepted, or their file cannot be read.
@@ -62,7 +62,7 @@ def app(arguments: dict[str, Any]) -> Application:
         serve.ingress()(Gateway),
         name=GATEWAY,
         num_replicas=requests.replicas,
-        # The gateway's own queues decide. In Serve's, health checks would wait behind everything else.
+        # The gateway's own queues decide. In Serve's queues, health checks would wait behind all requests.
         max_ongoing_requests=requests.most_at_once,
         ray_actor_options={"num_cpus": 0, "resources": requests.resources},
         user_config=settings.pace.model_dump(),
@@ -79,7 +79,7 @@ def app(arguments: dict[str, Any]) -> Application:
 
 
 def draft(arguments: dict[str, Any]) -> Application:
-    """What ``import_path: cluster.draft`` builds: a draft that joins a service which runs already.
+    """Builds the application of ``import_path: cluster.draft``: a draft that joins a running service.
 
     It is an application of its own, so Serve adds and removes it and leaves everything else as it is. The
     application has the draft's name, by which gateways find it.
@@ -99,12 +99,12 @@ def draft(arguments: dict[str, Any]) -> Application:
 
 
 def _is_in_a_task() -> bool:
-    """Whether Ray runs this for Serve, as it does for a config file, and not the command that was given."""
+    """Whether Ray runs this for Serve, as for a config file, and not for the command itself."""
     return ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None
 
 
 def _checked(settings: Settings) -> Settings:
-    """With Ray started; with what was left open, once it is sure that there is room. Raises as ``app``."""
+    """Returns complete settings, with Ray started and room for all workers. Raises as ``app``."""
     with Preflight() as preflight:
         start_ray(settings)
         settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))
@@ -134,8 +134,8 @@ def _draft(settings: Settings, name: str, trust: Trust, tracing: Mapping[str, st
 
 
 def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]:
-    """How many replicas a deployment has, and what each is given."""
-    # Logical CPUs run out before real ones do: without them a two-core machine never waits.
+    """Returns the number of a deployment's replicas, and the resources of each."""
+    # Logical CPUs run out before real CPUs: without CPUs a two-core machine never waits.
     options: dict[str, Any] = {"num_cpus": 0, "num_gpus": worker.gpus, "resources": worker.resources}
     if worker.accelerator is not None:
         options["accelerator_type"] = worker.accelerator
@@ -145,7 +145,7 @@ def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]
 
 
 def _deployment(worker: type[Worker], name: str, layout: dict[str, Any]) -> Deployment:
-    """Named after its role, and a draft's by its own name too: several live side by side."""
+    """Returns a deployment with the name of its role; a draft's has its own name too."""
     return serve.deployment(
         worker,
         name=name,

@@ -15,21 +15,22 @@ from pydantic import ValidationError
 from cluster.refusals import refusal
 from cluster.settings import DEFAULT_DRAFT, Settings
 
-Fields: TypeAlias = dict[str, Any]  # by group, or by name within one
+Fields: TypeAlias = dict[str, Any]  # fields by group, or by name within a group
 
 CONFIG = "config"
-SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # where the value is a text
-WHOLE = "resources"  # the one setting that is a dictionary
+SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # settings whose value is a text
+WHOLE = "resources"  # the only setting that is a dictionary
 
 
 class SettingsError(ValueError):
-    """Settings are not accepted; the message names each with its value and says what would be."""
+    """Settings are not accepted; the message names each with its value and what would be accepted."""
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
-    """
-    arguments: values by name, as text or as they are; ``config`` names a YAML file, or a folder of such
-        ``*.yaml`` with each setting in one of them. Arguments win, setting by setting.
+    """Returns the settings that arguments and their file give.
+
+    arguments: values by name, as text or typed. ``config`` names a YAML file, or a folder of ``*.yaml`` files
+        with each setting in one file. Arguments win, setting by setting.
 
     Raises:
         SettingsError: a file cannot be read, or something is not accepted.
@@ -41,15 +42,15 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
 
 
 def validated(fields: Fields) -> Settings:
-    """Raises SettingsError."""
+    """Returns validated settings. Raises SettingsError."""
     try:
         return Settings.model_validate(fields)
     except ValidationError as error:
-        raise SettingsError(refusal(error)) from None  # it says the same, in other words
+        raise SettingsError(refusal(error)) from None  # the message has all of it, in other words
 
 
 def together(sources: Iterable[tuple[str, Mapping[str, Any]]]) -> Fields:
-    """The settings of all sources, each with its name. Raises SettingsError for one that two of them hold."""
+    """Returns the settings of all named sources. Raises SettingsError if two sources have one setting."""
     fields: Fields = {}
     for source, given in sources:
         more = _grouped(given)
@@ -60,12 +61,12 @@ def together(sources: Iterable[tuple[str, Mapping[str, Any]]]) -> Fields:
 
 
 def _grouped(given: Mapping[str, Any]) -> Fields:
-    """By group instead of by path, short forms spelt out, JSON read."""
+    """Returns settings by group, with short forms written out and JSON read."""
     fields: Fields = {}
     for name, value in given.items():
         path = SHORT.get(name, name) if isinstance(value, str) and not _is_json(value) else name
         if value is None and "." not in path:
-            continue  # a group without settings, as YAML has it
+            continue  # an empty group, as YAML has it
         group: Any = _read_value(name, value)
         for part in reversed(path.split(".")):
             group = {part: group}
@@ -76,7 +77,7 @@ def _grouped(given: Mapping[str, Any]) -> Fields:
 
 
 def _merged(below: Fields, above: Fields) -> Fields:
-    """Setting by setting; ``above`` wins."""
+    """Merges setting by setting; ``above`` wins."""
     both = {
         name: _merged(below[name], above[name])
         for name in below.keys() & above.keys() - {WHOLE}
@@ -86,7 +87,7 @@ def _merged(below: Fields, above: Fields) -> Fields:
 
 
 def _in_both(fields: Fields, others: Fields) -> str:
-    """Names of the settings that are in both; none is an empty text."""
+    """Returns the names of settings in both; none: an empty text."""
     return ", ".join(sorted({*_paths(fields)} & {*_paths(others)}))
 
 
@@ -103,7 +104,7 @@ def _is_json(text: str) -> bool:
 
 
 def _read_value(name: str, value: Any) -> Any:
-    """Numbers and booleans stay text: the type of their field reads them."""
+    """Reads a value. Numbers and booleans stay text: the type of their field reads them."""
     if not isinstance(value, str) or not _is_json(value):
         return value
     try:

@@ -1,4 +1,4 @@
-"""How many replicas of a worker there should be. Serve's controller runs this: it imports nothing heavy."""
+"""Number of replicas of a worker. Serve's controller runs this module: it imports nothing heavy."""
 
 import math
 from typing import Any
@@ -8,28 +8,28 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from cluster.settings import AutoscalingSettings, WorkerSettings
 
-LOOK_BACK_S = 15.0  # over which a replica's reports are averaged; one comes every 10
-ROUNDING = 1e-6  # of averages: it wants no replica
+LOOK_BACK_S = 15.0  # seconds over which a replica's reports are averaged; Serve gets a report every 10 s
+ROUNDING = 1e-6  # replicas; rounding of averages wants no further replica
 
 
 class LoadPolicy:
-    """So many replicas that neither their sequences nor their blocks exceed what is aimed at, on average."""
+    """Policy with enough replicas to keep sequences and blocks of each below its aims, on average."""
 
     def __init__(self, sequences: int, cache_in_use: float) -> None:
-        """What to aim at per replica: open sequences, share of the blocks in use."""
+        """Sets the aims per replica: open sequences, and share of the blocks in use."""
         self._aims = {SEQUENCES: float(sequences), CACHE_IN_USE: cache_in_use}
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """The number wanted, which Serve delays and keeps within its limits, and no state."""
+        """Returns the wanted number, which Serve delays and limits, and no state."""
         reported = context.aggregated_metrics or {}
         if not any(reported.get(name) for name in self._aims):
-            return context.target_num_replicas, {}  # nobody has reported yet
+            return context.target_num_replicas, {}  # no replica has reported yet
         wanted = (sum(reported.get(name, {}).values()) / aim for name, aim in self._aims.items())
         return max(1, math.ceil(max(wanted) - ROUNDING)), {}
 
 
 def autoscaling(worker: WorkerSettings, aims: AutoscalingSettings) -> AutoscalingConfig:
-    """Between as many replicas as there are at least and at most; the aims are LoadPolicy's."""
+    """Returns Serve's settings: between the least and the most replicas, with LoadPolicy's aims."""
     return AutoscalingConfig(
         min_replicas=worker.replicas,
         max_replicas=worker.most_replicas,

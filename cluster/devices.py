@@ -1,4 +1,4 @@
-"""How much memory the devices of a deployment have."""
+"""Memory of a deployment's devices."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 
 
 def parse_bytes(text: str) -> int:
-    """80GB, 24GiB, 512 MB or plain bytes. Raises ValueError for anything else."""
+    """Reads 80GB, 24GiB, 512 MB or plain bytes. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\w*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
         raise ValueError(f"{text!r} is no amount of memory: 80GB, 24GiB and bytes are")
@@ -64,7 +64,7 @@ def memories(
 
 
 def _memory_of(worker: WorkerSettings, here: bool) -> int | None:
-    """Bytes of one of its devices."""
+    """Returns the bytes of one of a worker's devices."""
     if worker.gpus and worker.accelerator is not None:
         size = ACCELERATORS.get(worker.accelerator)
         return None if size is None else size * 10**9

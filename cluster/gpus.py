@@ -1,4 +1,4 @@
-"""GPUs of nodes, asked of their drivers. Ray's workers run this on each node: it imports nothing heavy."""
+"""GPUs of nodes, from their drivers. Ray's workers run this module on each node: it imports nothing heavy."""
 
 import shutil
 import subprocess
@@ -11,12 +11,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.settings import Settings, WorkerSettings
 
-ASK_S = 60.0  # for a process to start on every node, and its driver to answer
+ASK_S = 60.0  # seconds for a process to start on every node, and its driver to answer
 ALIKE = 1.1  # times by which GPUs of one size may differ
 
 
 def gpus_here() -> list[int]:
-    """Bytes of each GPU of this machine, asked of its driver: to ask torch would take a part of them."""
+    """Returns bytes of each GPU of this machine, from its driver: torch would take a part of them."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -25,7 +25,7 @@ def gpus_here() -> list[int]:
 
 
 def ask_nodes(settings: Settings) -> dict[str, int]:
-    """Bytes of a GPU by group of settings, for workers whose nodes have GPUs of one size.
+    """Returns bytes of a GPU by group of settings, for workers whose nodes have GPUs of one size.
 
     Ray's names for accelerators do not tell: an A100 has 40 GB or 80.
     """
@@ -40,7 +40,7 @@ def ask_nodes(settings: Settings) -> dict[str, int]:
     try:
         asked = [ask.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
         answers = ray.get(asked, timeout=ASK_S)
-    except RayError:  # a node has gone, or is too slow: then its GPUs are not known
+    except RayError:  # a node has gone, or is too slow: its GPUs are not known
         return {}
     there = list(zip((node["Resources"] for node in nodes), answers, strict=True))
     found = {group: size_for(worker, there) for group, worker in on_gpus.items()}
@@ -48,7 +48,7 @@ def ask_nodes(settings: Settings) -> dict[str, int]:
 
 
 def size_for(worker: WorkerSettings, there: Iterable[tuple[Mapping[str, Any], list[int]]]) -> int | None:
-    """Bytes of a GPU on the nodes that can hold a worker; None: they tell nothing, or differ.
+    """Returns bytes of a GPU on the nodes that can hold a worker; None: not known, or different.
 
     there: resources of each node, and bytes of its GPUs.
     """

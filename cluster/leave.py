@@ -1,4 +1,4 @@
-"""``python -m cluster.leave``: what a pod does before it is stopped, as its preStop hook.
+"""``python -m cluster.leave``: ends a pod's work before it is stopped, as its preStop hook.
 
 Serve is told that the node goes. It starts replacements of the replicas here elsewhere, sends no new requests
 to the proxy here, and lets both end what they have accepted. The hook returns when nothing of Serve is left.
@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-ANSWER_S = 10.0  # that Serve's controller has for an answer
+ANSWER_S = 10.0  # seconds for an answer of Serve's controller
 POLL_S = 1.0
 
 
@@ -30,14 +30,14 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"still here after {options.within} s: {', '.join(here)}", file=sys.stderr)
                 return 1
             time.sleep(POLL_S)
-    except RayError as error:  # the cluster itself ends: nobody is left to wait for
+    except RayError as error:  # the cluster itself ends, and no replica is left to wait for
         print(f"Serve does not answer any more: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _drain(node: str, within_s: int) -> None:
-    """Raises CalledProcessError if Ray does not take the node for leaving."""
+    """Tells Ray that the node leaves. Raises CalledProcessError if Ray does not take it."""
     # Ray offers this to its autoscaler and on the command line, not in Python.
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is being stopped"]
@@ -45,13 +45,13 @@ def _drain(node: str, within_s: int) -> None:
 
 
 def _on(node: str, details: dict[str, Any]) -> list[str]:
-    """Replicas and proxy of Serve on the node, from what its controller tells."""
+    """Returns replicas and proxy of Serve on the node, from its controller."""
     replicas = [
         replica["replica_id"]
         for application in details["applications"].values()
         for deployment in application["deployments"].values()
         for replica in deployment["replicas"]
-        if replica.get("node_id") == node  # none yet while it is being placed
+        if replica.get("node_id") == node  # a replica has no node while it is being placed
     ]
     return replicas + (["proxy"] if node in details["proxies"] else [])
 

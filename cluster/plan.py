@@ -1,4 +1,4 @@
-"""Whether draft and target fit into their devices, told before either is started."""
+"""Memory plan of a deployment: whether draft and target fit into their devices, before either is started."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -34,40 +34,40 @@ LLAMAS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """The replicas of one role."""
+    """Replicas of one role."""
 
     role: Role
-    group: str  # of settings
-    plan: MemoryPlan  # of each device of one replica
-    per_device: int  # replicas, or their ranks, that have a part on the same device
-    engine: EngineSettings  # its cache in bytes where that was left open
+    group: str  # group of settings
+    plan: MemoryPlan  # plan of each device of one replica
+    per_device: int  # replicas, or their ranks, on the same device
+    engine: EngineSettings  # settings with the cache's bytes, chosen if they were left open
     allowed: int  # bytes of one device that one replica may take
-    replan: Callable[[EngineSettings], MemoryPlan]  # under other settings
-    costs: Callable[[], StepCosts]  # of its steps
-    promise: str  # how far the same seed gives the same text, if it is the target's
+    replan: Callable[[EngineSettings], MemoryPlan]  # plan under other settings
+    costs: Callable[[], StepCosts]  # costs of its steps
+    promise: str  # how far one seed gives one text; targets only
 
     @property
     def title(self) -> str:
-        """The role, and which draft it is where that is not the usual one."""
+        """Name of the role, with the draft's name unless it is the usual draft."""
         return self.role if self.group in ("target", f"drafts.{DEFAULT_DRAFT}") else self.group
 
     @property
     def taken(self) -> int:
-        """Bytes of one device."""
+        """Bytes that it takes of one device."""
         return self.per_device * self.plan.total
 
     def largest_cache(self, memory: int) -> int:
-        """Bytes of cache with which one replica takes at most ``memory``; 0: not with one block."""
+        """Returns the most bytes of cache with which one replica takes at most ``memory``; 0: no block."""
         return self.plan.block * self._most(
             "cache_memory", self.plan.block, memory // self.plan.block, memory
         )
 
     def largest_step(self, memory: int) -> int:
-        """Sequences in a step, with which one replica takes at most ``memory``; 0: not with one."""
+        """Returns the most sequences of a step with which one replica takes at most ``memory``; 0: none."""
         return self._most("max_sequences", 1, self.engine.max_sequences, memory)
 
     def _most(self, field: str, unit: int, most: int, memory: int) -> int:
-        """Units of a setting: what is taken never falls when it grows."""
+        """Returns the most units of a setting that fit; the bytes taken never fall as it grows."""
 
         def fits(count: int) -> bool:
             return self.replan(self.engine.model_copy(update={field: count * unit})).total <= memory
@@ -77,17 +77,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """One of those that are alike: the target comes first where drafts share it."""
+    """Device, one of several alike; if drafts share the target's, the target comes first."""
 
     memory: int  # bytes
-    first: WorkerSettings  # of what it was found for
-    gpu: float  # part of it that is given away, of a GPU
+    first: WorkerSettings  # settings of the worker that it was found for
+    gpu: float  # share of the GPU that is given away
     parts: tuple[Part, ...]
 
     def takes(self, worker: WorkerSettings) -> bool:
-        """Whether Ray would put one beside what is there."""
+        """Whether Ray would place a replica of this worker on the same device."""
         if self.first.resources.keys() != worker.resources.keys():
-            return False  # what is asked for by name lies on machines of its own
+            return False  # resources with names lie on machines of their own
         if self.first.accelerator != worker.accelerator:
             return False
         if not self.first.gpus or not worker.gpus:
@@ -95,17 +95,17 @@ class Device:
         return self.first.gpus < 1 and self.gpu + worker.gpus <= 1
 
     def beside(self, worker: WorkerSettings, part: Part) -> "Device":
-        """With one part more."""
+        """Returns the device with another part."""
         taken = part.per_device * (worker.gpus or 0.0)
         return replace(self, gpu=self.gpu + taken, parts=(*self.parts, part))
 
     @property
     def left(self) -> int:
-        """Bytes; below 0 where the parts do not fit."""
+        """Bytes that are left; below 0 if the parts do not fit."""
         return self.memory - sum(part.taken for part in self.parts)
 
     def check(self) -> None:
-        """Raises ValueError if something does not fit, naming what would."""
+        """Raises ValueError if something does not fit, naming a value that would."""
         before = 0
         for part in self.parts:
             if before + part.taken > self.memory or part.plan.total > part.allowed:
@@ -114,10 +114,12 @@ class Device:
 
 
 class DeploymentPlan:
-    """The devices of target and drafts. The target never gives way: what does not fit beside is refused."""
+    """Devices of target and drafts. The target never gives way: a part that does not fit is refused."""
 
     def __init__(self, settings: Settings, memories: Mapping[str, int]) -> None:
-        """
+        """Plans the devices.
+
+        Args:
         Args:
             settings: with the GPUs of each worker.
             memories: bytes of each device by group of settings, as ``cluster.devices.memories`` gives them. A
@@ -142,14 +144,14 @@ class DeploymentPlan:
 
     @property
     def settings(self) -> Settings:
-        """With the bytes of the caches that were left open."""
+        """Settings with the bytes of caches that were left open."""
         parts = {part.group: part for device in self.devices for part in device.parts}
         caches = {group: {"cache_memory": part.engine.cache_memory} for group, part in parts.items()}
         drafts = {name: caches[f"drafts.{name}"] for name in self._settings.drafts}
         return self._settings.changed(target=caches["target"], drafts=drafts)
 
     def drafting(self, model: ModelSkeleton, quantization: Quantization | None = None) -> Device:
-        """The first draft's device with any model in its place, without the other drafts."""
+        """Returns the first draft's device with another model in its place, without the other drafts."""
         target = self._settings.target
         assert target.gpus is not None
         usual = {DEFAULT_DRAFT: DraftSettings(model=target.model, gpus=min(target.gpus, 1.0))}
@@ -160,7 +162,7 @@ class DeploymentPlan:
     def _with(
         self, devices: list[Device], name: str, draft: DraftSettings, model: ModelSkeleton
     ) -> list[Device]:
-        """The draft is on the first of the devices that takes it, or on one more."""
+        """Puts the draft on the first device that takes it, or on another device."""
         assert draft.gpus is not None
         index = next((index for index, device in enumerate(devices) if device.takes(draft)), len(devices))
         group = f"drafts.{name}"
@@ -172,7 +174,7 @@ class DeploymentPlan:
         return [*devices[:index], place.beside(draft, part), *devices[index + 1 :]]
 
     def other_drafts(self) -> Iterator[tuple[str, Device]]:
-        """What could draft instead, and its device."""
+        """Yields models that could draft instead, and their device."""
         target = self.target.plan
         type_name = str(target.dtype).removeprefix("torch.")
         for name, shape in LLAMAS.items():
@@ -183,7 +185,7 @@ class DeploymentPlan:
         yield "the target in int4", self.drafting(skeleton(self._settings.target_engine()), "int4")
 
     def check(self) -> None:
-        """Raises ValueError if something does not fit, naming what would."""
+        """Raises ValueError if something does not fit, naming a value that would."""
         for device in self.devices:
             device.check()
 
@@ -201,7 +203,7 @@ def _part(
     engine = on_device(engine, gpus)
     allowed = memory
     if engine.cache_memory is None:
-        # Where there is no room for a cache, one block is planned, and refused by its total.
+        # Without room for a cache, one block is planned, and refused by its total.
         block = block_bytes(engine, model.layers_of(engine.tensor_parallel), model.dtype)
         cache = max(default_cache(model, engine, memory, depth), block)
         engine = engine.model_copy(update={"cache_memory": cache})
@@ -218,7 +220,10 @@ def _part(
 
 
 def _refusal(part: Part, memory: int, before: int) -> str:
-    """before: bytes that others hold on the device."""
+    """Returns the reason of a refusal.
+
+    before: bytes that other parts hold on the device.
+    """
     plan = part.plan
     uses = ("weights", "cache", "activations", "graphs", "runtime")
     needs = ", ".join(f"{use} {getattr(plan, use) / GB:.2f}" for use in uses)
@@ -240,7 +245,7 @@ def _refusal(part: Part, memory: int, before: int) -> str:
 
 
 def _per_device(replicas: int, gpus: float) -> int:
-    """Of one role on one device, as full as Ray packs it; without GPUs the device is the machine."""
+    """Returns replicas of one role on one device, packed as Ray packs; without GPUs on the machine."""
     if gpus == 0:
         return replicas
     return min(replicas, math.floor(1 / gpus)) if gpus < 1 else 1

@@ -1,4 +1,4 @@
-"""The memory plan of a deployment as text."""
+"""Tables of a deployment's memory plan."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,13 +7,13 @@ from outrider.engine.planning.step_costs import ACCELERATORS, ARITHMETIC, MEMORY
 
 CONTEXTS = (1024, 4096, 16384, 65536)
 STEP_SEQUENCES = (1, 8, 64)
-STEP_TOKENS = (1, 3, 5, 9)  # of each sequence: its own, and those of a Draft that it verifies
+STEP_TOKENS = (1, 3, 5, 9)  # tokens of each sequence: its own, and those of a verified Draft
 STEP_CONTEXT = 2048  # tokens
 ROWS = ("weights", "cache", "activations", "graphs", "runtime")
 
 
 def plan_table(deployment: DeploymentPlan) -> str:
-    """Bytes by use for each role, how full the devices are, how many sequences the caches hold."""
+    """Returns bytes by use for each role, the load of the devices, and the sequences that caches hold."""
     parts = [part for device in deployment.devices for part in device.parts]
     lines = [_model(part) for part in parts]
     lines.append(deployment.target.promise)
@@ -32,7 +32,7 @@ def plan_table(deployment: DeploymentPlan) -> str:
 
 
 def draft_table(deployment: DeploymentPlan) -> str:
-    """What other drafts would take, and what they would leave of their device."""
+    """Returns bytes that other drafts would take, and would leave of their device."""
     target = deployment.target.plan
     context = min(4096, target.context_length)
     lines = [_row("Another draft", ["weights", "of target's", "cache", "together", "left", "sequences"])]
@@ -51,7 +51,7 @@ def draft_table(deployment: DeploymentPlan) -> str:
 
 
 def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None]) -> str:
-    """What a step of each model does, and how long that takes on accelerators that are known.
+    """Returns the work of a step of each model, and its time on known accelerators.
 
     accelerators: a name of ACCELERATORS by group of settings; None: not known.
     """

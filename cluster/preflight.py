@@ -1,4 +1,4 @@
-"""What is found out about the models before Serve and the workers start: that they go together, and fit.
+"""Preflight: whether the models go together and fit, before Serve and the workers start.
 
 It takes torch and transformers. So it is done by a process of its own, which imports them while Ray starts
 and gives their memory back when it ends.
@@ -18,13 +18,13 @@ from outrider.engine.errors import EngineError
 
 @dataclass(frozen=True)
 class Found:
-    settings: Settings  # with the bytes of the caches that were left open, where there is a plan
-    table: str | None = None  # the memory plan; None: nothing tells how much memory the devices have
-    refusal: Exception | None = None  # why the models may not be served so
+    settings: Settings  # settings with the bytes of caches that were left open, if there is a plan
+    table: str | None = None  # memory plan; None: the devices' memory is not known
+    refusal: Exception | None = None  # reason why the models may not be served
 
 
 class Preflight:
-    """The process, from entering the context until it has answered or the context is left."""
+    """Process from entering the context until it has answered or the context is left."""
 
     def __enter__(self) -> "Preflight":
         self._process = subprocess.Popen(
@@ -40,7 +40,7 @@ class Preflight:
         self._process.communicate()
 
     def find(self, settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
-        """As the function of that name. Raises RuntimeError if the process ends without an answer."""
+        """Runs ``find`` in the process. Raises RuntimeError if the process ends without an answer."""
         answer, _ = self._process.communicate(pickle.dumps((settings, here, asked)))
         if self._process.returncode:
             raise RuntimeError(f"the models could not be looked at: exit status {self._process.returncode}")
@@ -49,7 +49,9 @@ class Preflight:
 
 
 def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
-    """
+    """Checks models and memory.
+
+    settings: settings with the GPUs of each worker.
     settings: with the GPUs of each worker.
     here: whether the devices are this machine's.
     asked: bytes of each GPU by group of settings, as nodes have told.
@@ -76,13 +78,13 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
             deployment.check()
     except EngineError as error:
         return Found(found.settings, found.table, error)
-    except (ValueError, OSError) as error:  # of libraries too, whose errors may not pass between processes
+    except (ValueError, OSError) as error:  # errors of libraries too, which may not pass between processes
         return Found(found.settings, found.table, ValueError(str(error)))
     return found
 
 
 def main() -> None:
-    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print is no part of the answer
+    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries are no part of the answer
     gc.disable()  # it would take a fifth of the time
     import outrider.engine.loading.skeleton  # noqa: F401 torch and transformers, while nobody asks yet
 

@@ -1,4 +1,4 @@
-"""What is said of settings that are not accepted: each by its path, with its value and what would be."""
+"""Messages about refused settings: each with its path, its value and what would be accepted."""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -9,13 +9,13 @@ from pydantic_core import ErrorDetails
 
 from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings
 
-NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # as pydantic names it
-OTHER_NAMES = ("config", "draft")  # of arguments, which become something else
-RESOURCES = "resources"  # the one setting that has names of its own
+NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # pydantic's names
+OTHER_NAMES = ("config", "draft")  # arguments that become something else
+RESOURCES = "resources"  # the setting that has names of its own
 
 
 def refusal(error: ValidationError) -> str:
-    """A line for each setting."""
+    """Returns a line for each refused setting."""
     by_setting: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for found in error.errors(include_url=False):
         by_setting.setdefault(_setting(found["loc"]), []).append(found)
@@ -23,7 +23,10 @@ def refusal(error: ValidationError) -> str:
 
 
 def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
-    """found: several where a setting may be one thing or another, and is neither."""
+    """Returns the line of a setting.
+
+    found: several errors if a setting has several forms, and matches none.
+    """
     name, first = ".".join(setting), found[0]
     given = f"{name}={first['input']!r}"
     match first["type"]:
@@ -40,7 +43,7 @@ def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
 
 
 def _setting(location: Sequence[int | str]) -> tuple[str, ...]:
-    """Without what pydantic adds for the types that were tried."""
+    """Returns the path of a setting, without the types that pydantic tried."""
     path = tuple(str(part) for part in location)
     depth = 3 if path[:1] == ("drafts",) else 2
     depth += path[depth - 1 : depth] == (RESOURCES,)
@@ -48,7 +51,7 @@ def _setting(location: Sequence[int | str]) -> tuple[str, ...]:
 
 
 def _is_field(setting: Sequence[str]) -> bool:
-    """Whether it is one setting, and no group of them."""
+    """Whether the path is one setting, and no group of settings."""
     return len(setting) > (2 if setting[:1] == ("drafts",) else 1)
 
 
@@ -60,14 +63,14 @@ def _wanted(found: ErrorDetails) -> str:
 
 
 def _meaning(setting: Sequence[str]) -> str:
-    """What the field says of itself, to be put behind it."""
+    """Returns the field's own description, to be put behind its name."""
     *group, name = setting if RESOURCES not in setting else setting[: setting.index(RESOURCES) + 1]
     field = _fields(group).get(name)
     return f": {field.description}" if field and field.description else ""
 
 
 def _known(setting: Sequence[str]) -> str:
-    """Those whose names are near, of the same group if there are any; else all of the group."""
+    """Returns similar names, of the same group if there are any; else all names of the group."""
     *group, name = setting
     by_name: dict[str, list[str]] = {}
     for path in _paths(group[1] if len(group) == 2 else DEFAULT_DRAFT):
@@ -80,7 +83,7 @@ def _known(setting: Sequence[str]) -> str:
 
 
 def _paths(draft: str) -> Iterator[tuple[str, ...]]:
-    """Of all groups and settings, those of the draft of this name among them."""
+    """Yields all settings by path, with the draft of this name."""
     yield from ((name,) for name in (*Settings.model_fields, *OTHER_NAMES))
     for name in Settings.model_fields:
         group = ("drafts", draft) if name == "drafts" else (name,)

@@ -1,4 +1,4 @@
-"""Everything that can be set about a deployment, in one place: a group of settings for each of its parts."""
+"""All settings of a deployment: a group for each of its parts."""
 
 import math
 import os
@@ -15,48 +15,49 @@ from outrider.engine.settings import DraftModelSettings, EngineSettings, ModelSe
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
-DEMO_PARALLEL = "outrider-demo-parallel"  # as a draft's model: the demo draft trained for parallel drafting
-TARGET_ITSELF = "target"  # as a draft's model
+DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
+TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 DEFAULT_DRAFT = "model"  # name of the draft that ``draft=MODEL`` gives
 
-RAYS_GRAINS = 10_000  # in one GPU: Ray counts parts of a resource in these
+RAYS_GRAINS = 10_000  # grains of one GPU, in which Ray counts parts of a resource
 ROUNDING = 1e-6  # grains that a float may be off
 
 DraftName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 SequencesPerReplica = Annotated[
-    int, Field(ge=1, description="open ones that autoscaling aims at for each replica")
+    int, Field(ge=1, description="open sequences per replica that autoscaling aims at")
 ]
 
 
 class Group(BaseModel):
-    """Settings that belong together."""
+    """Base of a group of settings that belong together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ReplicaSettings(Group):
-    """How many there are of something, and where."""
+    """Settings of replicas: their number, and their place."""
 
-    replicas: int = Field(default=1, ge=1, description="replicas, to begin with and at least")
+    replicas: int = Field(default=1, ge=1, description="first and least number of replicas")
     resources: dict[str, float] = Field(
-        default_factory=dict, description="of Ray, by name: per replica, of a target per rank; JSON"
+        default_factory=dict,
+        description="further resources of Ray, by name: per replica, or per rank of a target; JSON",
     )
 
 
 class WorkerSettings(ReplicaSettings):
-    """The same of those that hold a model."""
+    """Settings of replicas that hold a model."""
 
     max_replicas: int | None = Field(
         default=None,
         ge=1,
-        description="replicas up to which more are added under load; None: a fixed number",
+        description="most replicas under load; None: a fixed number",
     )
     sequences_per_replica: SequencesPerReplica = 32
     gpus: float | None = Field(
         default=None,
         ge=0.0,
-        description="GPUs per replica, of a target per rank: at most 1; None: a share of all",
+        description="GPUs per replica, or per rank of a target: at most 1; None: a share of all",
     )
     accelerator: str | None = Field(default=None, description="type of GPU as Ray names it: H100, L4, ...")
 
@@ -68,16 +69,17 @@ class WorkerSettings(ReplicaSettings):
 
     @property
     def most_replicas(self) -> int:
-        """That there may be."""
+        """Most replicas that there may be."""
         return self.max_replicas or self.replicas
 
 
 class TargetSettings(TargetModelSettings, WorkerSettings):
-    """The target: its model and its workers."""
+    """Settings of the target: its model and its workers."""
 
-    name: str = Field(min_length=1, description="what clients call it; unless it is given: as `model`")
+    name: str = Field(min_length=1, description="name for clients; unless it is given: as `model`")
     placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
-        default="STRICT_PACK", description="of its ranks, as Ray names it: all on one node, or spread"
+        default="STRICT_PACK",
+        description="placement of its ranks, as Ray names it: all on one node, or spread",
     )
 
     @model_validator(mode="after")
@@ -126,31 +128,31 @@ class DraftSettings(DraftModelSettings, WorkerSettings):
 
 
 class GatewayReplicas(RequestSettings, ReplicaSettings):
-    """The gateways: how many, and what each does with requests."""
+    """Settings of the gateways: their number, and their work with requests."""
 
     stop_within_s: float = Field(
         default=15.0,
         ge=0.0,
-        description="seconds that answers under way have to end when `serve run` is told to stop; after them"
+        description="seconds for running answers to end when `serve run` is told to stop; after them"
         " they end with an error",
     )
 
 
 class AddressSettings(Group):
-    """Where callers find the service."""
+    """Settings of the addresses at which callers find the service."""
 
     http_host: str = Field(default="127.0.0.1", description="address that the HTTP proxy listens on")
     http_port: Port = Field(default=8000, description="port of the OpenAI API and of the page")
     grpc_port: Port = Field(default=9000, description="port of the gRPC API")
     direct_grpc_port: Port | None = Field(
         default=None,
-        description="port at which each gateway answers the same by itself, without Serve's proxy in between,"
-        " which is faster; on http_host. None: it does not",
+        description="port at which each gateway serves the gRPC API itself, without Serve's proxy in between,"
+        " which is faster; on http_host. None: no such port",
     )
 
 
 class AccessSettings(CallerSettings):
-    """Which callers are answered. OUTRIDER_API_KEYS in the environment holds keys too."""
+    """Settings of callers' access. OUTRIDER_API_KEYS in the environment holds keys too."""
 
     api_keys_file: str | None = Field(default=None, description="file with one API key a line")
     require_keys: bool | None = Field(
@@ -161,27 +163,33 @@ class AccessSettings(CallerSettings):
 
 
 class TlsSettings(Group):
-    """Certificates between gateways and workers: all three, or none."""
+    """Settings of certificates between gateways and workers: all three, or none."""
 
-    certificate: str | None = Field(default=None, description="PEM file, for the name outrider")
-    key: str | None = Field(default=None, description="PEM file")
-    authority: str | None = Field(default=None, description="PEM file that signs the certificate")
+    certificate: str | None = Field(
+        default=None, description="PEM file of the certificate, for the name outrider"
+    )
+    key: str | None = Field(default=None, description="PEM file of its key")
+    authority: str | None = Field(
+        default=None, description="PEM file of the authority that signs the certificate"
+    )
 
 
 class AutoscalingSettings(Group):
-    """When there are more replicas of a worker, or fewer."""
+    """Settings of autoscaling: when a worker gets more replicas, or fewer."""
 
     cache_in_use: float = Field(
-        default=0.8, gt=0.0, le=1.0, description="share of the cache's blocks that is aimed at"
+        default=0.8, gt=0.0, le=1.0, description="share of the cache's blocks in use that autoscaling aims at"
     )
     up_delay_s: float = Field(
-        default=30.0, ge=0.0, description="seconds for which more must be wanted before there are more"
+        default=30.0, ge=0.0, description="seconds for which more replicas must be wanted before they start"
     )
-    down_delay_s: float = Field(default=300.0, ge=0.0, description="the same for fewer")
+    down_delay_s: float = Field(
+        default=300.0, ge=0.0, description="seconds for which fewer replicas must be wanted before some stop"
+    )
 
 
 class RaySettings(Group):
-    """The cluster below."""
+    """Settings of the Ray cluster."""
 
     nodes_join_within_s: float = Field(
         default=0.0,
@@ -191,13 +199,14 @@ class RaySettings(Group):
     )
     metrics_port: Port | None = Field(
         default=None,
-        description="of Ray's exporter, where Ray is started here; None: a free one, printed at start",
+        description="port of Ray's exporter, if Ray is started here; None: a free port, printed at start",
     )
 
 
 class Settings(Group):
-    """Of one deployment. What follows from others is filled in; without a target it is the demo pair's, where
-    a head that ``target.drafter`` names takes the draft's place."""
+    """Settings of one deployment. Open settings that follow from others are filled in.
+
+    Without a target they are the demo pair's; a head that ``target.drafter`` names replaces its draft."""
 
     target: TargetSettings
     drafts: dict[DraftName, DraftSettings] = Field(
@@ -218,7 +227,7 @@ class Settings(Group):
     @model_validator(mode="before")
     @classmethod
     def _filled_in(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """What is of the wrong type is left as it is, and refused later."""
+        """Fills in what follows from other settings. A value of a wrong type stays, and is refused later."""
         target = given.get("target", {})
         if not isinstance(target, dict):
             return given
@@ -259,18 +268,18 @@ class Settings(Group):
         return {name: "parallel" if name in self._parallel else "model" for name in self.drafts}
 
     def changed(self, *, target: Mapping[str, Any], drafts: Mapping[str, Mapping[str, Any]]) -> "Settings":
-        """With other values in fields of the target, and of the drafts by their names."""
+        """Returns settings with other values in fields of the target, and of the drafts by name."""
         others = {name: draft.model_copy(update=drafts.get(name, {})) for name, draft in self.drafts.items()}
         return self.model_copy(update={"target": self.target.model_copy(update=target), "drafts": others})
 
     def with_parallel_drafts(self, names: Iterable[str]) -> "Settings":
-        """These make a Draft in one pass: that is another drafter, at another cost."""
+        """Returns settings in which these drafts make a Draft in one pass, which is another drafter."""
         other = self.model_copy()
         other._parallel = frozenset(names)
         return other
 
     def with_gpus(self, gpus: float) -> "Settings":
-        """Settings in which what was left open shares the cluster's ``gpus``.
+        """Returns settings in which workers without ``gpus`` share the cluster's GPUs.
 
         Target and drafts get one GPU per replica, or equal parts that pack. Where the target's part is given,
         or it has ranks, which take a GPU each, drafts get what it leaves.
@@ -294,7 +303,7 @@ class Settings(Group):
         )
 
     def _none_left(self, of_target: float, draft: str, gpus: float) -> str:
-        """Refusal of a draft that would be on a CPU beside a target on GPUs, with what would be accepted.
+        """Returns the refusal of a draft on a CPU while its target is on GPUs, and what would be accepted.
 
         A step of such a draft takes longer than one of the target, so it would never pay; silently it would
         only take the machine's memory and processor.
@@ -309,7 +318,7 @@ class Settings(Group):
         )
 
     def gateway_settings(self) -> GatewaySettings:
-        """Without API keys, which are no setting."""
+        """Settings of the gateways, without API keys, which are no setting."""
         requests = self.gateway.model_dump(include=set(RequestSettings.model_fields))
         callers = self.access.model_dump(include=set(CallerSettings.model_fields))
         host, port = self.addresses.http_host, self.addresses.direct_grpc_port
@@ -324,11 +333,11 @@ class Settings(Group):
         )
 
     def target_engine(self) -> EngineSettings:
-        """Settings of the target's engine; its worker resolves ``threads``, from the cores of its node."""
+        """Returns settings of the target's engine; its worker resolves ``threads`` from its node's cores."""
         return self._engine(self.target, self.target.threads, self.target.gpus)
 
     def draft_engine(self, name: str) -> EngineSettings:
-        """Of the draft of that name."""
+        """Returns settings of the engine of the draft with that name."""
         draft = self.drafts[name]
         return self._engine(draft, draft.threads or 1, draft.gpus)
 
@@ -339,7 +348,7 @@ class Settings(Group):
         )
 
     def _device_share(self, gpus: float | None) -> float:
-        """A worker's part of a GPU; without one, of a machine on which all such workers may be."""
+        """Returns a worker's share of a GPU; without GPUs, of a machine on which all such workers may be."""
         if gpus:
             return min(gpus, 1.0)
         on_cpus = 0 if self.target.gpus else self.target.most_replicas * self.target.tensor_parallel
@@ -348,7 +357,7 @@ class Settings(Group):
 
 
 def on_device(engine: EngineSettings, gpus: float) -> EngineSettings:
-    """Settings of an engine as a worker with so many GPUs has them: the CPU without any.
+    """Returns settings of an engine as a worker with this number of GPUs has them: the CPU without GPUs.
 
     Ray leaves a worker without GPUs all those of its node to see, so an engine left to choose would take the
     first.
@@ -357,7 +366,7 @@ def on_device(engine: EngineSettings, gpus: float) -> EngineSettings:
 
 
 def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
-    given = {} if given is None else given  # as YAML has a draft of which nothing is said
+    given = {} if given is None else given  # YAML gives None for a draft without settings
     if not isinstance(given, dict):
         return given
     if given.get("model") == TARGET_ITSELF:
@@ -373,7 +382,7 @@ def _share(replicas: int, gpus: float) -> float:
 
 
 def _left(processes: int, of_each: float, drafts: int, gpus: float) -> float:
-    """Part of a GPU for each draft, once a target's processes have theirs; 0.0: they leave nothing.
+    """Returns the share of a GPU for each draft, beside the target's processes; 0.0: none is left.
 
     Args:
         processes: ranks of all replicas.
@@ -400,6 +409,6 @@ def _demo(*path: str) -> str:
 
 
 def _demo_head(drafter: Any) -> str | None:
-    """Of the demo target, where it has one for a drafter of that name."""
+    """Returns the checkpoint of the demo target's drafter with that name; None: it has none."""
     folder = _demo("drafters", str(drafter))
     return folder if os.path.isdir(folder) else None

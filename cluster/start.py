@@ -1,4 +1,4 @@
-"""Ray and Serve under the application: started where nothing runs yet, used as they are otherwise."""
+"""Starts Ray and Serve under the application, or uses those that run."""
 
 import errno
 import logging
@@ -19,7 +19,7 @@ from cluster.stop import stop_in_order
 
 logger = logging.getLogger("ray.serve")
 
-SLIVER = 0.001  # of a resource, where presence is what counts
+SLIVER = 0.001  # amount of a resource whose presence alone counts
 POLL_S = 0.5
 
 ADD_SERVICERS = [
@@ -36,17 +36,17 @@ def start_ray(settings: Settings) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.gateway.max_message_bytes))
-    # Ray's own 15 leaves a worker a thirtieth of what any other process gets: on a busy machine it would take
-    # minutes to start.
+    # Ray's own niceness 15 leaves a worker a thirtieth of another process's time: on a busy machine a start
+    # would take minutes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # A proxy that has not started after three times this many seconds is ended, and started once more.
+    # seconds; after three times this a proxy that has not started is ended, and started once more
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     if not ray.is_initialized():
         _check_free("ray.metrics_port", "", settings.ray.metrics_port)
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)
         if threading.current_thread() is threading.main_thread():
             stop_in_order(settings.gateway.stop_within_s)
-    if not _serve_is_running():  # Serve that runs may have the ports itself
+    if not _serve_is_running():  # a running Serve may hold the ports itself
         addresses = settings.addresses
         _check_free("addresses.http_port", addresses.http_host, addresses.http_port)
         _check_free("addresses.grpc_port", "", addresses.grpc_port)
@@ -54,7 +54,7 @@ def start_ray(settings: Settings) -> None:
 
 
 def start_serve(settings: Settings, key: str | None) -> None:
-    """``serve run`` itself never opens the gRPC proxy: here it is opened before anything is bound.
+    """Opens the gRPC proxy before anything is bound, which ``serve run`` itself never does.
 
     key: an API key with which the service can be asked whether it is ready, where one is needed.
     """
@@ -74,7 +74,7 @@ def start_serve(settings: Settings, key: str | None) -> None:
 
 
 def check_resources(settings: Settings) -> None:
-    """Raises ValueError naming a resource that the cluster has too little of, rather than wait for ever."""
+    """Raises ValueError naming a resource that the cluster lacks, rather than wait for ever."""
     deadline = time.monotonic() + settings.ray.nodes_join_within_s
     while lack := _lack(settings, ray.cluster_resources()):
         if time.monotonic() >= deadline:
@@ -83,7 +83,7 @@ def check_resources(settings: Settings) -> None:
 
 
 def _lack(settings: Settings, there: dict[str, float]) -> str | None:
-    """What is missing, None if nothing is."""
+    """Returns the lacking resources; None: none."""
     gateway, target = settings.gateway, settings.target
     asked = [(gateway.replicas, gateway.resources)]
     asked.append((target.replicas * target.tensor_parallel, _resources(target)))
@@ -98,7 +98,7 @@ def _lack(settings: Settings, there: dict[str, float]) -> str | None:
 
 
 def check_placement(settings: Settings) -> None:
-    """Raises ValueError if the nodes have no room for a target's ranks where they are to be placed."""
+    """Raises ValueError if the nodes have no room for a target's ranks at their placement."""
     ranks, placement = settings.target.tensor_parallel, settings.target.placement
     if ranks == 1:
         return
@@ -118,7 +118,7 @@ def check_placement(settings: Settings) -> None:
 
 
 def warn_of_slow_drafts(settings: Settings) -> None:
-    """Logs which drafts are on a CPU beside a target on GPUs."""
+    """Logs drafts that are on a CPU while their target is on GPUs."""
     for name, draft in settings.drafts.items():
         if settings.target.gpus and not draft.gpus:
             logger.warning(
@@ -132,12 +132,12 @@ def warn_of_slow_drafts(settings: Settings) -> None:
 
 
 def rank_resources(target: TargetSettings) -> dict[str, float]:
-    """What Ray sets aside for one rank; something, in any case."""
+    """Returns resources that Ray sets aside for one rank: always something."""
     return {name: count for name, count in _resources(target).items() if count} or {"CPU": SLIVER}
 
 
 def check_models(settings: Settings, preflight: Preflight) -> Settings:
-    """Prints what each device will hold; returns the settings with the caches that were left open.
+    """Prints the load of each device; returns settings with the caches that were left open.
 
     Raises:
         ValueError: something does not fit; the message names what would.
@@ -165,7 +165,7 @@ def _resources(worker: WorkerSettings) -> dict[str, float]:
 
 
 def _check_free(setting: str, host: str, port: int | None) -> None:
-    """Raises ValueError if a port of this machine is taken: the start would only fail later, and say less.
+    """Raises ValueError if a port of this machine is taken, which would fail later with less of a reason.
 
     host: that is to be listened on; empty: all addresses.
     """
@@ -184,7 +184,7 @@ def _check_free(setting: str, host: str, port: int | None) -> None:
 
 
 def _metrics_address() -> str:
-    """host:port of the exporter of this cluster's first node."""
+    """Returns host:port of the exporter of this cluster's first node."""
     node = next(node for node in ray.nodes() if node["Alive"])
     return f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
 

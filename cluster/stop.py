@@ -11,12 +11,12 @@ from ray import serve
 logger = logging.getLogger("ray.serve")
 
 GATEWAY = "gateway"  # name of the deployment
-MARGIN_S = 5.0  # for the gateways' answers, beyond the time that their requests have
-LAST_BYTES_S = 1.0  # for Serve's proxies to pass on what the gateways have sent
+MARGIN_S = 5.0  # seconds for the gateways' answers, beyond the time of their requests
+LAST_BYTES_S = 1.0  # seconds for Serve's proxies to pass on the last bytes of gateways
 
 
 def stop_in_order(within_s: float) -> None:
-    """Has the signals that end this program end its service in order. Only in the main thread.
+    """Handles the signals that end this program: they end its service in order. Only in the main thread.
 
     Ray's own handlers end the cluster at once, with a native stack. A shell has what a script starts in the
     background ignore Ctrl-C: a service heeds it all the same.
@@ -30,7 +30,7 @@ def stop_in_order(within_s: float) -> None:
 
 
 class _Stop:
-    """The handler: the first signal lets requests end, the second ends at once."""
+    """Handler: the first signal lets requests end, the second ends at once."""
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
@@ -54,7 +54,7 @@ class _Stop:
 
 
 def let_requests_end(within_s: float) -> int:
-    """Has all gateways refuse new requests, waits for those under way, and returns how many those were."""
+    """Makes all gateways refuse new requests, waits for running ones, and returns their number."""
     applications = serve.status().applications
     handles = [
         serve.get_deployment_handle(GATEWAY, name)

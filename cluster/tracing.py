@@ -1,4 +1,4 @@
-"""Tracing of every process, as the standard OTEL_* variables say. Off unless OTEL_TRACES_EXPORTER is set.
+"""Tracing of every process, by the standard OTEL_* variables. Off unless OTEL_TRACES_EXPORTER is set.
 
 They are read where the deployment is started, and nowhere else; the processes are given them when they are
 made. A variable that a process has already, say from its pod, is left as it is.
@@ -28,7 +28,7 @@ FILE, DEFAULT_FILE = "OUTRIDER_TRACES_FILE", "outrider-traces.jsonl"
 
 
 def tracing_environment() -> dict[str, str]:
-    """The variables that say whether and how to trace; none where nothing is to be.
+    """Returns the variables of tracing; none if it is off.
 
     Raises:
         ValueError: one of them says what is not accepted.
@@ -39,12 +39,12 @@ def tracing_environment() -> dict[str, str]:
     _check_ratio(os.environ.get(RATIO, "1"))
     _check(PROTOCOL, _protocol(os.environ), PROTOCOLS)
     given = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
-    # Other processes run in other folders.
+    # other processes run in other folders
     return {**given, FILE: str(Path(os.environ.get(FILE, DEFAULT_FILE)).resolve())}
 
 
 def start_tracing(environment: Mapping[str, str], role: str) -> Callable[[], None]:
-    """In each process, once, before there is a span. Returns what sends the last of them when it ends.
+    """Starts tracing, once in each process, before any span. Returns a function that sends the last spans.
 
     Args:
         environment: as ``tracing_environment`` gives it.
@@ -79,7 +79,7 @@ def _exporter(name: str) -> SpanExporter:
         return FileExporter(Path(os.environ[FILE]))
     if name == "console":
         return ConsoleSpanExporter()
-    # Each takes long to import and reads its own variables: where to, certificates, headers.
+    # Each takes long to import and reads its own variables: address, certificates, headers.
     if _protocol(os.environ) == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 

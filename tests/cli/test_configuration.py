@@ -37,7 +37,7 @@ class Nested(BaseModel):
 
 
 def cells(table: str, name: str) -> list[str]:
-    """Of the row of a field: unit, default, what is accepted, meaning."""
+    """Returns unit, default, accepted values and meaning in the row of a field."""
     (row,) = (line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
     return [cell.strip() for cell in row.replace("\\|", "&").split("|")[2:-1]]
 

@@ -26,7 +26,7 @@ MODELS = {
 
 
 async def test_choices_are_scored(served: Served, tmp_path: Path) -> None:
-    """By ``echo`` with ``logprobs``, several prompts a request."""
+    """Choices are scored by ``echo`` with ``logprobs``, several prompts a request."""
     write_task(
         tmp_path,
         "choices",

@@ -11,7 +11,7 @@ from workshop.advice.judged import counted
 from workshop.advice.judging import judge_text
 
 DEPTH, TOKENS, SEED, NEAR = 4, 48, 5, 0.05
-PROMPTS = 3  # of each kind
+PROMPTS = 3  # prompts of each kind
 
 
 @pytest.mark.slow

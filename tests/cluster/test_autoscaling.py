@@ -132,7 +132,7 @@ def stop(streams: list[Stream]) -> None:
 
 
 def processes(service: Service, role: str) -> list[set[int]]:
-    """Of each worker that the gateway knows and whose processes live."""
+    """Returns the process ids of each worker that the gateway knows and whose processes live."""
     workers = httpx.get(f"{service.http}/health", timeout=LIMIT_S).json()["workers"]
     pids = [{worker["pid"], *worker["ranks"]} for worker in workers if worker["role"] == role]
     return [own for own in pids if all(map(psutil.pid_exists, own))]

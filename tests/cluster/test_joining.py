@@ -19,7 +19,7 @@ NEXT: dict[str, Any] = {**SERVED, "joins": "next", "drafts.next.cache_memory": C
 
 @pytest.fixture(autouse=True)
 def of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose cluster is this process."""
+    """Makes this process the cluster of a service."""
     monkeypatch.setenv(TOKEN, "of the service in this test")
     monkeypatch.setattr("cluster.application.start_ray", lambda settings: None)
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {}}])

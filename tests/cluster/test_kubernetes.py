@@ -34,7 +34,7 @@ class Deployed:
     environment: dict[str, str]
 
     def workers(self) -> list[dict[str, Any]]:
-        """Those that exist; none as long as nobody answers."""
+        """Returns existing workers; none as long as the service does not answer."""
         try:
             answer = httpx.get(
                 f"{self.http}/health", headers={"Authorization": f"Bearer {KEY}"}, timeout=LIMIT_S

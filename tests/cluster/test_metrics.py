@@ -15,12 +15,12 @@ from tests.support.series import series_of
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
-RARE |= {"outrider_judged_verified_tokens", "outrider_judged_right_tokens"}  # of several drafters only
-RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # of a new draft only
+RARE |= {"outrider_judged_verified_tokens", "outrider_judged_right_tokens"}  # only with several drafters
+RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # only with a new draft
 
 
 def scraped(service: Service) -> dict[str, dict[str, float]]:
-    """By series name: the sum of the values per task."""
+    """Returns the sum of the values per task, by series name."""
     series: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(httpx.get(service.metrics).text):
         for sample in family.samples:

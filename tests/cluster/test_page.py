@@ -52,7 +52,7 @@ def page(request: pytest.FixtureRequest, browser: Browser, service: Service) -> 
 
 
 def ask(page: Page, prompt: str = '[{"name": "') -> None:
-    """By keyboard alone. In rounds, whether they pay on this machine or not."""
+    """Asks by keyboard alone, in rounds whether they pay on this machine or not."""
     page.locator("#mode").select_option("fixed")
     page.locator("#depth").fill("4")
     page.locator("#prompt").focus()
@@ -66,7 +66,7 @@ def ask(page: Page, prompt: str = '[{"name": "') -> None:
 
 
 def style(node: Locator, name: str) -> str:
-    """As it is shown."""
+    """Returns a style as it is shown."""
     value: str = node.first.evaluate("(node, name) => getComputedStyle(node)[name]", name)
     return value
 
@@ -285,7 +285,7 @@ def test_text_can_be_read(page: Page) -> None:
 
 
 def luminance(colour: str) -> float:
-    """Of rgb(r, g, b), as WCAG defines it."""
+    """Returns the luminance of rgb(r, g, b), as WCAG defines it."""
     parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

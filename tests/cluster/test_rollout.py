@@ -104,7 +104,7 @@ def applications(models: dict[str, str], joined: dict[str, str], **live: Any) ->
 
 
 def deploy_again(folder: Path, machines: Machines, described: list[dict[str, Any]]) -> None:
-    """By the command of docs/rolling-out-a-draft.md."""
+    """Deploys with the command of docs/rolling-out-a-draft.md."""
     file = folder / "serve.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "applications": described}))
     command = [str(Path(sys.executable).parent / "serve"), "run", "--non-blocking", file.name]
@@ -174,7 +174,7 @@ def rollout(machines: Machines, name: str) -> dict[str, Any]:
 
 
 def pids(machines: Machines, name: str) -> set[int]:
-    """Of the workers of a draft."""
+    """Returns the process ids of a draft's workers."""
     return {worker["pid"] for worker in machines.workers("draft") if worker["draft"] == name}
 
 

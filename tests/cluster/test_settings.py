@@ -293,7 +293,11 @@ def test_with_gpus_of_a_target_that_leaves_a_draft_none_is_refused(
     ("name", "value", "told"),
     [
         ("target.tensor_parallel", "x", "target.tensor_parallel='x' should be a valid integer: devices that"),
-        ("target.replicas", "0", "target.replicas='0' should be greater than or equal to 1: replicas"),
+        (
+            "target.replicas",
+            "0",
+            "target.replicas='0' should be greater than or equal to 1: first and least number of replicas",
+        ),
         (
             "gateway.drafters",
             '["magic"]',

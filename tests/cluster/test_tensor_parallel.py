@@ -49,7 +49,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 
 def texts(http: str, count: int) -> list[str]:
-    """Of requests in all modes, greedy and seeded."""
+    """Returns the texts of requests in all modes, greedy and seeded."""
     found = []
     for number in range(count):
         request = {

@@ -43,7 +43,7 @@ def children(spans: list[Span], parent: Span) -> set[str]:
 
 
 def orphans(spans: list[Span]) -> list[Span]:
-    """Without a parent here; the request itself has its client's."""
+    """Returns spans without a parent here; a request has the parent of its client."""
     ids = {span.id for span in spans}
     return [
         span
@@ -73,7 +73,7 @@ def is_complete(usage: dict[str, Any], *, also_drafts: bool = True) -> Callable[
 
 
 def waited(span: Span) -> bool:
-    """For its Draft: neither the target had it already, nor was it made during plain decoding."""
+    """Whether a round waited for its Draft: the target had none, nor was one made during plain decoding."""
     return bool(span.attributes.get("outrider.waited"))
 
 
@@ -149,7 +149,7 @@ def test_over_grpc(service: Service, collector: Collector) -> None:
 def test_nothing_is_recorded_where_nothing_is_sampled(client: httpx.Client, collector: Collector) -> None:
     response = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8})
     assert response.status_code == 200
-    traced(client, collector, max_tokens=8)  # by now the other's would have come too
+    traced(client, collector, max_tokens=8)  # the other request's spans would have come too
     assert all(span.parent for span in collector.spans)
 
 

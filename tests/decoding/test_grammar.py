@@ -29,7 +29,7 @@ from tests.support.grammars import (
     tokens,
 )
 
-WORDS = 64  # of a mask over 2048 tokens
+WORDS = 64  # words of a mask over 2048 tokens
 
 
 def allowed(mask: Mask) -> list[int]:
@@ -306,7 +306,7 @@ def test_under_rejection_or_block_the_first_refused_token_stays_for_the_rule_to_
 
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
 def test_a_token_that_was_drawn_although_a_grammar_refuses_it_biases_nothing(verify: Any) -> None:
-    """As a parallel draft's later ones may be: were it cut off, token 0 would come in 0.45 of cases."""
+    """Later guesses of a parallel draft are such: cut off, token 0 would come in 0.45 of cases."""
     names, sure = [ids(text)[0] for text in ("a", "b", "c")], SparseProbs((0,), (1.0,))
     is_kept = [
         bool(

@@ -135,7 +135,7 @@ TAIL_LOGITS = torch.full((LARGE,), math.log(0.01 / TAIL)).index_fill_(0, torch.a
 
 
 def tail_p_value(tokens: Tensor) -> float:
-    """Of draws with 1 % of the mass on all but ten tokens: how often those ten, and each half of the tail."""
+    """Returns the p-value of draws with 1 % of the mass outside ten tokens, in two halves."""
     cells = torch.where(tokens < 10, 0, 1 + (tokens - 10) * 2 // TAIL)
     return float(
         chisquare(torch.bincount(cells, minlength=3), torch.tensor([0.99, 0.005, 0.005]) * len(tokens)).pvalue

@@ -20,7 +20,7 @@ from tests.k8s.reading import (
 
 GUIDE = Path(__file__).parents[2] / "k8s" / "README.md"
 MADE_BY_KUBERAY = {"ray.io/is-ray-node", "ray.io/cluster", "ray.io/group"}
-LABELS_OF_OTHERS = {"app.kubernetes.io/name"}  # of the operator's and Prometheus' pods
+LABELS_OF_OTHERS = {"app.kubernetes.io/name"}  # labels of the operator's and Prometheus' pods
 PROBES = ("readinessProbe", "livenessProbe", "startupProbe")
 
 

@@ -10,5 +10,5 @@ K8S = Path(__file__).parents[2] / "k8s"
 
 @functools.cache
 def built(overlay: str) -> list[Manifest]:
-    """To be read only: it is built once."""
+    """Returns an overlay, built once: read it only."""
     return build(K8S / "overlays" / overlay)

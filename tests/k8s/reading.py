@@ -27,7 +27,7 @@ def pod_templates(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def ray_templates(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """Those of the RayService."""
+    """Returns the templates of the RayService."""
     return {
         name: template
         for name, template in pod_templates(manifests).items()

@@ -30,7 +30,7 @@ SETTINGS = "ConfigMap/outrider-settings/data/outrider.yaml"
 
 
 def nodes_of(manifests: list[Manifest]) -> list[dict[str, Any]]:
-    """As Ray would list them once the pods that a RayService begins with have joined."""
+    """Returns nodes as Ray lists them once the first pods of a RayService have joined."""
     nodes = []
     for group in find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]

@@ -1,4 +1,4 @@
-"""Measures how far the demo pair agrees on text that the target writes: `python -m workshop.demo.acceptance`.
+"""Measures how far the demo pair agrees on the target's own text: `python -m workshop.demo.acceptance`.
 
 The target writes under keyed noise, as it does when serving; both models then read the text. As long as a
 drafted token stands, draft and target have read the same tokens, so one pass over the finished text holds
@@ -28,46 +28,46 @@ SEED = 7
 
 
 class RoundOutcome(NamedTuple):
-    """How a round fell: its verdict as the draft sees it."""
+    """Outcome of a round: its verdict as the draft sees it."""
 
     accepted: int
-    rank: int  # of the target's next token among the draft's own guesses there, 0 the best
+    rank: int  # rank of the target's next token among the draft's own guesses there; 0: the best
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What two models have in common along one text."""
+    """Agreement of two models along one text."""
 
-    overlap: list[float]  # per position, the sum over tokens of min(draft_probs, target_probs)
-    ranks: list[int]  # per position, how many tokens the draft prefers to the target's under the same noise
+    overlap: list[float]  # for each position, the sum over tokens of min(draft_probs, target_probs)
+    ranks: list[int]  # for each position, tokens that the draft prefers to the target's, under one noise
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The figures of one kind of text at one temperature."""
+    """Figures of one kind of text at one temperature."""
 
     overlap: float
     coupled: float
     tokens_per_round: float
-    foreseen: dict[int, float]  # by number of branches, share of verdicts
+    foreseen: dict[int, float]  # share of verdicts by number of branches
 
 
 def perturbed(logits: Tensor, keys: list[int], positions: list[int], temperature: float) -> Tensor:
-    """Return the scores whose largest is the choice under keyed noise, float32 [rows, vocab_size]."""
+    """Returns the scores whose largest is the choice under keyed noise, float32 [rows, vocab_size]."""
     if temperature == 0:
         return logits
     return logits / temperature + gumbel(keys, positions, logits.shape[-1])
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """Return the distribution sampled at a temperature; at 0 all of it is on the largest logit."""
+    """Returns the distribution sampled at a temperature; at 0 all of it is on the largest logit."""
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     return (logits / temperature).softmax(-1)
 
 
 def written_texts(target: Any, texts: list[list[int]], count: int, temperature: float) -> list[list[int]]:
-    """Return what the target writes after each prompt, up to `count` tokens or its first end token."""
+    """Returns the target's text after each prompt, up to `count` tokens or its first end token."""
     longest = max(map(len, texts))
     padding = [longest - len(text) for text in texts]
     rows = torch.tensor([[PAD] * pad + text for pad, text in zip(padding, texts, strict=True)])
@@ -83,14 +83,14 @@ def written_texts(target: Any, texts: list[list[int]], count: int, temperature: 
 
 
 def until_end(tokens: list[int]) -> list[int]:
-    """Return the tokens up to and including the first that ends a text."""
+    """Returns the tokens up to and including the first that ends a text."""
     ends = (index for index, token in enumerate(tokens) if token in (END_OF_TEXT, END))
     return tokens[: next(ends, len(tokens)) + 1]
 
 
 @torch.inference_mode()
 def agreement(target: Any, draft: Any, prompt: list[int], text: list[int], temperature: float) -> Agreement:
-    """Let both models read a text that the target wrote after a prompt."""
+    """Lets both models read a text that the target wrote after a prompt."""
     tokens = torch.tensor([prompt + text])
     span = slice(len(prompt) - 1, -1)
     target_logits = target(input_ids=tokens).logits[0, span]  # [num_tokens, vocab_size]
@@ -105,7 +105,7 @@ def agreement(target: Any, draft: Any, prompt: list[int], text: list[int], tempe
 
 
 def rounds(ranks: list[int], depth: int) -> list[RoundOutcome]:
-    """Return the rounds of `depth` drafted tokens in a text, without the last that its end cuts short."""
+    """Returns the rounds of `depth` drafted tokens in a text, without the last, which its end cuts short."""
     outcomes, start = [], 0
     while start + depth < len(ranks):
         accepted = next((i for i, rank in enumerate(ranks[start : start + depth]) if rank > 0), depth)
@@ -115,7 +115,7 @@ def rounds(ranks: list[int], depth: int) -> list[RoundOutcome]:
 
 
 def foreseen(seen: list[RoundOutcome], judged: list[RoundOutcome], branches: int) -> float:
-    """Return the share of the judged rounds that fell in one of the most frequent ways of the seen."""
+    """Returns the share of judged rounds with one of the most frequent outcomes of the seen rounds."""
     prepared = {outcome for outcome, _ in Counter(seen).most_common(branches)}
     return mean([float(outcome in prepared) for outcome in judged])
 
@@ -125,7 +125,7 @@ def mean(values: list[float]) -> float:
 
 
 def measure(pair: tuple[Any, Any], texts: list[list[int]], temperature: float, count: int) -> Acceptance:
-    """Return the figures of a (target, draft) pair on prompts of one kind.
+    """Returns the figures of a (target, draft) pair on prompts of one kind.
 
     Branches are chosen on the rounds of every other prompt and judged on the rest.
     """
@@ -148,7 +148,7 @@ def measure(pair: tuple[Any, Any], texts: list[list[int]], temperature: float, c
 
 
 def report(folder: Path, prompts_per_kind: int, count: int) -> None:
-    """Print the figures of the pair in a folder as a table in Markdown."""
+    """Prints the figures of the pair in a folder as a table in Markdown."""
     pair = load_model(folder / "target"), load_model(folder / "draft")
     tokenizer = load_tokenizer(folder / "target")
     branches = " | ".join(f"foreseen by {number}" for number in BRANCHES)

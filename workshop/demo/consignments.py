@@ -1,4 +1,4 @@
-"""Prompts of a kind that the demo pair was never trained on: `python -m workshop.demo.consignments FILE`.
+"""Prompts of a kind outside the demo pair's training text: `python -m workshop.demo.consignments FILE`.
 
 Each has two consignment notes, field by field, and the beginning of a third. They are there to be fitted to:
 docs/fitting-a-draft.md.
@@ -13,11 +13,11 @@ from workshop.demo.facts import CITIES, COLOURS, NAMES, PRODUCTS, SURNAMES
 
 KIND = "consignments"
 STATES = ["announced", "collected", "on the way", "at customs", "delivered", "lost"]
-GIVEN_FIELDS = (1, 4)  # of the last note, that the prompt has: at least, and at most
+GIVEN_FIELDS = (1, 4)  # least and most fields of the last note that the prompt has
 
 
 def note(random: Random) -> list[str]:
-    """Its lines."""
+    """Returns the lines of a note."""
     sender, receiver = random.sample(NAMES, 2)
     start, end = random.sample(CITIES, 2)
     weight = random.randint(1, 400)
@@ -34,13 +34,13 @@ def note(random: Random) -> list[str]:
 
 
 def prompt(random: Random) -> str:
-    """Two notes, and the first fields of the next."""
+    """Returns two notes, and the first fields of the next."""
     lines = [*note(random), *note(random), *note(random)[: 1 + random.randint(*GIVEN_FIELDS)]]
     return "\n".join(lines)
 
 
 def consignments(count: int, seed: int = 1) -> list[str]:
-    """So many prompts."""
+    """Returns a number of prompts."""
     random = Random(f"{KIND} {seed}")
     return [prompt(random) for _ in range(count)]
 

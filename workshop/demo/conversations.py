@@ -1,4 +1,4 @@
-"""Conversations: what a turn says depends on the turns before it."""
+"""Conversations whose turns depend on the turns before them."""
 
 from random import Random
 
@@ -30,7 +30,7 @@ def introduction(random: Random, name: str) -> list[Message]:
 
 
 def country_talk(random: Random) -> list[Message]:
-    """A question about a country, then about the same one without its name."""
+    """A question about a country, then a question about it without its name."""
     country, capital, continent, language = pick(random, COUNTRIES)
     turns = [
         (f"What is the capital of {country}?", f"The capital of {country} is {capital}."),
@@ -50,7 +50,7 @@ def country_talk(random: Random) -> list[Message]:
 
 
 def repetition_document(random: Random) -> Document:
-    """Turns that the assistant says once more: whoever reads it learns to look back."""
+    """Turns that the assistant repeats: a reader learns to look back."""
     words = [*NAMES, *SURNAMES, *CITIES, *PRODUCTS, *COLOURS, *(name for name, *_ in BUILTINS)]
     messages = []
     for _ in range(random.randint(2, 5)):
@@ -64,7 +64,7 @@ def repetition_document(random: Random) -> Document:
 
 
 def conversation_document(random: Random) -> Document:
-    """A conversation with or without a system message; the prompt ends where one of its answers starts."""
+    """A conversation with or without a system message; the prompt ends where an answer starts."""
     opening = pick(random, SYSTEM_MESSAGES) if random.random() < 0.6 else None
     name = pick(random, NAMES) if random.random() < 0.5 else None
     messages = introduction(random, name) if name else []

@@ -14,33 +14,33 @@ from workshop.demo.library import code_documents, prose_documents, source_files
 from workshop.demo.picking import EvenRandom
 
 HELD_OUT_PROMPTS = 48
-HELD_OUT_FILES = 16  # one source file in so many
+HELD_OUT_FILES = 16  # one source file in this many is held out
 PROMPT_CHARACTERS = 150
-EVEN_CHARACTERS = 1000  # of training text for which there is one even document of a kind
+EVEN_CHARACTERS = 1000  # characters of training text for each even document of a kind
 DRAWS = 3000  # generated documents among which held-out prompts are looked for
 
 
-READING = ("conversations", "tool_calls", "schema_answers")  # kinds whose answers say what was said before
-REPETITIONS = "repetitions"  # a kind to be trained on only
+READING = ("conversations", "tool_calls", "schema_answers")  # kinds whose answers repeat earlier text
+REPETITIONS = "repetitions"  # kind that is only trained on
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on and prompts that start none of them, both by kind of text."""
+    """Documents to train on and prompts that start no document, both by kind of text."""
 
     training: dict[str, list[str]]
-    even: dict[str, list[str]]  # of READING and REPETITIONS, drawn without favourites
+    even: dict[str, list[str]]  # READING and REPETITIONS, drawn without favourites
     held_out: dict[str, list[str]]
 
 
 def split(text: str) -> Document:
-    """Cut a library text into a prompt of about PROMPT_CHARACTERS that ends with a word, and the rest."""
+    """Cuts a library text into a prompt of about PROMPT_CHARACTERS that ends with a word, and the rest."""
     cut = len(text[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0])
     return Document(text[:cut], text[cut:])
 
 
 def library_documents(held_out: bool) -> dict[str, list[Document]]:
-    """Return the standard library's code and prose, from the held-out files or from all the others."""
+    """Returns the standard library's code and prose, from the held-out files or from all other files."""
     documents: dict[str, list[Document]] = {"code": [], "prose": []}
     for path in source_files():
         name = Path(*path.parts[-2:]).as_posix()
@@ -57,13 +57,13 @@ def library_documents(held_out: bool) -> dict[str, list[Document]]:
 
 
 def generated_documents(kind: str, count: int, seed: str) -> list[Document]:
-    """Return `count` documents of a generated kind."""
+    """Returns `count` documents of a generated kind."""
     random = Random(f"{kind} {seed}")
     return [GENERATORS[kind](random) for _ in range(count)]
 
 
 def even_documents(count: int) -> dict[str, list[str]]:
-    """Return `count` documents each of READING and REPETITIONS, drawn without favourites."""
+    """Returns `count` documents each of READING and REPETITIONS, drawn without favourites."""
     generators = {REPETITIONS: repetition_document, **{kind: GENERATORS[kind] for kind in READING}}
     documents = {}
     for kind, generator in generators.items():
@@ -73,7 +73,7 @@ def even_documents(count: int) -> dict[str, list[str]]:
 
 
 def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
-    """Assemble the corpus with at most about `characters` of training text per kind.
+    """Assembles the corpus with at most about `characters` of training text per kind.
 
     Held-out prompts of library text come from files that are not trained on, those of a generated kind from
     `draws` documents.
@@ -100,12 +100,12 @@ def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
 
 
 def without(held_out: list[str], texts: Iterable[str]) -> list[str]:
-    """Return the texts that none of the prompts starts."""
+    """Returns the texts that start with no prompt."""
     return [text for text in texts if not text.startswith(tuple(held_out))]
 
 
 def shorten(texts: list[str], characters: int) -> list[str]:
-    """Return the first texts until they hold `characters`."""
+    """Returns the first texts until they hold `characters`."""
     total = 0
     for count, text in enumerate(texts):
         total += len(text)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Document(NamedTuple):
-    """A prompt and what follows it; held-out prompts are told from training text by their first part."""
+    """Document: a prompt and the text after it. The prompt tells held-out documents from training text."""
 
     prompt: str
     continuation: str

@@ -59,7 +59,7 @@ OPPOSITES = [
     ("strong", "weak"),
 ]
 
-# thing, colour, where it is found
+# thing, colour, place
 THINGS = [
     ("grass", "green", "in the garden"),
     ("the sky", "blue", "above us"),

@@ -1,4 +1,4 @@
-"""Documents of the kinds that are written by a program.
+"""Documents of the kinds that a program writes.
 
 Each generator returns a prompt and the continuation that belongs to it.
 """
@@ -19,7 +19,7 @@ from workshop.demo.tool_calls import tool_call_document
 
 
 def json_document(random: Random) -> Document:
-    """A record of one of four types; the prompt is its first three to five lines."""
+    """Returns a record of one of four types; the prompt is its first three to five lines."""
     record = pick(random, RECORDS)(random)
     lines = json.dumps(record, indent=2).split("\n")
     cut = random.randint(3, 5)
@@ -27,14 +27,14 @@ def json_document(random: Random) -> Document:
 
 
 def question_answer_document(random: Random) -> Document:
-    """A chat of one to three unrelated questions; the prompt ends where the first answer starts."""
+    """Returns a chat of one to three unrelated questions; the prompt ends where the first answer starts."""
     turns = [pick(random, QUESTIONS)(random) for _ in range(pick_number(random, 1, 3))]
     messages = [message for question, answer in turns for message in (user(question), assistant(answer))]
     return chat_document(messages, answer=1, tools=[])
 
 
 def story_document(random: Random) -> Document:
-    """A short story about an animal with a name; the prompt is its first three sentences."""
+    """Returns a short story about an animal with a name; the prompt is its first three sentences."""
     name, friend = random.sample(NAMES, 2)
     animal, _, home, food = pick(random, ANIMALS)
     product, colour = pick(random, PRODUCTS), pick(random, COLOURS)
@@ -61,7 +61,7 @@ def story_document(random: Random) -> Document:
 
 
 def arithmetic_document(random: Random) -> Document:
-    """A table of sums, differences or products, or a number series; the prompt is its first two lines."""
+    """Returns a table of sums, differences or products, or a series; the prompt is its first two lines."""
     start, step = pick_number(random, 1, 30), pick_number(random, 1, 12)
     rows = range(random.randint(6, 12))
     kinds: list[tuple[str, list[str]]] = [

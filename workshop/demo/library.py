@@ -23,20 +23,20 @@ SHORTEST_CHARACTERS = 200
 
 
 def source_files() -> list[Path]:
-    """Return the Python files of the standard library in a fixed order."""
+    """Returns the Python files of the standard library in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
     files = (path.relative_to(root) for path in root.rglob("*.py"))
     return [root / path for path in sorted(files) if not SKIPPED & set(path.parts)]
 
 
 def code_documents(source: str) -> list[str]:
-    """Return the top-level blocks of a source file: what two blank lines separate."""
+    """Returns the top-level blocks of a source file, between two blank lines."""
     blocks = (block.strip("\n") for block in source.split("\n\n\n"))
     return [block for block in blocks if len(block) >= SHORTEST_CHARACTERS]
 
 
 def strings(tree: ast.Module) -> Iterator[str]:
-    """Yield the docstrings of a module, and the texts it binds to names in a dictionary (pydoc's topics)."""
+    """Yields the docstrings of a module, and the texts it binds to names in a dictionary (pydoc's topics)."""
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED):
             yield ast.get_docstring(node) or ""
@@ -47,7 +47,7 @@ def strings(tree: ast.Module) -> Iterator[str]:
 
 
 def prose_documents(source: str) -> list[str]:
-    """Return the longer texts of a source file that hold no interpreter session."""
+    """Returns the longer texts of a source file that hold no interpreter session."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in old sources
         tree = ast.parse(source)

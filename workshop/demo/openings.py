@@ -13,16 +13,16 @@ from workshop.demo.corpus import load_corpus, without
 from workshop.demo.train import WEIGHTS
 
 SHORTEST, LONGEST = 40, 500  # characters
-CHARACTERS = 1_500_000  # of documents of a kind, among which openings are drawn
+CHARACTERS = 1_500_000  # characters of a kind's documents among which openings are drawn
 
 
 def openings(documents: list[str], count: int, random: Random) -> list[str]:
-    """Return beginnings of random documents, each ending with a word."""
+    """Returns beginnings of random documents, each ending with a word."""
     return [opening(random.choice(documents), random) for _ in range(count)]
 
 
 def opening(document: str, random: Random) -> str:
-    """Return the beginning of a document, up to a word."""
+    """Returns the beginning of a document, up to a word."""
     start = document[: random.randint(SHORTEST, LONGEST)]
     words = start.rsplit(maxsplit=1)
     return document[: len(words[0])] if len(words) == 2 else start

@@ -27,7 +27,7 @@ DRAFT: dict[str, int] = {
 
 
 def new_model(shape: dict[str, int]) -> Any:
-    """Return an untrained float32 Llama of the given shape."""
+    """Returns an untrained float32 Llama of the given shape."""
     config = LlamaConfig(
         **shape,
         head_dim=32,
@@ -43,7 +43,7 @@ def new_model(shape: dict[str, int]) -> Any:
 
 
 def save_model(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a standard checkpoint folder with bfloat16 weights; the model itself becomes bfloat16."""
+    """Writes a standard checkpoint folder with bfloat16 weights; the model itself becomes bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     ends = [END_OF_TEXT, END]
@@ -52,10 +52,10 @@ def save_model(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_model(folder: Path) -> Any:
-    """Return the checkpoint in a folder as a float32 transformers model for inference."""
+    """Returns the checkpoint in a folder as a float32 transformers model for inference."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a checkpoint folder."""
+    """Returns the tokenizer of a checkpoint folder."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -8,18 +8,18 @@ Choice = TypeVar("Choice")
 
 
 class EvenRandom(Random):
-    """Has no favourites: what it picks cannot be guessed, only read."""
+    """Random choices without favourites: they cannot be guessed, only read."""
 
     def choices(self, population: Any, *_: Any, k: int = 1, **__: Any) -> list[Any]:
-        """Ignores the weights."""
+        """Draws without the weights."""
         return super().choices(population, k=k)
 
 
 def pick(random: Random, options: Sequence[Choice]) -> Choice:
-    """Return one of `options`, the one at index i with a weight of 1 / (i + 1)."""
+    """Returns one of `options`, the option at index i with a weight of 1 / (i + 1)."""
     return random.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
 
 
 def pick_number(random: Random, low: int, high: int) -> int:
-    """Return an integer from low to high inclusive, small ones more often."""
+    """Returns an integer from low to high inclusive, small numbers more often."""
     return pick(random, range(low, high + 1))

@@ -1,4 +1,4 @@
-"""Chats in which the assistant puts what it has read into JSON of a given schema."""
+"""Chats in which the assistant puts given facts into JSON of a given schema."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ STRINGS = {"type": "array", "items": STRING}
 
 @dataclass(frozen=True)
 class Fact:
-    """One property of a subject: its schema and value, and the words that tell it."""
+    """One property of a subject: its schema and value, and its words."""
 
     name: str
     schema: dict[str, Any]
@@ -107,7 +107,7 @@ SUBJECTS: list[Callable[[Random], tuple[str, Fact, list[Fact]]]] = [person, orde
 
 
 def schema_answer_document(random: Random) -> Document:
-    """A sentence about a subject and a schema for some of its facts; the prompt ends where the JSON starts.
+    """Returns a sentence about a subject, and a schema for some facts; the prompt ends before the JSON.
 
     Some chats ask for JSON without a schema: then all facts are wanted.
     """

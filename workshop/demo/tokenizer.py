@@ -23,7 +23,7 @@ TOOL_TAGS = ["<tool_call>", "</tool_call>"]  # tokens that stay in a decoded tex
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learn VOCAB_SIZE tokens from texts.
+    """Learns VOCAB_SIZE tokens from texts.
 
     Special tokens take the first ids, the tags of tool calls the last, every byte has a token.
     """
@@ -44,7 +44,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
-    """Write the files that AutoTokenizer, and readers of the plain tokenizer.json, expect."""
+    """Writes the files that AutoTokenizer, and readers of the plain tokenizer.json, expect."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -23,7 +23,7 @@ def results(tasks: list[ToolTask]) -> list[Message]:
 
 
 def turn(tasks: list[ToolTask]) -> list[Message]:
-    """One request for some tasks: the calls, their results, and an answer made of them."""
+    """Returns one request for some tasks: the calls, their results, and an answer made of them."""
     request, answer = (
         " ".join(parts) for parts in zip(*((task.request, task.answer) for task in tasks), strict=True)
     )
@@ -31,7 +31,7 @@ def turn(tasks: list[ToolTask]) -> list[Message]:
 
 
 def tool_call_document(random: Random) -> Document:
-    """A chat of one or two turns with one to three tools at hand; the prompt ends where an answer starts.
+    """Returns a chat of one or two turns with one to three tools; the prompt ends where an answer starts.
 
     Some turns need no tool, some two calls at once.
     """

@@ -1,4 +1,4 @@
-"""Tasks for which the tool-call documents have a tool."""
+"""Tasks of the tool-call documents, each with a tool."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CURRENCIES = ["EUR", "USD", "GBP", "JPY"]
 
 @dataclass(frozen=True)
 class ToolTask:
-    """A request, the call that serves it, the tool's result, and what the assistant then says."""
+    """Request, the call that serves it, the tool's result, and the assistant's answer."""
 
     request: str
     tool: str
@@ -27,7 +27,7 @@ class ToolTask:
 
 @dataclass(frozen=True)
 class DemoTool:
-    """A function that can be called, under one of several names, and the tasks for it."""
+    """Function that can be called, under one of several names, and the tasks for it."""
 
     names: list[str]
     description: str
@@ -36,7 +36,7 @@ class DemoTool:
     task: Callable[[Random, str], ToolTask]
 
     def definition(self, name: str) -> dict[str, Any]:
-        """Return the tool as clients of chat APIs send it."""
+        """Returns the tool as clients of chat APIs send it."""
         parameters = {
             "type": "object",
             "properties": self.parameters,
@@ -55,7 +55,7 @@ def time_of_day(random: Random) -> str:
 
 
 def code(random: Random) -> str:
-    """Return letters and digits that nothing foretells: a model can only copy them."""
+    """Returns letters and digits that nothing foretells: a model can only copy them."""
     return "".join(random.choices(ascii_uppercase, k=2)) + "-" + "".join(random.choices(digits, k=3))
 
 

@@ -28,19 +28,19 @@ from workshop.training.optimization import Optimization
 from workshop.training.stream import Stream
 
 SEED = 1
-OPENING_TOKENS = 16  # of a document, from which the target writes on
+OPENING_TOKENS = 16  # tokens of a document, from which the target writes on
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A number of optimizer steps on batches of one shape."""
+    """Phase: a number of optimizer steps on batches of one shape."""
 
     steps: int
     rows: int
     length: int
 
 
-# share of the windows by kind: what is hard to predict gets most of them
+# share of the windows by kind: kinds that are hard to predict get most of them
 WEIGHTS = {
     "code": 36,
     "prose": 24,
@@ -68,20 +68,20 @@ READING_WEIGHTS = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """How much is trained. The learning rate is constant in the first of several phases, then decays."""
+    """Amount of training. The learning rate is constant in the first of several phases, then decays."""
 
-    characters: int = 9_000_000  # of training text per kind
+    characters: int = 9_000_000  # characters of training text per kind
     draws: int = DRAWS  # generated documents among which held-out prompts are looked for
     target: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
     reading: tuple[Phase, ...] = (Phase(500, 8, 512), Phase(400, 8, 512), Phase(50, 2, 2048))
     distillation: Phase = Phase(1000, 10, 384)
     lengthening: tuple[Phase, ...] = (Phase(120, 2, 2048),)
-    written_rows: int = 64  # per kind and writing temperature
+    written_rows: int = 64  # rows per kind and writing temperature
     writing_temperatures: tuple[float, ...] = (1.0, 1.0, 0.7, 0.0)
 
 
 def logits_of(model: Any, tokens: Tensor) -> Tensor:
-    """Return the logits after all tokens but the last, float32 [rows, length - 1, vocab_size]."""
+    """Returns the logits after all tokens but the last, float32 [rows, length - 1, vocab_size]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     return logits[:, :-1].float()
@@ -90,7 +90,7 @@ def logits_of(model: Any, tokens: Tensor) -> Tensor:
 def batches(
     streams: dict[str, Stream], weights: dict[str, int], phases: tuple[Phase, ...], seed: int
 ) -> Iterator[Tensor]:
-    """Yield a batch for every step, int64 [rows, length]."""
+    """Yields a batch for every step, int64 [rows, length]."""
     generator = torch.Generator().manual_seed(seed)
     for phase in phases:
         for _ in range(phase.steps):
@@ -98,13 +98,13 @@ def batches(
 
 
 def optimization_of(name: str, models: list[Any], phases: tuple[Phase, ...]) -> Optimization:
-    """Return one with a constant rate in the first of several phases."""
+    """Returns an optimization with a constant rate in the first of several phases."""
     constant_steps = phases[0].steps if len(phases) > 1 else 0
     return Optimization(name, models, sum(phase.steps for phase in phases), constant_steps)
 
 
 def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, ...], seed: int) -> None:
-    """Train the target on text."""
+    """Trains the target on text."""
     optimization = optimization_of("target", [target], phases)
     for tokens in batches(streams, WEIGHTS, phases, seed):
         loss = cross_entropy(logits_of(target, tokens).flatten(0, 1), tokens[:, 1:].flatten())
@@ -112,7 +112,7 @@ def train_target(target: Any, streams: dict[str, Stream], phases: tuple[Phase, .
 
 
 def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: tuple[Phase, ...]) -> None:
-    """Train the target on text and the draft on the target's distribution."""
+    """Trains the target on text and the draft on the target's distribution."""
     optimization = optimization_of("target and draft", [target, draft], phases)
     for tokens in batches(streams, READING_WEIGHTS, phases, SEED + 3):
         target_logits = logits_of(target, tokens)
@@ -124,7 +124,7 @@ def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: t
 
 
 def write_streams(target: Any, streams: dict[str, Stream], schedule: Schedule) -> dict[str, Stream]:
-    """Let the target continue openings of training documents, which are the documents returned."""
+    """Lets the target continue openings of training documents, and returns these documents."""
     generator = torch.Generator().manual_seed(SEED + 1)
     length = schedule.distillation.length
     written = {}
@@ -141,7 +141,7 @@ def write_streams(target: Any, streams: dict[str, Stream], schedule: Schedule) -
 
 
 def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Phase) -> None:
-    """Train the draft on KL + 2 * total variation to the finished target, on equal parts of every source."""
+    """Trains the draft on KL + 2 * total variation to the finished target, on equal parts of every source."""
     generator = torch.Generator().manual_seed(SEED + 2)
     optimization = Optimization("distillation", [draft], phase.steps, phase.steps // 3)
     rows = phase.rows // len(sources)
@@ -156,7 +156,7 @@ def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Ph
 
 
 def train(output: Path, schedule: Schedule) -> None:
-    """Write target/, draft/ and prompts.json under `output`."""
+    """Writes target/, draft/ and prompts.json under `output`."""
     torch.manual_seed(SEED)
     corpus = load_corpus(schedule.characters, schedule.draws)
     # equal parts, so that no kind owns the vocabulary

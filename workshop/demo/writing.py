@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Choose = Callable[[Tensor, int], Tensor]  # logits [rows, vocab_size], tokens written so far -> tokens [rows]
+Choose = Callable[
+    [Tensor, int], Tensor
+]  # arguments: logits [rows, vocab_size], number of tokens written; result: tokens [rows]
 
 
 @torch.inference_mode()
 def write(model: Any, prompts: Tensor, count: int, choose: Choose, mask: Tensor | None = None) -> Tensor:
-    """Continue every prompt by `count` tokens. No token ends a text.
+    """Continues every prompt by `count` tokens. No token ends a text.
 
     Args:
         prompts: int64 [rows, prompt_length].
@@ -32,7 +34,7 @@ def write(model: Any, prompts: Tensor, count: int, choose: Choose, mask: Tensor 
 
 
 def sampler(temperature: float, generator: torch.Generator) -> Choose:
-    """Return a choice by temperature, 0 being greedy."""
+    """Returns a choice by temperature; 0 is greedy."""
 
     def choose(logits: Tensor, _: int) -> Tensor:
         if temperature == 0:

@@ -20,7 +20,7 @@ def test_what_a_client_leaves_behind_is_freed(machines: Machines) -> None:
         next(lines)
         assert machines.busy_pids("target")
     wait_until(lambda: not machines.busy_pids("target") and not machines.busy_pids("draft"))
-    assert machines.tokens("left") < 1000  # of 1500: it was not at its end anyway
+    assert machines.tokens("left") < 1000  # tokens, fewer than the 1500 of the whole answer
 
 
 def test_too_many_requests_are_told_to_come_again_and_no_accepted_one_is_lost(machines: Machines) -> None:

@@ -26,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def texts(machines: Machines, speculation: dict[str, Any], count: int) -> list[str]:
-    """Of requests with mixed prompts, temperatures and seeds, several at a time."""
+    """Returns the texts of requests with mixed prompts, temperatures and seeds, several at a time."""
 
     def ask(number: int) -> str:
         request = {

@@ -61,7 +61,7 @@ def checkpoints() -> dict[str, str]:
 
 @cache
 def advised() -> Advice:
-    """Without quantized forms, which load slowly."""
+    """Advice without quantized forms, which load slowly."""
     settings = read_settings(dict.fromkeys(CHECKS, "false")).with_gpus(0)
     asked = AdviceSettings(
         temperatures=(0.7,),
@@ -178,7 +178,9 @@ def test_by_data_sheets_nothing_is_measured() -> None:
     begun = [line for line in told if not re.match(r"\d+ of ", line)]  # a slow machine tells how far it is
     assert begun == ["the target answers 2 prompts at temperature 0", "draft is judged, 1 of 1"]
     assert not advice.is_measured
-    assert advice.step_ms == pytest.approx(0.5, rel=0.1)  # of so small a model hardly more than a step's rest
+    assert advice.step_ms == pytest.approx(
+        0.5, rel=0.1
+    )  # a small model hardly takes more than a step's overhead
     assert advice.judgements[0].target_cache > 50 * GB
 
 
@@ -218,7 +220,7 @@ def test_a_candidate_is_given_up_when_its_time_is_up() -> None:
 def test_the_command_advises_from_its_arguments_to_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On two models of one layer, quantized forms included."""
+    """Two models of one layer are compared, quantized forms included."""
     draft = shutil.copytree(DEMO / "draft", tmp_path / "small")
     deployment = tmp_path / "outrider.yaml"
     deployment.write_text(f"target: {{model: {DEMO / 'draft'}}}\ndrafts: {{model: {{model: {draft}}}}}\n")

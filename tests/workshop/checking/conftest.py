@@ -12,7 +12,7 @@ from tests.support.planted import Services, services
 
 @asynccontextmanager
 async def base_url(app: FastAPI) -> AsyncIterator[str]:
-    """Of the app behind a real HTTP server on loopback."""
+    """Address of the app behind a real HTTP server on loopback."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     serving = asyncio.create_task(server.serve())
     await eventually(lambda: server.started)

@@ -22,7 +22,7 @@ def texts(
 
 
 def share_called_different(shift: float, runs: int = 100) -> float:
-    """Of pairs of samples, three prompts of two tokens each: B's tokens lie ``shift`` away from A's."""
+    """Returns the share of sample pairs called different, with B's tokens ``shift`` away from A's."""
     moved = np.where(UP, PROBS * (1 + 2 * shift), PROBS * (1 - 2 * shift))
     called = 0
     for run in range(runs):

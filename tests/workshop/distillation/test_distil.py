@@ -77,7 +77,7 @@ def test_the_card_tells_data_steps_and_acceptance_before_and_after(fitted: Path)
     card = (fitted / "README.md").read_text()
     assert "# A draft model, fitted" in card
     assert "for the target `outrider-demo`" in card
-    assert "21 texts of" in card  # of 25 prompts: 2 and 2 are held out
+    assert "21 texts of" in card  # 25 prompts, of which 2 and 2 are held out
     assert "24 steps were taken" in card
     assert "- learning_rate: 0.004" in card
     rows = {row.split(" | ")[0]: row.strip("| ").split(" | ") for row in card.splitlines() if row[:2] == "| "}

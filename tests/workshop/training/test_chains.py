@@ -24,7 +24,7 @@ def attended(chains: Chains, given: list[torch.Tensor]) -> torch.Tensor:
 
 
 def alone(start: int, passes: list[list[torch.Tensor]], index: int) -> torch.Tensor:
-    """Of the last token of one chain: it sees the text up to its start, then the chain."""
+    """Returns the attention of a chain's last token: it sees the text up to its start, then the chain."""
     text, *grown = passes
     query = grown[-1][0][:, :, index : index + 1]
     keys, values = (

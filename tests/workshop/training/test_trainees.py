@@ -51,7 +51,7 @@ def target() -> FrozenTarget:
 
 
 def reading(trainee: Trainee) -> Reading:
-    """Of one text, without autocast's rounding."""
+    """Reads one text, without autocast's rounding."""
     tokens = torch.tensor([prompt_of("json")[:20]])
     output = target().model(input_ids=tokens, output_hidden_states=True)
     hidden = [output.hidden_states[layer] for layer in trainee.hidden_layers]
@@ -59,7 +59,7 @@ def reading(trainee: Trainee) -> Reading:
 
 
 def shaken(trainee: Trainee) -> Trainee:
-    """With weights that are as good as trained for a comparison: none is 0 or 1."""
+    """Gives weights that are as good as trained for a comparison: none is 0 or 1."""
     torch.manual_seed(0)
     for weight in trainee.network.parameters():
         weight.data += 0.05 * torch.randn_like(weight)
@@ -186,7 +186,7 @@ def test_a_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (DEMO / "draft" / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's warning
 def test_adapters_become_a_part_of_the_draft(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     settings = ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4)
@@ -227,7 +227,7 @@ def test_deeper_positions_are_trained_on_fewer_chains() -> None:
     for trainee in (eagle3(), parallel()):
         found = trainee.guesses(reading(trainee), DEPTH, torch.Generator().manual_seed(0))
         counts[trainee.title] = [guess.logits.shape[1] for guess in found]
-    assert [*counts.values()] == [[13, 6, 6], [13, 9, 6]]  # of 16 tokens
+    assert [*counts.values()] == [[13, 6, 6], [13, 9, 6]]  # counts for 16 tokens
 
 
 def test_an_eagle3_head_learns_depth_after_depth() -> None:

@@ -1,4 +1,4 @@
-"""From prompts to a checkpoint: the commands, on a few short texts."""
+"""Commands from prompts to a checkpoint, on a few short texts."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_text_is_a_prompt_and_what_the_target_answers(text: Path) -> None:
     texts = [json.loads(line) for line in text.read_text().splitlines()]
     asked = {prompt_of(kind, index) for kind in KINDS for index in range(4)}
     assert {tuple(one["tokens"][: one["prompt"]]) for one in texts} == asked
-    greedy = texts[4]  # by the temperatures, which take turns
+    greedy = texts[4]  # temperatures take turns
     answer = tuple(greedy["tokens"][greedy["prompt"] :])
     assert 0 < len(answer) <= 24
     wanted = text_of(tuple(greedy["tokens"][: greedy["prompt"]]), 24, temperature=0.0)
