@@ -32,12 +32,12 @@ logger = logging.getLogger("ray.serve")
 
 
 def draft_deployment(name: str) -> str:
-    """The name of the deployment that holds the draft of that name."""
+    """Returns the name of the deployment that holds the draft of that name."""
     return f"draft-{name}"
 
 
 def _handle_of(name: str) -> Any:
-    """Of a draft that is an application of its own. It may be there already, or come later."""
+    """Returns the handle of a draft that is its own application, which may be there or come later."""
     from ray.serve.handle import DeploymentHandle  # takes a second, and is for replicas only
 
     return DeploymentHandle(draft_deployment(name), name).options()
@@ -85,8 +85,7 @@ class Gateway(GenerationServicer):
         """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.
 
         Requests under way take the pace up. Serve ends a replica whose ``reconfigure`` raises, and every one
-        that it starts in its place. So what is not accepted is logged and told by /health, and what was in
-        force stays.
+        that it starts in its place. So refused settings are logged and shown by /health, and the last stay.
         """
         try:
             live = LiveSettings.model_validate(user_config)

@@ -6,16 +6,16 @@ GatewayError
 ├── UnauthenticatedError     no valid API key: 401, UNAUTHENTICATED
 ├── OverloadedError          the queue is full: 429, RESOURCE_EXHAUSTED, with a delay
 ├── DeadlineError            not finished in time: 504, DEADLINE_EXCEEDED
-├── GenerationFailedError      no target can go on with it: 500, INTERNAL
+├── GenerationFailedError    no target can go on with it: 500, INTERNAL
 └── WorkerLostError          no worker, or its stream broke: 503, UNAVAILABLE
     └── SequenceLostError    it broke when the worker had taken the sequence
 """
 
-DEFECT = "a defect of the gateway, whose log tells more"  # what callers hear of any other exception
+DEFECT = "a defect of the gateway, whose log tells more"  # what callers are told for any other exception
 
 
 class GatewayError(Exception):
-    """Base of what the APIs turn into an answer; anything else is a defect of ours."""
+    """Base of the errors that the APIs turn into an answer; anything else is a defect of ours."""
 
 
 class InvalidRequestError(GatewayError):
@@ -35,7 +35,7 @@ class UnknownModelError(InvalidRequestError):
 
 
 class UnauthenticatedError(GatewayError):
-    """The caller has to present an API key and presented none, or another."""
+    """The caller must present an API key and presented none, or an unknown one."""
 
 
 class OverloadedError(GatewayError):
@@ -54,7 +54,7 @@ class DeadlineError(GatewayError):
 
 
 class GenerationFailedError(GatewayError):
-    """A target's engine failed the sequence, or too many targets were lost with it."""
+    """A target's engine failed the sequence, or too many targets were lost while they had it."""
 
 
 class WorkerLostError(GatewayError):

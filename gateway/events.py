@@ -1,4 +1,4 @@
-"""What happens to one sequence. Rounds and drafting tell it; stats, trace and pace listen."""
+"""Events of one sequence. The loop emits them; counters, spans, the pace and the router listen."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from protos import rounds_pb2
 class RoundBegan:
     """One Draft and its Verdict are under way."""
 
-    reason: str  # of its depth
-    waits: bool = False  # it begins with waiting for its Draft
-    continued: bool = False  # the target has its Draft already
+    reason: str  # what decided the depth
+    waits: bool = False  # the round begins with waiting for its Draft
+    continued: bool = False  # the target has the Draft already
 
 
 @dataclass(frozen=True, slots=True)
 class PlainBegan:
-    """The target decodes freely."""
+    """Plain decoding is under way."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendingAhead:
-    """The target is about to be sent the next round's Draft, before the Verdict falls that it follows."""
+    """The next round's Draft is about to go to the target, before the Verdict that it follows."""
 
     proposal: Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Forgone:
-    """The target has continued with that Draft, and nobody wants to know."""
+    """The target has continued with a Draft that was sent ahead; its Verdict is dropped."""
 
     reason: str
 
@@ -59,7 +59,7 @@ class FellBack:
 
     reason: str  # DepthReason LATE, LOST or EMPTY
     detail: str
-    is_fault: bool = True  # not so where an index has nothing to say
+    is_fault: bool = True  # False: an index has nothing to say
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,20 @@ class VerdictFell:
 
     proposal: Proposal
     reply: rounds_pb2.TargetReply
-    reason: str  # of the depth
+    reason: str  # what decided the depth
     continued: bool
-    draft_s: float  # that its Draft was waited for
-    target_s: float  # that its Verdict was waited for
+    draft_s: float  # seconds of the wait for its Draft
+    target_s: float  # seconds of the wait for its Verdict
 
     @property
     def overhead_s(self) -> float:
-        """From Verify to Verdict, outside of the target worker; 0 where the target continued by itself.
+        """Seconds from turn to Verdict outside of the target worker; 0 if the target continued by itself.
 
-        What was not waited for, since a client took its time to read, is not in it.
+        They leave out the time in which a client that reads slowly kept the gateway from waiting.
         """
         return 0.0 if self.continued else max(self.target_s - self.reply.timings.total_ns / 1e9, 0.0)
 
-    # A drafted token that a grammar forced is no guess: neither drafted, nor verified, nor accepted.
+    # A drafted token that a grammar forced is no guess: neither drafted, nor reached, nor accepted.
 
     @property
     def drafted(self) -> int:
@@ -97,10 +97,9 @@ class VerdictFell:
 
     @property
     def drafted_end(self) -> int | None:
-        """Node of the Draft that is the end which the target came to; None: the end was not guessed.
+        """Node of the Draft that guessed the token with which the sequence ends; None: no node did.
 
-        The target judges a guess by its own token, and its Verdict ends with an end of the sequence. So the
-        node is right though the Verdict does not list it.
+        The end is the target's own token, so the Verdict does not list the node, though it is correct.
         """
         if not self.reply.finish_reason:
             return None
@@ -109,24 +108,24 @@ class VerdictFell:
         return next((node for node in self._following if tokens[node] == last and node not in forced), None)
 
     @property
-    def standing(self) -> list[int]:
-        """Nodes of the Draft that are what the target said, root first."""
+    def correct(self) -> list[int]:
+        """Nodes of the Draft that equal what the target said, root first."""
         end = self.drafted_end
         return [*self.reply.accepted, *(() if end is None else (end,))]
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that stand."""
-        return len(self.standing) - self.forced_nodes
+        """Drafted tokens that are correct."""
+        return len(self.correct) - self.forced_nodes
 
     @property
-    def verified(self) -> int:
-        """Drafted tokens whose position was reached: those that stand, and one that was refused."""
+    def reached(self) -> int:
+        """Drafted tokens that the target judged: the correct ones, and one that was refused."""
         return self.accepted + self.is_refused
 
     @property
     def is_refused(self) -> bool:
-        """Whether a drafted token follows those that stand, and is not what the target said there."""
+        """Whether a drafted token follows the correct ones and is not what the target said there."""
         following = self._following
         tokens = {self.proposal.draft.tokens[node] for node in following}
         if self.reply.finish_reason and self.reply.tokens[-1] in tokens:
@@ -135,85 +134,85 @@ class VerdictFell:
 
     @property
     def _following(self) -> set[int]:
-        """Nodes after the last one that the Verdict lists."""
+        """Nodes after the last node that the Verdict lists."""
         path = self.reply.accepted
         end = path[-1] if path else ROOT
         return {node for node, parent in enumerate(self.proposal.draft.parents) if parent == end}
 
     @property
     def forced_nodes(self) -> int:
-        """Tokens of the Draft that stand because a grammar left nothing else."""
+        """Correct tokens of the Draft to which a grammar left no alternative."""
         forced = self.reply.forced_nodes
         return sum(node in forced for node in self.reply.accepted) if forced else 0
 
     @property
     def forced(self) -> int:
-        """All such tokens, in the Draft or beyond it."""
+        """Tokens that a grammar forced, in the Draft or beyond it."""
         return self.forced_nodes + self.reply.forced
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoded:
-    """A stretch has one token more, committed. It may still come once the Draft of a round was sent."""
+    """A token of plain decoding is committed. Some still come after the Draft of a round was sent."""
 
     reply: rounds_pb2.TargetReply
-    target_s: float  # that it was waited for
+    target_s: float  # seconds of the wait for it
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """That nobody verified, beside what the text says there."""
+class UnverifiedGuess:
+    """A guess that the target never judged, compared with the tokens committed at its positions."""
 
-    right: int  # tokens
-    guessed: int
+    correct: int  # tokens
+    guessed: int  # tokens
 
     @property
-    def verified(self) -> int:
-        """Tokens of which this is known: those that are right, and one that is not."""
-        return min(self.right + 1, self.guessed)
+    def reached(self) -> int:
+        """Tokens that the text judges: the correct ones, and one that is wrong."""
+        return min(self.correct + 1, self.guessed)
 
 
-class Overtaken(Guess):
-    """The beginning of a Draft: the target has decoded so many tokens by itself before it came to that."""
+class Overtaken(UnverifiedGuess):
+    """The beginning of a Draft: the target decoded these tokens before the Draft came."""
 
 
-class Compared(Guess):
-    """One that was made while the sequence was plain."""
+class Compared(UnverifiedGuess):
+    """A guess that was made during plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """From now on this drafter drafts."""
+    """A drafter drafts from now on."""
 
     drafter: str
     reason: str
-    share: float | None = None  # of the sequences that it drafts, where it is new
+    share: float | None = None  # part of the sequences that a new draft drafts; None: it is not new
 
 
 @dataclass(frozen=True, slots=True)
 class GuessJudged:
-    """The text has shown how good a guess of another drafter was than the one that drafts."""
+    """The text has judged a guess of a drafter that does not draft this sequence."""
 
     drafter: str
-    right: int  # tokens
+    correct: int  # tokens
     guess: Proposal
 
     @property
-    def verified(self) -> int:
-        """Tokens that it was asked for and of which this is known: not to say one is a wrong guess."""
-        return min(self.right + 1, self.guess.wanted)
+    def reached(self) -> int:
+        """Tokens asked for that the text judges. No token where one was asked for is a wrong guess."""
+        return min(self.correct + 1, self.guess.wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Of a stretch, or of a round that for this reason will have no Verdict."""
+    """Plain decoding is over, or a round that will have no Verdict."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """Between rounds and plain decoding."""
+    """The sequence changes between rounds and plain decoding."""
 
     to: str  # "on" or "off"
     reason: str
@@ -221,15 +220,15 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class TargetLost:
-    """The sequence is opened at another."""
+    """A target was lost, and the sequence goes on at another."""
 
     detail: str
-    is_first: bool  # of several in a row
+    is_first: bool  # False: another was lost just before, without a token in between
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
-    """Nothing goes on."""
+    """The sequence ends with an error."""
 
     reason: str
 
@@ -261,7 +260,7 @@ class EventListener(Protocol):
 
 
 class Events:
-    """Tells each listener of each event, in the order in which they are given."""
+    """Calls each listener for each event, in the order in which they were added."""
 
     def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
         self._listeners = [*listeners]

@@ -5,32 +5,32 @@ from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 
-BY_TASK = "auto"  # in place of a name: for each task the drafter that is the fastest
+BY_TASK = "auto"  # stands for a name: for each task the fastest drafter
 
 
 class Roster:
-    """A draft goes by its own name, every other drafter by that of its row in the registry.
+    """A draft goes by its own name, every other drafter by the name of its row in the registry.
 
-    Beside an index goes what it mixes with: ``code+suffix``, where a draft is named ``code``.
+    A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``.
     """
 
     def __init__(self, drafts: Mapping[str, str], beside_target: str | None) -> None:
         """
         Args:
             drafts: rows of the registry by the names of the drafts.
-            beside_target: row of what stands there; None: nothing does.
+            beside_target: row of the target's own drafter; None: it has none.
         """
         self._drafts = drafts
         self._beside_target = beside_target
         self._there = {row.name: row for row in self._rows()}
 
     def __iter__(self) -> Iterator[DrafterInfo]:
-        """Every drafter that there is. Those in a draft worker have the name of their draft."""
+        """Yields every drafter that there is. Worker drafters have the name of their draft."""
         return iter(self._there.values())
 
     @property
     def names(self) -> Set[str]:
-        """Of every drafter that there is."""
+        """Names of all drafters that there are."""
         return self._there.keys()
 
     def _rows(self) -> Iterator[DrafterInfo]:
@@ -41,7 +41,7 @@ class Roster:
                 yield row
 
     def find(self, name: str) -> DrafterInfo:
-        """Raises ValueError naming those that there are."""
+        """Returns a row. Raises ValueError naming the drafters that there are."""
         if name in self._there:
             return self._there[name]
         reason = f"there is no drafter {name!r}"
@@ -52,7 +52,7 @@ class Roster:
 
 
 def _model(row: DrafterInfo) -> str:
-    """The row of the model that makes its Drafts."""
+    """Returns the row of the model that makes its Drafts."""
     return row.mixes[0] if row.mixes else row.name
 
 

@@ -17,7 +17,7 @@ class Origin(Enum):
     ACCEPTED = "accepted"  # drafted, and confirmed by the target
     TARGET = "target"  # the target's own, after a Draft
     PLAIN = "plain"  # the target's own, without a Draft
-    FORCED = "forced"  # the only one that the grammar left, confirmed by the target
+    FORCED = "forced"  # the only token that the grammar left, confirmed by the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,13 @@ class Token:
 
     id: int
     origin: Origin
-    logprobs: TokenLogprobs | None = None  # where the request asked for them
+    logprobs: TokenLogprobs | None = None  # None: the request did not ask for them
 
 
 @dataclass
 class GatewaySequence:
+    """Prompt, settings and committed tokens; all parts of the gateway share one object per sequence."""
+
     prompt: tuple[int, ...]  # token ids
     sampling: Sampling
     noise_key: int
@@ -38,13 +40,13 @@ class GatewaySequence:
     finish_reason: str | None = None  # "stop" or "length" once nothing more is wanted
     round: int = 0  # number of the newest turn; never restarts
     epoch: int = 0  # number of the newest stream to a worker; never restarts
-    scope: Scope = NOBODYS  # whose past answers it may be drafted from
-    number: int = field(default_factory=count(1).__next__)  # among those of this gateway
+    scope: Scope = NOBODYS  # API key and task whose past answers it may be drafted from
+    number: int = field(default_factory=count(1).__next__)  # unique in this gateway
     is_scored: bool = False  # the log-probabilities of its prompt's tokens are wanted
-    scores: list[TokenLogprobs] = field(default_factory=list)  # those there are, from the second token on
+    scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
     generates: bool = True  # False: nothing follows the prompt
-    draft: Draft | None = None  # that came with the newest Verdict, from a drafter beside the target
-    draft_step: Step | None = None  # one of those that made it
+    draft: Draft | None = None  # Draft of the target's own drafter, from the newest Verdict
+    draft_step: Step | None = None  # one of the steps that made it
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)
@@ -56,12 +58,12 @@ class GatewaySequence:
 
     @property
     def is_coupled(self) -> bool:
-        """Whether its text shows which guesses were correct: only coupled verification accepts no others."""
+        """Whether its text shows which guesses were correct: other rules may accept a wrong guess."""
         return self.sampling.verification == "coupled"
 
     @property
     def unscored(self) -> int:
-        """Tokens of the prompt whose log-probabilities are still to come; nothing comes before the first."""
+        """Tokens of the prompt whose log-probabilities are still missing; the first token never has one."""
         return len(self.prompt) - 1 - len(self.scores) if self.is_scored else 0
 
     def since(self, base: int) -> list[int]:

@@ -13,7 +13,7 @@ def round_message(round_: VerdictFell) -> generation_pb2.Round:
     return generation_pb2.Round(
         drafted=round_.proposal.draft.tokens,
         parents=round_.proposal.draft.parents,
-        accepted=round_.standing,
+        accepted=round_.correct,
         reason=round_.reason,
         ahead_hit=round_.proposal.ahead_hit,
         continued=round_.continued,

@@ -1,4 +1,4 @@
-"""What makes the Drafts of one sequence, seen from the gateway: one method."""
+"""Interface of a drafter for one sequence: one method."""
 
 from abc import ABC, abstractmethod
 
@@ -6,18 +6,18 @@ from gateway.proposal import Proposal
 
 
 class SequenceDrafter(ABC):
-    """A wrong guess costs time, never correctness."""
+    """Makes the Drafts of one sequence. A wrong guess costs time, never correctness."""
 
     @abstractmethod
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
-        """A Draft that follows the committed tokens. It is cancelled where it takes too long.
+        """Returns a Draft that follows the committed tokens. It is cancelled if it takes too long.
 
         Args:
             depth: tokens of its chain, at most; 0 only takes the committed tokens in.
-            leaves: runners-up beside the chain, at most.
+            leaves: alternatives next to the chain, at most.
 
         Raises:
-            WorkerLostError: there will be none; whoever asks again may have more luck.
+            WorkerLostError: there will be none; asking again may succeed.
         """
 
     def close(self) -> None:  # noqa: B027  most hold nothing

@@ -12,27 +12,29 @@ from gateway.roster import Roster
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
-from outrider.drafters.registry import DrafterInfo, Place, drafter
+from outrider.drafters.registry import DrafterInfo, drafter
 
-MAX_TASKS = 1024  # labels come from clients: the one not seen for longest is forgotten
+MAX_TASKS = 1024  # labels come from clients; the least recently seen is forgotten
 
 
 class Drafters:
+    """Makes the drafters of one sequence."""
+
     def __init__(self, fleet: Fleet, roster: Roster, past: PastAnswers | None = None) -> None:
-        """past: for drafters that remember; None: nothing is kept."""
+        """past: store for drafters that remember; None: nothing is kept."""
         self._fleet = fleet
         self.roster = roster
         self._past = PastAnswers() if past is None else past
         self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
 
     def of(self, name: str, sequence: GatewaySequence) -> SequenceDrafter:
-        """Raises ValueError naming the drafters that there are."""
+        """Returns a drafter by name. Raises ValueError naming the drafters that there are."""
         info = self.roster.find(name)
         if info.mixes is not None:
             return self._mixed(name, info.mixes, sequence)
-        if info.place is Place.DRAFT_WORKER:
+        if info.asks_worker:
             return WorkerDrafter(self._fleet, name, sequence)
-        if info.place is Place.TARGET_WORKER:
+        if info.comes_with_verdicts:
             return VerdictDrafter(sequence)
         return self._index(info, sequence)[0]
 
@@ -43,7 +45,7 @@ class Drafters:
         return MixedDrafter(mixes, other, index, promises, sequence)
 
     def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[SequenceDrafter, Any]:
-        """What drafts from an index, and the index."""
+        """Returns what drafts from an index, and the index."""
         if not info.remembers:
             index = info.load()()
             return GatewayDrafter(index, sequence), index

@@ -1,4 +1,4 @@
-"""Drafters that look into text that is there: no worker and no hop, never late and never lost."""
+"""Gateway drafters: indices over text that is there. No worker and no hop, never late and never lost."""
 
 import asyncio
 
@@ -8,20 +8,20 @@ from gateway.sequence import GatewaySequence
 from outrider.drafters.index import Index, as_drawn
 from outrider.drafters.past_answers import PastAnswers
 
-NOTED_AT_A_TIME = 512  # tokens, about a millisecond: the event loop has others to serve
+NOTED_AT_A_TIME = 512  # tokens, about a millisecond of the event loop
 
 
 class GatewayDrafter(SequenceDrafter):
-    """Chains only, whatever is said of leaves."""
+    """Drafts chains from an index, whatever number of alternatives is asked for."""
 
     def __init__(self, index: Index, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
-        """past: takes note of the answer in the end."""
+        """past: store that gets the answer in the end; None: nothing is kept."""
         self._index = index
         self._sequence = sequence
         self._past = past
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
-        """A long prompt is taken note of in parts, between which others have their turn."""
+        """Looks up a Draft. A long prompt enters the index in parts, between which other tasks run."""
         new = self._sequence.since(len(self._index))
         for begin in range(0, len(new), NOTED_AT_A_TIME):
             if begin:
@@ -31,7 +31,7 @@ class GatewayDrafter(SequenceDrafter):
         return Proposal(draft, len(self._index))
 
     def close(self) -> None:
-        """The answer is a past one now."""
+        """Hands the answer to the store of past answers."""
         past, self._past = self._past, None
         if past is not None:
             past.add(self._sequence.scope, self._sequence.generated)

@@ -1,4 +1,4 @@
-"""Drafts of two drafters: each comes from the one that promises more tokens."""
+"""Drafts of two drafters: each comes from the drafter that promises more tokens."""
 
 from dataclasses import replace
 
@@ -10,47 +10,49 @@ from outrider.drafters.index import ScoredIndex, as_drawn
 from outrider.drafters.occurrences import Guess
 from outrider.pace.acceptance import TaskAcceptance, expected_tokens_by_position
 
-PRIOR_SAMPLES = 8.0  # with which the probabilities of an index are believed before they are measured
-KEPT = 1.0 - 1.0 / 200.0  # weight of what was seen before, with each guess
+PRIOR_SAMPLES = 8.0  # tokens; weight of an index's own probabilities before they are measured
+DECAY = 1.0 - 1.0 / 200.0  # weight of older tokens after each guess
 
 
 class Promises:
-    """How many tokens of a Draft will stand, for one task: by what the text said after those before.
+    """Predicts how many tokens of a Draft will be correct, from the earlier guesses of one task.
 
-    Whatever the drafter, a guess was right where it is what the target said. So the index is judged by every
-    guess, whether the target was asked about it or not, and the other drafter by all its Drafts.
+    A guess is correct if it equals what the target said. So the text judges every guess of the index, whether
+    the target was asked about it or not, and every Draft of the other drafter.
     """
 
     def __init__(self) -> None:
         self._other = TaskAcceptance()
-        self._right = self._expected = PRIOR_SAMPLES  # tokens of the index
+        self._correct = self._expected = PRIOR_SAMPLES  # tokens of the index
 
     def of_other(self, depth: int) -> float:
+        """Returns the expected correct tokens of the other drafter's Draft."""
         return expected_tokens_by_position(self._other.rates()[:depth]) - 1.0
 
     def of_index(self, guess: Guess) -> float:
-        """Its score, with each token as much less likely as was measured."""
-        factor = min(self._right / self._expected, 1.0)
+        """Returns the expected correct tokens: its score, corrected by how often it was wrong."""
+        factor = min(self._correct / self._expected, 1.0)
         return sum(
             factor**length * probability for length, probability in enumerate(guess.probabilities, start=1)
         )
 
     def observe_other(self, draft: Draft, text: list[int]) -> None:
-        """The text went on like this."""
-        right, verified = _compared(draft.tokens[: draft.chain_length], text)
-        if verified:
-            self._other.observe(right, verified)
+        """Learns from the text that followed a Draft of the other drafter."""
+        correct, reached = _compared(draft.tokens[: draft.chain_length], text)
+        if reached:
+            self._other.observe(correct, reached)
 
     def observe_index(self, guess: Guess, text: list[int]) -> None:
-        right, verified = _compared(guess.tokens, text)
+        """Learns from the text that followed a guess of the index."""
+        correct, reached = _compared(guess.tokens, text)
         before = (1.0, *guess.probabilities)
         rates = [now / then for now, then in zip(guess.probabilities, before, strict=False)]
-        self._right = KEPT * self._right + right
-        self._expected = KEPT * self._expected + sum(rates[:verified])
+        self._correct = DECAY * self._correct + correct
+        self._expected = DECAY * self._expected + sum(rates[:reached])
 
 
 class MixedDrafter(SequenceDrafter):
-    """Another drafter, which is not even asked where an index promises more.
+    """Another drafter, which is not even asked if an index promises more.
 
     The decision comes before the other drafter is asked. So a Draft does not depend on what was drawn, which
     rejection sampling and block verification need.
@@ -66,8 +68,8 @@ class MixedDrafter(SequenceDrafter):
     ) -> None:
         """
         Args:
-            names: of the other drafter, of the index.
-            index: what takes the sequence's tokens in, and what it holds.
+            names: name of the other drafter, name of the index.
+            index: what takes the sequence's tokens in, and the index that it fills.
         """
         self._names = names
         self._other = other
@@ -78,7 +80,7 @@ class MixedDrafter(SequenceDrafter):
         self._guess, self._draft = Guess(), Draft()
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
-        """The index's Draft has no leaves."""
+        """Returns a Draft; the index's has no alternatives."""
         await self._taking_in.propose(0)
         self._judge()
         if depth == 0:
@@ -93,7 +95,7 @@ class MixedDrafter(SequenceDrafter):
         return replace(proposal, drafter=self._names[0])
 
     def _judge(self) -> None:
-        """The newest guesses, as far as the text has come; then there are none."""
+        """Learns from the newest guesses, as far as the text has come, and drops them."""
         text = self._sequence.since(self._base)
         self._promises.observe_index(self._guess, text)
         self._promises.observe_other(self._draft, text)
@@ -101,12 +103,12 @@ class MixedDrafter(SequenceDrafter):
         self._guess, self._draft = Guess(), Draft()
 
     def close(self) -> None:
-        """Both."""
+        """Closes both."""
         self._other.close()
         self._taking_in.close()
 
 
 def _compared(guessed: tuple[int, ...], text: list[int]) -> tuple[int, int]:
-    """How many leading tokens are right, and at how many positions that is known."""
-    right = agreed(guessed, text)
-    return right, right + (right < min(len(guessed), len(text)))
+    """Returns how many leading tokens are correct, and how many the text reached."""
+    correct = agreed(guessed, text)
+    return correct, correct + (correct < min(len(guessed), len(text)))

@@ -1,4 +1,4 @@
-"""A Draft as a worker sent it."""
+"""Checks of a Draft that a worker sent."""
 
 from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.decoding.settings import Verification
@@ -7,10 +7,12 @@ from protos.conversions import draft_from_message
 
 
 def received_draft(message: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> Draft:
-    """What a target would refuse is found here, before it ends the request. To be quick: once a round.
+    """Returns the Draft. What a target would refuse is found here, before it ends the request.
+
+    It runs once a round, so it must be quick.
 
     Args:
-        vocab_size: of the ids that all workers know.
+        vocab_size: number of the token ids that all workers know.
 
     Raises:
         ValueError: a target would refuse it; the message says why.

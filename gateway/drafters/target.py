@@ -1,4 +1,4 @@
-"""Drafters that stand beside the target: their Drafts come with its verdicts."""
+"""Target drafters: their Drafts come with the target's verdicts."""
 
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.proposal import NO_PROPOSAL, Proposal
@@ -6,13 +6,13 @@ from gateway.sequence import GatewaySequence
 
 
 class VerdictDrafter(SequenceDrafter):
-    """What it proposes was asked for by the Verify before: nothing is waited for."""
+    """Hands out the Draft of the newest Verdict; the turn before asked for it, so nothing waits."""
 
     def __init__(self, sequence: GatewaySequence) -> None:
         self._sequence = sequence
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
-        """Empty where the newest Verdict brought none."""
+        """Returns the Draft; it is empty if the newest Verdict brought none."""
         draft, self._sequence.draft = self._sequence.draft, None
         if draft is None or depth == 0:
             return NO_PROPOSAL

@@ -1,4 +1,4 @@
-"""Drafters in a worker of their own, reached over gRPC."""
+"""Worker drafters: models in draft workers, reached over gRPC."""
 
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.received import received_draft
@@ -20,19 +20,19 @@ REFUSALS = (WorkerLostError, InvalidRequestError, GenerationFailedError)
 
 
 class WorkerDrafter(SequenceDrafter):
-    """Opens a stream for its sequence when it is first asked, and another when that was lost."""
+    """Opens a stream for its sequence when it is first asked, and a new one after a loss."""
 
     def __init__(self, fleet: Fleet, draft: str, sequence: GatewaySequence) -> None:
-        """draft: name of the one that is asked."""
+        """draft: name of the draft to ask."""
         self._fleet = fleet
         self._name = draft
         self._sequence = sequence
         self._stream: DraftStream | None = None
-        self._vocab_size = 0  # of the ids that all workers know
-        self._asked = 0  # number of the newest Propose: there may be several to one turn of the target
+        self._vocab_size = 0  # number of the token ids that all workers know
+        self._asked = 0  # number of the newest Propose; one turn of the target may have several
 
     async def propose(self, depth: int, leaves: int = 0) -> Proposal:
-        """A Propose voids whatever the worker was asked before."""
+        """Sends a Propose, which voids whatever the worker was asked before."""
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
             self._stream = self._fleet.open_draft(self._name, self._sequence)
@@ -80,14 +80,14 @@ class WorkerDrafter(SequenceDrafter):
             raise self._lost(stream, error) from error
 
     def _lost(self, stream: DraftStream, error: Exception) -> WorkerLostError:
-        """What to raise; the stream is given up, unless that was done already and there is another."""
+        """Returns what to raise, and gives the stream up unless there is a newer one already."""
         if stream is self._stream:
             self.close()
         had_it = isinstance(error, GenerationFailedError | SequenceLostError)
         return (SequenceLostError if had_it else WorkerLostError)(str(error))
 
     def close(self) -> None:
-        """Another is opened when it is asked again."""
+        """Closes the stream; asking again opens another."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()

@@ -1,9 +1,8 @@
-"""The spans of one answer: one for every round and for every stretch of plain decoding.
+"""The spans of one answer: one for every round and for every run of plain decoding.
 
-A round's span begins when its Draft is asked for, and ends with its own Verdict. Where the target held the
-Draft before it had finished the round before, the span begins when the Draft was sent there. Its attributes
-count what the answer's Stats gained meanwhile, so over an answer they sum up to the usage that the client is
-told.
+A round's span begins when its Draft is asked for, and ends with its own Verdict. If the target had the Draft
+before the last round was over, the span begins when the Draft was sent. Its attributes count what the
+answer's Stats gained meanwhile, so over an answer they sum up to the usage that the client gets.
 """
 
 import time
@@ -42,21 +41,21 @@ COUNTED = (
 
 
 class NoTrace:
-    """Of an answer that is not recorded: nothing is computed, and nothing crosses to the workers."""
+    """Trace of an answer that is not recorded: nothing is computed, nothing crosses to the workers."""
 
     request = ""  # traceparent for work that no round waits for
-    current = ""  # traceparent of the round or stretch under way
+    current = ""  # traceparent of the round or plain decoding under way
     ahead = ""  # traceparent of the round whose Draft is sent before it begins
 
     def on(self, event: Event) -> None:
-        """Something happened to the answer."""
+        """Records what happened to the answer."""
 
 
 NO_TRACE = NoTrace()
 
 
 class AnswerTrace(NoTrace):
-    """Of an answer that is recorded. At most one round or stretch is under way."""
+    """Trace of an answer that is recorded. At most one span is under way."""
 
     def __init__(self, generation: Span, choice: int, speculation: Speculation) -> None:
         self.request = traceparent_of(generation)
@@ -70,10 +69,10 @@ class AnswerTrace(NoTrace):
         }
         self._counted = Stats()  # since the newest span ended
         self._span: Span = INVALID_SPAN
-        self._next: Span = INVALID_SPAN  # of the next round; dropped unless the target continues with it
+        self._next: Span = INVALID_SPAN  # next round; dropped unless the target continues with it
         self._begun_ns = 0
         self._waits = self._continued = False
-        self._stretch: _PlainTimes | None = None  # None: a round is under way
+        self._plain: _PlainTimes | None = None  # None: a round is under way
         self._decoded = 0  # tokens in that round, before the target came to its Draft
 
     def on(self, event: Event) -> None:
@@ -83,10 +82,10 @@ class AnswerTrace(NoTrace):
                 is_begun = event.continued and self._next is not INVALID_SPAN
                 self._enter(ROUND, self._next if is_begun else None, event.reason)
                 self._span.set_attribute("outrider.waited", event.waits)
-                self._waits, self._continued, self._stretch = event.waits, event.continued, None
+                self._waits, self._continued, self._plain = event.waits, event.continued, None
             case PlainBegan():
                 self._enter(PLAIN, None, event.reason)
-                self._stretch = _PlainTimes()
+                self._plain = _PlainTimes()
             case SendingAhead():
                 self._next = self._started(ROUND, time.time_ns())
                 self._next.set_attribute("outrider.tree_size", len(event.proposal.draft))
@@ -97,16 +96,16 @@ class AnswerTrace(NoTrace):
             case VerdictFell():
                 self._verdict(event)
             case TokenDecoded():
-                if self._stretch is None:
+                if self._plain is None:
                     self._decoded += len(event.reply.tokens)
                 else:
-                    self._stretch.add(event.reply)
+                    self._plain.add(event.reply)
             case Ended():
                 self._end(event.reason)
             case FellBack():
-                self._tell("fallback", f"{event.reason}: {event.detail}")
+                self._add_event("fallback", f"{event.reason}: {event.detail}")
             case Resumed():
-                self._tell("rounds", event.reason)
+                self._add_event("rounds", event.reason)
             case Routed():
                 routed: dict[str, AttributeValue] = {
                     "outrider.drafter": event.drafter,
@@ -116,7 +115,7 @@ class AnswerTrace(NoTrace):
                     routed["outrider.share"] = event.share
                 self._generation.add_event("drafter", routed)
             case TargetLost():
-                self._tell("reopening", event.detail)
+                self._add_event("reopening", event.detail)
 
     def _enter(self, name: str, begun: Span | None, reason: str) -> None:
         """begun: the span, if there is one already."""
@@ -139,25 +138,25 @@ class AnswerTrace(NoTrace):
             if proposal.ahead is not None and proposal.ahead.rank is not None:
                 self._span.set_attribute("outrider.ahead_hit_rank", proposal.ahead.rank)
         else:
-            self._span.update_name(PLAIN)  # a stretch of one token
+            self._span.update_name(PLAIN)  # plain decoding of one token
         times = self._round_times(fell, self._lasted_ms(ended_ns))
         self._finish(len(fell.reply.tokens), times, fell.reply, ended_ns)
 
     def _end(self, reason: str) -> None:
-        """Of a stretch, or of a round that for this reason has no Verdict."""
+        """Ends the span of plain decoding, or of a round that has no Verdict for this reason."""
         if not self._span.is_recording():
             return
-        ended_ns, stretch = time.time_ns(), self._stretch
+        ended_ns, plain = time.time_ns(), self._plain
         lasted = self._lasted_ms(ended_ns)
-        if stretch is None:
+        if plain is None:
             _abandon(self._span, reason)
             self._finish(0, Times(wait=lasted), None, ended_ns)
         else:
-            wire = max(lasted - stretch.total, 0.0)
-            times = Times(target=stretch.steps, wait=stretch.total - stretch.steps, wire=wire)
-            self._finish(stretch.tokens, times, stretch.newest, ended_ns)
+            wire = max(lasted - plain.total, 0.0)
+            times = Times(target=plain.steps, wait=plain.total - plain.steps, wire=wire)
+            self._finish(plain.tokens, times, plain.newest, ended_ns)
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _add_event(self, name: str, reason: str) -> None:
         self._generation.add_event(name, {"outrider.reason": reason})
 
     def _started(self, name: str, begun_ns: int) -> Span:
@@ -167,7 +166,7 @@ class AnswerTrace(NoTrace):
         return (ended_ns - self._begun_ns) / 1e6
 
     def _round_times(self, fell: VerdictFell, lasted: float) -> "Times":
-        """They sum up to the milliseconds since the round, or the Verdict before it, was begun with."""
+        """Returns parts that sum up to the milliseconds since the round or the last Verdict began."""
         proposal, reply = fell.proposal, fell.reply
         step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
         if self._continued:
@@ -205,17 +204,17 @@ class AnswerTrace(NoTrace):
 
 @dataclass
 class Times:
-    """Milliseconds of a round or a stretch; together they are as long as it."""
+    """Milliseconds of the parts of a span; their sum is its length."""
 
     gateway: float = 0.0
-    wire: float = 0.0  # and the event loops at its ends
+    wire: float = 0.0  # with the event loops at its ends
     draft: float = 0.0  # steps of the draft
     wait: float = 0.0  # for a step to begin, or for a Draft that never came
     target: float = 0.0  # steps of the target
 
 
 class _PlainTimes:
-    """What the replies of a stretch say together."""
+    """Sums over the replies of plain decoding."""
 
     def __init__(self) -> None:
         self.tokens = 0

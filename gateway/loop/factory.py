@@ -1,4 +1,4 @@
-"""Puts together what generates one sequence."""
+"""Builds the loop of a sequence, with its drafters, its route and its listeners."""
 
 from collections.abc import Iterator
 
@@ -30,14 +30,14 @@ class LoopFactory:
         self.use(settings)
 
     def use(self, settings: GatewaySettings) -> None:
-        """In force for the sequences that begin from now on; of drafters only."""
+        """Puts settings in force for sequences that begin from now on; only what concerns drafters."""
         self._settings = settings
         self._roster = self._drafters.roster = settings.roster
         self._router.roll_out(settings.new_drafts)
 
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
-        """Of each new draft, for each kind of sequences that there were."""
+        """Roll-outs of the new drafts, for each task and rule that sequences had."""
         return self._router.rollouts
 
     def of(
@@ -49,12 +49,13 @@ class LoopFactory:
         priority: Priority = "interactive",
         trace: NoTrace = NO_TRACE,
     ) -> SequenceLoop:
-        """
+        """Returns the loop of one sequence.
+
         Args:
             speculation: resolved.
             deadline: when to give up, in the event loop's time.
             task: label under which acceptance is counted.
-            trace: for the spans of its rounds.
+            trace: listener that makes the spans of its rounds.
         """
         stats = Stats()
         events = Events([stats, trace])

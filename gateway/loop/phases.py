@@ -254,7 +254,7 @@ class RoundPhase(SequencePhase):
             self._state = Verifying()
 
     def _lease_now(self) -> Lease:
-        """With a drafter of its own that comes alone the target may go on; else it waits for each Draft."""
+        """Returns the lease: empty unless all Drafts come from the target itself, so that it may go on."""
         depth, leaves = self._source.wanted_with_verdict
         if not self._source.target_may_continue:
             return Lease(depth=depth, leaves=leaves)

@@ -1,4 +1,4 @@
-"""What speculation did."""
+"""Counters of what speculation did for sequences."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,31 +25,31 @@ JUDGED = ("verified", "right")
 
 @dataclass
 class Stats:
-    """What speculation did for one sequence, or for several together."""
+    """Counters of one sequence, or of several together. Listens to the events of a sequence."""
 
-    rounds: int = 0  # verdicts on a Draft that was not empty
+    rounds: int = 0  # verdicts on Drafts that were not empty
     drafted: int = 0  # tokens
-    verified: int = 0  # drafted tokens whose position was reached
-    forced: int = 0  # tokens that stand because a grammar left nothing else; they count as nothing else
-    ends: int = 0  # accepted tokens that end an answer: the target said these itself too
+    verified: int = 0  # drafted tokens that were reached
+    forced: int = 0  # tokens to which a grammar left no alternative; they count as nothing else
+    ends: int = 0  # accepted tokens that end an answer; they are the target's own as well
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
-    prepared_for: int = 0  # verdicts for which the draft worker had prepared
-    ahead_hits: Counter[int] = field(default_factory=Counter)  # of them, by the rank of their last token
-    continued: int = 0  # rounds whose Draft the target held before it had finished the round before
-    saved_s: float = 0.0  # in steps of the draft that were over when the Draft was asked for
+    prepared_for: int = 0  # verdicts for which a draft worker had prepared something
+    ahead_hits: Counter[int] = field(default_factory=Counter)  # foreseen verdicts by rank of their last token
+    continued: int = 0  # rounds whose Draft the target had before the last round was over
+    saved_s: float = 0.0  # seconds of draft steps that were over when the Draft was asked for
     wasted: int = 0  # tokens that were drafted for other verdicts
     target_passes: int = 0  # verdicts, with a Draft or without
-    draft_s: float = 0.0  # that rounds waited for a Draft
-    target_s: float = 0.0  # that the sequence waited for verdicts
+    draft_s: float = 0.0  # seconds in which rounds waited for a Draft
+    target_s: float = 0.0  # seconds in which the sequence waited for verdicts
     drafted_by: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, what: see BY_DRAFTER)
-    routed: Counter[tuple[str, str]] = field(default_factory=Counter)  # times that (drafter, why) was taken
+    routed: Counter[tuple[str, str]] = field(default_factory=Counter)  # times by (drafter, reason)
     judged: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, "verified" or "right")
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
-    empty_drafts: int = 0  # times that the draft worker had nothing to say, again and again
+    empty_drafts: int = 0  # times that a draft worker sent many empty Drafts in a row
     lost_targets: int = 0  # times that the target worker was lost
-    failures: Counter[str] = field(default_factory=Counter)  # of the sequence, by reason
+    failures: Counter[str] = field(default_factory=Counter)  # failed sequences by FailureReason
 
     def on(self, event: Event) -> None:
         """Counts what happened."""
@@ -61,10 +61,10 @@ class Stats:
                 if event.proposal.draft:
                     self.rounds += 1
                     self.drafted += event.drafted
-                    self.verified += event.verified
+                    self.verified += event.reached
                     self.accepted_lengths[event.accepted] += 1
                     self.ends += event.drafted_end is not None
-                    counts = 1, event.drafted, event.verified, event.accepted
+                    counts = 1, event.drafted, event.reached, event.accepted
                     for what, count in zip(BY_DRAFTER, counts, strict=True):
                         self.drafted_by[event.proposal.drafter, what] += count
             case TokenDecoded():
@@ -85,8 +85,8 @@ class Stats:
             case Routed():
                 self.routed[event.drafter, event.reason] += 1
             case GuessJudged():
-                self.judged[event.drafter, "verified"] += event.verified
-                self.judged[event.drafter, "right"] += event.right
+                self.judged[event.drafter, "verified"] += event.reached
+                self.judged[event.drafter, "right"] += event.correct
             case FellBack():
                 self.late_drafts += event.reason == DepthReason.LATE
                 self.lost_drafts += event.reason == DepthReason.LOST
@@ -100,7 +100,7 @@ class Stats:
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that stand."""
+        """Drafted tokens that are correct."""
         return sum(length * rounds for length, rounds in self.accepted_lengths.items())
 
     @property
@@ -109,16 +109,16 @@ class Stats:
 
     @property
     def tokens(self) -> int:
-        """Committed: every Verdict adds one of the target's own, also an end that was drafted."""
+        """Committed tokens: every Verdict adds one of the target's own, also if that end was drafted."""
         return self.accepted - self.ends + self.forced + self.target_passes
 
     @property
     def fallbacks(self) -> int:
-        """To plain decoding, because there were no Drafts."""
+        """Changes to plain decoding because there were no Drafts."""
         return self.late_drafts + self.lost_drafts + self.empty_drafts
 
     def accepted_at(self, position: int) -> int:
-        """Drafted tokens that stand at this position of their Draft; the first is 0."""
+        """Returns the correct tokens at this position of their Draft; the first is 0."""
         return sum(rounds for length, rounds in self.accepted_lengths.items() if length > position)
 
     @property
@@ -138,13 +138,13 @@ class Stats:
 
     @property
     def by_drafter(self) -> dict[str, dict[str, int]]:
-        """What each drafter did: where Drafts are mixed there are several."""
+        """Counters of each drafter; a mixed drafter has two."""
         names = dict.fromkeys(drafter for drafter, _ in self.drafted_by)
         return {name: {what: self.drafted_by[name, what] for what in BY_DRAFTER} for name in names}
 
     @property
     def routes(self) -> dict[str, dict[str, int]]:
-        """Times that each drafter was taken to draft, by why it was."""
+        """Times that each drafter was taken to draft, by RouteReason."""
         names = dict.fromkeys(drafter for drafter, _ in self.routed)
         return {
             name: {why: times for (drafter, why), times in self.routed.items() if drafter == name}
@@ -153,7 +153,7 @@ class Stats:
 
     @property
     def by_judged(self) -> dict[str, dict[str, int]]:
-        """What each drafter guessed that did not draft."""
+        """Guesses of each drafter that did not draft."""
         names = dict.fromkeys(drafter for drafter, _ in self.judged)
         return {name: {what: self.judged[name, what] for what in JUDGED} for name in names}
 

@@ -25,7 +25,7 @@ class Committed:
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
     round: VerdictFell | None = None  # None: plain decoding
-    scores: tuple[TokenLogprobs, ...] = ()  # of the prompt, before any token
+    scores: tuple[TokenLogprobs, ...] = ()  # for the prompt; they come before any token
 
 
 class TargetTurns:

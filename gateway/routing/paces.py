@@ -103,11 +103,11 @@ class PaceObserver:
             case FellBack() if event.reason == DepthReason.LATE:  # it is worth nothing
                 self._route.observe(self._paced.drafter.name, 0, 1)
             case Overtaken():
-                self._paced.acceptance.observe(event.right, event.verified)
-                self._route.observe(self._paced.drafter.name, event.right, event.verified)
+                self._paced.acceptance.observe(event.correct, event.reached)
+                self._route.observe(self._paced.drafter.name, event.correct, event.reached)
             case Compared():
-                self.pace.observe_probe(self._paced, event.right, event.verified)
-                self._route.observe(self._paced.drafter.name, event.right, event.verified)
+                self.pace.observe_probe(self._paced, event.correct, event.reached)
+                self._route.observe(self._paced.drafter.name, event.correct, event.reached)
             case GuessJudged():
                 self._observe_judged(self.pace, event)
 
@@ -120,8 +120,8 @@ class PaceObserver:
         paced, guess = self._route.candidate(event.drafter).paced, event.guess
         self._observe_drafting(pace, paced, guess)
         if guess.draft:
-            paced.acceptance.observe(event.right, min(event.right + 1, guess.draft.chain_length))
-        self._route.observe(event.drafter, event.right, event.verified)
+            paced.acceptance.observe(event.correct, min(event.correct + 1, guess.draft.chain_length))
+        self._route.observe(event.drafter, event.correct, event.reached)
 
     @staticmethod
     def _observe_drafting(pace: Pace, paced: PacedSequence, proposal: Proposal) -> None:

@@ -1,4 +1,4 @@
-"""This gateway's one gRPC stream to a worker, which carries all sequences that it has there."""
+"""The one gRPC stream of this gateway to a worker, which carries all its sequences there."""
 
 import asyncio
 from typing import Any, Protocol
@@ -8,14 +8,14 @@ from google.protobuf.message import Message
 
 from protos import rounds_pb2
 
-SEND_TIMEOUT_S = 2.0  # in which the worker has to take a message off our hands
+SEND_TIMEOUT_S = 2.0  # a worker that takes no message for so long counts as lost
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError, TimeoutError)
 
-Name = tuple[int, int]  # of a sequence, and its epoch
+Name = tuple[int, int]  # number of a sequence, epoch of its stream
 
 
 class StreamListener(Protocol):
-    """One sequence at the gateway's end."""
+    """The gateway's end of one sequence's stream."""
 
     def taken(self) -> None:
         """The worker has read its opening."""
@@ -24,48 +24,48 @@ class StreamListener(Protocol):
         """The worker's next reply to it."""
 
     def ended(self, end: rounds_pb2.Ended) -> None:
-        """The worker ended it; nothing more comes."""
+        """The worker ended the sequence; nothing more comes."""
 
     def broken(self, reason: str) -> None:
-        """The connection did; nothing more comes."""
+        """The connection broke; nothing more comes."""
 
 
 class WorkerConnection:
-    """Opened at once, and over for good when it breaks: ``is_over``.
+    """Opens at once, and is over for good when it breaks: ``is_over``.
 
-    What is told while the event loop turns once, or an earlier message is on its way, travels together.
+    Requests that are sent in one turn of the event loop, or while a message is on its way, travel together.
     """
 
     def __init__(self, call: Any, requests: type[Message]) -> None:
         """
         Args:
             call: the stream.
-            requests: the message of several requests.
+            requests: type of the message that holds several requests.
         """
         self._call = call
         self._requests = requests
-        self._untold: list[Message] = []
-        self._is_woken = asyncio.Event()
+        self._outbox: list[Message] = []
+        self._has_outgoing = asyncio.Event()
         self._listeners: dict[Name, StreamListener] = {}
         self.is_over = False
         self._running = asyncio.create_task(self._run())
 
     def listen(self, name: Name, listener: StreamListener) -> None:
-        """From now on what is said of the sequence goes there."""
+        """Hands replies to the sequence to a listener from now on."""
         self._listeners[name] = listener
 
     def forget(self, name: Name) -> None:
-        """Nobody listens to it any more. Forgetting twice does nothing more."""
+        """Drops replies to the sequence from now on. Idempotent."""
         self._listeners.pop(name, None)
 
-    def tell(self, request: Message) -> None:
-        """To a connection that is over nothing is told."""
+    def send(self, request: Message) -> None:
+        """Puts a request into the outbox. Drops it if the connection is over."""
         if not self.is_over:
-            self._untold.append(request)
-            self._is_woken.set()
+            self._outbox.append(request)
+            self._has_outgoing.set()
 
     async def aclose(self) -> None:
-        """Ends it, and with it whatever is open."""
+        """Ends the connection, and with it whatever is open."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
@@ -90,28 +90,28 @@ class WorkerConnection:
         """Returns why it cannot go on."""
         try:
             while True:
-                await self._is_woken.wait()
-                self._is_woken.clear()
-                untold, self._untold = self._untold, []
+                await self._has_outgoing.wait()
+                self._has_outgoing.clear()
+                outgoing, self._outbox = self._outbox, []
                 async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await self._call.write(self._requests(requests=untold))
+                    await self._call.write(self._requests(requests=outgoing))
         except TimeoutError:
             return f"no message was taken in {SEND_TIMEOUT_S:g} s"
         except _BROKEN as error:
             return await self._why(error)
 
     async def _read(self) -> str:
-        """Returns why it cannot go on; empty where the worker ended the stream."""
+        """Returns why it cannot go on; empty if the worker ended the stream."""
         try:
             while isinstance(replies := await self._call.read(), Message):
-                self._hear(replies)
+                self._on_message(replies)
             if replies is None:  # The status never comes while messages behind this one are unread.
                 return "the worker sent a message that cannot be read"
         except _BROKEN as error:
             return await self._why(error)
         return await self._why(None)
 
-    def _hear(self, replies: Any) -> None:
+    def _on_message(self, replies: Any) -> None:
         for taken in replies.taken:
             if (listener := self._listeners.get((taken.sequence, taken.epoch))) is not None:
                 listener.taken()

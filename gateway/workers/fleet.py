@@ -1,4 +1,4 @@
-"""Which workers exist, and a stream to one of them. Nothing polls: Serve pushes the table."""
+"""Workers that exist, and streams to them. Nothing polls: Serve pushes the table."""
 
 import asyncio
 from collections import defaultdict
@@ -15,26 +15,26 @@ from protos.trust import Trust
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
 
-TARGET = ""  # in place of a draft's name
-IMBALANCE = 4  # sequences by which a worker that holds the prefix may be busier than the least busy one
+TARGET = ""  # stands for a draft's name
+IMBALANCE = 4  # sequences more than the least busy worker has, that one with the prefix may have
 
 
 class Fleet:
-    """``workers`` gives those that exist at the moment of asking."""
+    """Chooses workers. ``workers`` returns what exists at the moment of asking."""
 
     def __init__(self, workers: Callable[[], Iterable[WorkerInfo]], trust: Trust) -> None:
         self._workers = workers
         self._trust = trust
-        self._links: dict[str, Link] = {}  # by address
-        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)  # by draft, as ``WorkerInfo.draft`` says
+        self._links: dict[str, Link] = {}  # key: address
+        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)  # key: WorkerInfo.draft
         self._closing: set[asyncio.Task[None]] = set()
-        self._isolated: dict[str, TargetStream] = {}  # by address
+        self._isolated: dict[str, TargetStream] = {}  # key: address
 
     def workers(self, role: Role | None = None) -> list[WorkerInfo]:
         return [worker for worker in self._workers() if role in (None, worker.role)]
 
     def links(self) -> list[Link]:
-        """A connection to every worker that exists; those to others are closed."""
+        """Returns a link to every worker that exists, and closes idle links to workers that are gone."""
         workers = {worker.address: worker for worker in self._workers()}
         for address in self._links.keys() - workers.keys():
             if self._links[address].streams == 0:
@@ -46,12 +46,13 @@ class Fleet:
         return [self._links[address] for address in workers]
 
     def open_target(self, sequence: GatewaySequence, *, isolated: bool = False) -> TargetStream:
-        """
-        isolated: a target was lost with the sequence, perhaps by it. Of such sequences a target gets one at a
-            time, until the first token: one that ends its target does not take the others along again.
+        """Opens the sequence at a target.
+
+        isolated: the sequence was running when a target was lost, and may be the cause. A target gets at most
+            one such sequence until its first token, so another loss takes no other suspect along.
 
         Raises:
-            WorkerLostError: there is no target, or none for a sequence that is to be apart.
+            WorkerLostError: there is no target, or none without an isolated sequence.
         """
         link = self._choose(TARGET, sequence, self._suspected() if isolated else ())
         stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, sequence.sampling)
@@ -60,38 +61,38 @@ class Fleet:
         return stream
 
     def cleared(self, stream: TargetStream) -> None:
-        """A token came over the stream: it need not be apart any more."""
+        """Ends the isolation of a sequence: a token came over its stream."""
         if self._isolated.get(stream.address) is stream:
             del self._isolated[stream.address]
 
     def _suspected(self) -> Collection[str]:
-        """Addresses of targets where a sequence is apart."""
+        """Returns the addresses of targets that have an isolated sequence."""
         self._isolated = {at: stream for at, stream in self._isolated.items() if not stream.is_closed}
         return self._isolated
 
     def open_draft(self, draft: str, sequence: GatewaySequence) -> DraftStream:
-        """Raises WorkerLostError if there is no worker with the draft of that name."""
+        """Opens the sequence at a worker that holds the draft. Raises WorkerLostError if none does."""
         link = self._choose(draft, sequence)
         sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
         return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling)
 
     def vocab_size(self) -> int:
-        """Of the ids that all workers know; 0 without any."""
+        """Returns how many token ids all workers know; 0 without workers."""
         return min((worker.vocab_size for worker in self._workers()), default=0)
 
     def _choose(self, draft: str, sequence: GatewaySequence, taken: Collection[str] = ()) -> Link:
-        """Where the prompt's beginning is cached, unless that worker is much busier than another.
+        """Returns the worker that caches the prompt's beginning, or a less busy one if it is much busier.
 
         Args:
-            draft: name of the one that is looked for, or TARGET.
-            taken: addresses of workers that do not come into question.
+            draft: name of the draft that the worker must hold, or TARGET.
+            taken: addresses of workers that are out of the question.
         """
         links = [link for link in self.links() if link.worker.draft == draft]
         links = [link for link in links if link.worker.address not in taken]
         if not links:
             kind = f"worker of draft {draft!r}" if draft else "target worker"
-            raise WorkerLostError(f"no {kind} is ready{', that is not on trial' if taken else ''}")
-        # Where workers differ the sequence goes to one that holds all of it.
+            raise WorkerLostError(f"no {kind} is ready{' that has no isolated sequence' if taken else ''}")
+        # If workers differ, the sequence goes to a worker whose context holds all of it.
         links = [link for link in links if link.worker.max_length >= sequence.limit] or links
         now = asyncio.get_running_loop().time()
         trusted = [link for link in links if link.suspect_until <= now]
@@ -105,14 +106,14 @@ class Fleet:
         return chosen
 
     async def close(self) -> None:
-        for link in [*self._links.values()]:  # streams that are still read may find others meanwhile
+        for link in [*self._links.values()]:  # streams that are still read may add some meanwhile
             await link.aclose()
 
 
 def _as_drafted(sampling: Sampling, only_drafts: range) -> Sampling:
-    """Without what the target alone tells, and without ids that it lacks.
+    """Returns the settings for a draft: no log-probabilities, and no token that the target lacks.
 
-    only_drafts: these ids: a draft's embeddings may be padded further than the target's.
+    only_drafts: ids that only the draft has: its embeddings may be padded further than the target's.
     """
     banned = (*sampling.bad_token_ids, *only_drafts)
     return sampling.model_copy(update={"logprobs": None, "bad_token_ids": banned})

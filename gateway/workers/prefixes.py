@@ -1,22 +1,22 @@
-"""Which worker took in which beginning of a prompt: there it is probably still cached."""
+"""Beginnings of prompts, and the worker that took each in: it probably still caches them."""
 
 import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
-SPAN = 64  # tokens by which beginnings are told apart
+SPAN = 64  # tokens; beginnings are multiples of it
 REMEMBERED = 65536  # beginnings
 
 
 class Prefixes:
-    """Remembers the newest address for every beginning of whole spans, the least recently used forgotten."""
+    """Remembers the newest address for every beginning, and forgets the least recently used."""
 
     def __init__(self) -> None:
         self._address_of: OrderedDict[bytes, str] = OrderedDict()
 
     def note(self, prompt: tuple[int, ...], address: str) -> None:
-        """The worker at ``address`` takes this prompt in."""
+        """Records that the worker at ``address`` takes this prompt in."""
         for digest in _beginnings(prompt):
             self._address_of[digest] = address
             self._address_of.move_to_end(digest)
@@ -24,7 +24,7 @@ class Prefixes:
             self._address_of.popitem(last=False)
 
     def holder(self, prompt: tuple[int, ...]) -> str | None:
-        """Where the longest known beginning of the prompt was last taken in."""
+        """Returns the address where the longest known beginning of the prompt was taken in last."""
         address = None
         for digest in _beginnings(prompt):
             if digest not in self._address_of:

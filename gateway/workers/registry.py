@@ -1,4 +1,4 @@
-"""The workers that exist, as this process knows them. Written by Serve's thread, read by the event loop."""
+"""Table of the workers that exist. Serve's thread writes it, the event loop reads it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ _BY_DEPLOYMENT: dict[str, tuple[WorkerInfo, ...]] = {}
 
 
 def put(deployment: str, metadata: Iterable[Mapping[str, Any]]) -> None:
-    """Replaces a deployment's workers by those that published this metadata."""
+    """Replaces a deployment's workers by the workers that published this metadata."""
     _BY_DEPLOYMENT[deployment] = tuple(WorkerInfo(**fields) for fields in metadata)
 
 

@@ -1,4 +1,4 @@
-"""How a gateway learns which workers exist: Serve pushes every change to the router of a handle.
+"""Serve pushes every change of the workers to the router of a handle: so a gateway learns of them.
 
 Serve pickles this module by value, so the table itself lives in gateway/workers/registry.py, which every
 reader imports.
@@ -10,7 +10,7 @@ from gateway.workers.registry import put
 
 
 class TableRouter(RequestRouter):  # type: ignore[misc]
-    """Writes the table down. Workers take no requests through Serve, so nothing is ever routed."""
+    """Records the workers. They take no requests through Serve, so nothing is ever routed."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

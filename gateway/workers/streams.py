@@ -26,8 +26,8 @@ RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
-LOAD_AGE_S = 2.0  # for which a reported load is believed
-SUSPECT_S = 5.0  # for which a worker that was lost comes last when one is chosen
+LOAD_AGE_S = 2.0  # an older reported load is not believed
+SUSPECT_S = 5.0  # a worker comes last so long after it was lost
 _REFUSED = {
     rounds_pb2.Ended.INVALID: "prompt",
     rounds_pb2.Ended.TOO_LARGE: "max_tokens",
@@ -55,48 +55,46 @@ class WorkerInfo:
     role: Role
     model: str  # folder or hub id
     address: str  # host:port of its gRPC server
-    pid: int  # of the process that speaks gRPC
+    pid: int  # process that speaks gRPC
     node: str
     vocab_size: int
     max_length: int  # tokens of context
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
-    gpus: tuple[str, ...] = ()  # ids of those that Ray has set aside for the process that speaks gRPC
-    places: tuple[
-        dict[str, Any], ...
-    ] = ()  # device, memory, threads of each rank (actors/messages.py, Place)
+    gpus: tuple[str, ...] = ()  # ids of the GPUs that Ray has set aside for that process
+    places: tuple[dict[str, Any], ...] = ()  # device, memory and threads of each rank
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
     promise: str = ""  # how far the same seed gives the same text, if it holds the target
-    settings: dict[str, Any] = field(default_factory=dict)  # of its engine, as it runs
-    draft: str = ""  # name of the draft that it holds; empty: it holds the target
+    settings: dict[str, Any] = field(default_factory=dict)  # how its engine runs
+    draft: str = ""  # name of its draft; empty: it holds the target
 
 
 class Link:
-    """What this gateway has to do with one worker, and what it last heard of it."""
+    """This gateway's connection to one worker, with the load that the worker reported last."""
 
     def __init__(self, worker: WorkerInfo, trust: Trust) -> None:
         self.worker = worker
         self._trust = trust
         self._channel: grpc.aio.Channel = trust.connect(worker.address, CHANNEL_OPTIONS)
         self._connection: WorkerConnection | None = None
-        self.streams = 0  # open ones of this gateway
+        self.streams = 0  # open streams of this gateway
         self.load: rounds_pb2.Load | None = None  # from the newest reply
-        self.step_ns = 0  # of the newest step that it told of
-        self.heard_at = 0.0  # when that was, in the event loop's time
-        self.suspect_until = 0.0  # the same clock
+        self.step_ns = 0  # duration of the newest step that was reported
+        self.heard_at = 0.0  # time of the newest reply, in the event loop's time
+        self.suspect_until = 0.0  # in the event loop's time
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return f"{self.worker.role} worker {self.worker.address}"
 
     def busy(self, now: float) -> int:
-        """Sequences there: those that we know of, or more if other gateways had some just now."""
+        """Sequences there: our own, or more if other gateways had some just now."""
         if self.load is None or now - self.heard_at > LOAD_AGE_S:
             return self.streams
         return max(self.streams, self.load.running + self.load.waiting)
 
     def connection(self) -> WorkerConnection:
-        """The one that there is, or another where it is over."""
+        """Returns the connection, a new one if the last is over."""
         if self._connection is None or self._connection.is_over:
             stub, requests = _SERVICES[self.worker.role]
             call = stub(self._channel).Stream(metadata=self._trust.metadata)
@@ -104,12 +102,12 @@ class Link:
         return self._connection
 
     def suspect(self) -> None:
-        """For a while it is not to be trusted."""
+        """Has the worker chosen last for a while."""
         self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
 
     @property
     def no_drafts_because(self) -> str:
-        """Why a drafter beside this target is out of use, as far as is known here; empty while it is not."""
+        """Why this target's own drafter is out of use; empty: it is in use, as far as is known here."""
         return "" if self.load is None else self.load.no_drafts_because
 
     async def aclose(self) -> None:
@@ -125,18 +123,18 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     def __init__(
         self, link: Link, request: type[RequestT], sequence: GatewaySequence, sampling: Sampling
     ) -> None:
-        """sampling: the sequence's, as this worker is to take it."""
+        """sampling: settings of the sequence for this worker."""
         self._sampling = sampling
         self._link = link
         self._request: type[RequestT] = request
         self._sequence = sequence
         self._opened = False
-        self._was_taken = False  # by the worker
-        self._known = 0  # tokens of the sequence that the worker was told
+        self._was_taken = False  # the worker has read the opening
+        self._known = 0  # tokens of the sequence that the worker was sent
         self._replies: deque[ReplyT] = deque()
-        self._has_news = asyncio.Event()
+        self._has_reply = asyncio.Event()
         self._end: Callable[[], GatewayError] | None = None
-        self.is_closed = False  # by ourselves
+        self.is_closed = False
         link.streams += 1
         sequence.epoch += 1
         self._epoch = sequence.epoch
@@ -148,11 +146,11 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return self._link.worker.address
 
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
-        """The newest turn: what the worker was told before, and the tokens since then.
+        """Returns the newest turn: the length that the worker knows, and the tokens since then.
 
         Args:
-            round_number: by which its replies are known; higher than before, or the same to top the turn up.
-            traceparent: of the span that waits for the reply, where that is recorded.
+            round_number: number that its replies carry; higher than before, or the same to replace the turn.
+            traceparent: span that waits for the reply; empty if none is recorded.
         """
         base, self._known = self._known, len(self._sequence)
         return rounds_pb2.Turn(
@@ -163,7 +161,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         )
 
     def send(self, request: RequestT) -> None:
-        """The first request opens the sequence at the worker.
+        """Sends a request. The first request opens the sequence at the worker.
 
         Raises:
             WorkerLostError: the stream is broken.
@@ -174,12 +172,12 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             raise self._end()
         if not self._opened:
             self._opened = True
-            self._tell(self._request(open=self._opening()))
-        self._tell(request)
+            self._send(self._request(open=self._opening()))
+        self._send(request)
 
-    def _tell(self, request: RequestT) -> None:
+    def _send(self, request: RequestT) -> None:
         request.sequence, request.epoch = self._sequence.number, self._epoch
-        self._connection.tell(request)
+        self._connection.send(request)
 
     def _opening(self) -> rounds_pb2.Open:
         return rounds_pb2.Open(
@@ -189,25 +187,25 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         )
 
     async def receive(
-        self, round_number: int, timeout: float | None = None, stretch: int | None = None
+        self, round_number: int, timeout: float | None = None, plain_round: int | None = None
     ) -> ReplyT | None:
-        """The next reply to that round, None if it is not there within ``timeout`` seconds.
+        """Returns the next reply to that round; None if it is not there within ``timeout`` seconds.
 
         Replies to older rounds are dropped on the way. Raises as ``send`` does.
 
-        stretch: a round before, of which those that are still under way are wanted too.
+        plain_round: an older round whose replies are wanted too.
         """
         try:
             async with asyncio.timeout(timeout):
-                while (reply := self._next((stretch, round_number))) is None:
-                    self._has_news.clear()
-                    await self._has_news.wait()
+                while (reply := self._next((plain_round, round_number))) is None:
+                    self._has_reply.clear()
+                    await self._has_reply.wait()
         except TimeoutError:
             return None
         return reply
 
     def _next(self, rounds: tuple[int | None, int]) -> ReplyT | None:
-        """None where it has not come."""
+        """Returns the next reply to these rounds; None: it has not come."""
         while self._replies:
             if (reply := self._replies.popleft()).round in rounds:
                 return reply
@@ -216,7 +214,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return None
 
     def lost(self, reason: str) -> GatewayError:
-        """What to raise where a reply makes no sense; the worker is not to be trusted for a while."""
+        """Returns what to raise if a reply makes no sense; the worker is suspect for a while."""
         self.broken(reason)
         assert self._end is not None
         return self._end()
@@ -228,7 +226,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._connection.forget((self._sequence.number, self._epoch))
         self._finish(lambda: WorkerLostError("the stream is closed"))
         if self._opened:
-            self._tell(self._request(close=rounds_pb2.Close()))
+            self._send(self._request(close=rounds_pb2.Close()))
 
     # What the connection calls.
 
@@ -242,7 +240,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         link.load, link.heard_at = reply.load, asyncio.get_running_loop().time()
         link.step_ns = reply.timings.last_step.ns or link.step_ns
         self._replies.append(reply)
-        self._has_news.set()
+        self._has_reply.set()
 
     def ended(self, end: rounds_pb2.Ended) -> None:
         """The worker ended the sequence."""
@@ -251,16 +249,16 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
         elif end.cause == rounds_pb2.Ended.FAILED:
             self._finish(lambda: GenerationFailedError(f"{place}: {end.details}"))
-        else:  # it leaves
+        else:  # the worker is being drained
             self._link.suspect()
             self._finish(lambda: WorkerLostError(f"{place}: {end.details}"))
 
     def broken(self, reason: str) -> None:
-        """The connection did."""
+        """The connection broke."""
         self._link.suspect()
         kind = SequenceLostError if self._was_taken else WorkerLostError
         self._finish(lambda: kind(f"{self._link.place}: {reason}"))
 
     def _finish(self, error: Callable[[], GatewayError]) -> None:
         self._end = self._end or error
-        self._has_news.set()
+        self._has_reply.set()

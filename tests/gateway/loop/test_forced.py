@@ -61,18 +61,18 @@ def test_stats_of_an_end_that_was_drafted_count_it_as_verified_and_accepted() ->
     stats = Stats()
     right = fell(CHAIN, [0], own=2, finish_reason="stop")
     stats.on(right)
-    assert (right.drafted_end, right.standing) == (1, [0, 1])
+    assert (right.drafted_end, right.correct) == (1, [0, 1])
     assert (stats.accepted, stats.verified, stats.accepted_lengths[2]) == (2, 2, 1)
     assert stats.tokens == len(right.reply.tokens) == 2
     wrong = fell(CHAIN, [0], own=3, finish_reason="stop")
     stats.on(wrong)
-    assert (wrong.drafted_end, wrong.standing) == (None, [0])
+    assert (wrong.drafted_end, wrong.correct) == (None, [0])
     assert (stats.accepted, stats.verified, stats.tokens) == (3, 4, 4)
 
 
 def test_drafted_end_that_a_grammar_forced_is_no_guess() -> None:
     event = fell(CHAIN, [0], own=2, finish_reason="stop", forced_nodes=[1])
-    assert (event.drafted_end, event.accepted, event.verified) == (None, 1, 1)
+    assert (event.drafted_end, event.accepted, event.reached) == (None, 1, 1)
 
 
 def test_round_that_ends_with_a_drafted_end_is_told_with_that_node_accepted() -> None:

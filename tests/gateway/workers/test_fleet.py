@@ -84,14 +84,14 @@ async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
     first = fleet.open_target(sequence(1), isolated=True)
     second = fleet.open_target(sequence(2), isolated=True)
     assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
-    with pytest.raises(WorkerLostError, match="not on trial"):
+    with pytest.raises(WorkerLostError, match="no isolated sequence"):
         fleet.open_target(sequence(3), isolated=True)
     others = [fleet.open_target(sequence(4))]  # nothing is known against it
     fleet.cleared(second)
     others.append(fleet.open_target(sequence(3), isolated=True))
     assert others[-1].address == second.address
     fleet.cleared(second)  # a second token says nothing of the next trial there
-    with pytest.raises(WorkerLostError, match="not on trial"):
+    with pytest.raises(WorkerLostError, match="no isolated sequence"):
         fleet.open_target(sequence(5), isolated=True)
     first.close()
     others.append(fleet.open_target(sequence(5), isolated=True))
