@@ -1,4 +1,4 @@
-"""How busy this gateway and its workers are, as GetLoads and the page tell it."""
+"""Load of this gateway and its workers, for GetLoads and the page."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""This gateway's numbers to its instruments, once a second: rounds and tokens cost nothing here."""
+"""Publishes the numbers of this gateway once a second: rounds and tokens cost nothing here."""
 
 import asyncio
 
@@ -39,14 +39,14 @@ OF_DRAFTERS = {
 
 
 async def publish_always(generation: Generation, instruments: Instruments) -> None:
-    """Until it is cancelled."""
+    """Publishes every PERIOD_S until it is cancelled."""
     while True:
         publish(generation, instruments)
         await asyncio.sleep(PERIOD_S)
 
 
 def publish(generation: Generation, instruments: Instruments) -> None:
-    """What has changed since the last time."""
+    """Publishes what has changed since the last time."""
     totals, admission = generation.totals, generation.admission
     for kind, stats in totals.stats().items():
         _count(instruments, kind, stats)

@@ -1,0 +1,1 @@
+"""Workers that exist, and the streams of sequences to them."""

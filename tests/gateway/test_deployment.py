@@ -28,10 +28,10 @@ PACE = PaceSettings()
 
 class Unserved(Gateway):
     def __del__(self):
-        """Serve awaits the destructor; here nobody does."""
+        """Stands for the destructor, which Serve awaits and no test does."""
 
 
-async def test_a_gateway_that_cannot_be_built_leaves_as_any_other():
+async def test_gateway_failed_constructor_has_a_harmless_destructor():
     """Serve calls both by name: an error of the destructor would hide that of the constructor."""
     ended = []
     gateway = Unserved.__new__(Unserved)
@@ -42,7 +42,7 @@ async def test_a_gateway_that_cannot_be_built_leaves_as_any_other():
     assert ended == [True]
 
 
-async def test_a_gateway_that_cannot_be_traced_hides_no_error():
+async def test_gateway_failed_tracing_hides_no_error():
     def start_tracing():
         raise ValueError("no such exporter")
 
@@ -52,7 +52,7 @@ async def test_a_gateway_that_cannot_be_traced_hides_no_error():
     await Gateway.__del__(gateway)
 
 
-async def test_a_gateway_samples_as_the_files_beside_the_tokenizer_say(tmp_path, monkeypatch):
+async def test_gateway_sampling_defaults_come_from_the_checkpoint(tmp_path, monkeypatch):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((DEMO / "target" / name).read_text())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
@@ -66,14 +66,14 @@ async def test_a_gateway_samples_as_the_files_beside_the_tokenizer_say(tmp_path,
 
 
 def gateway_of(settings):
-    """As it is once Serve has built it."""
+    """Returns a gateway as Serve has built it."""
     gateway = Unserved.__new__(Unserved)
     gateway.generation = Generation(settings, load_tokenizer(settings.tokenizer), Fleet(list, TRUST))
     gateway._leaving, gateway._joined = AsyncExitStack(), {}
     return gateway
 
 
-def test_a_draft_that_joins_is_looked_for_once_in_its_own_application(monkeypatch):
+def test_reconfigure_with_a_new_draft_opens_its_handle_once(monkeypatch):
     looked_for = []
 
     class Handle:
@@ -96,7 +96,7 @@ def test_a_draft_that_joins_is_looked_for_once_in_its_own_application(monkeypatc
     assert gateway.generation.paces.settings == PaceSettings(max_depth=5)
 
 
-def test_a_new_pace_is_in_force_at_once_and_a_wrong_one_never():
+def test_reconfigure_with_a_pace_uses_it_unless_it_is_wrong():
     gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
     paces = gateway.generation.paces
     pace = paces.of_target("some target")

@@ -1,4 +1,4 @@
-"""The names that drafters go by in one deployment."""
+"""Names of the drafters of one deployment."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gateway.roster import Roster
 from outrider.drafters.registry import Place
 
 
-def test_drafts_go_by_their_own_names_and_all_others_by_that_of_their_row() -> None:
+def test_roster_names_drafts_by_their_own_and_others_by_their_row() -> None:
     there = {row.name: row.place for row in Roster({"small": "model", "code": "parallel"}, "eagle3")}
     assert there == {
         "small": Place.DRAFT_WORKER,
@@ -19,18 +19,18 @@ def test_drafts_go_by_their_own_names_and_all_others_by_that_of_their_row() -> N
     }
 
 
-def test_a_draft_costs_what_its_row_says() -> None:
+def test_roster_draft_has_the_costs_of_its_row() -> None:
     roster = Roster({"small": "model", "code": "parallel"}, None)
     assert [roster.find(name).is_parallel for name in ("small", "code", "code+suffix")] == [False, True, True]
     assert roster.find("code+suffix").mixes == ("code", "suffix")
 
 
 @pytest.mark.parametrize("name", ["model", "parallel", "parallel+suffix", "tea leaves"])
-def test_no_draft_is_found_by_the_name_of_its_row(name: str) -> None:
+def test_roster_name_of_a_row_finds_no_draft(name: str) -> None:
     with pytest.raises(ValueError, match=rf"no drafter '{name.replace('+', '.')}'; there are: small, ngram"):
         Roster({"small": "model"}, None).find(name)
 
 
-def test_a_head_that_does_not_stand_beside_the_target_is_not_there() -> None:
+def test_roster_head_of_another_target_is_not_found() -> None:
     with pytest.raises(ValueError, match=r"'medusa' would stand beside the target, and there is 'eagle3'; "):
         Roster({}, "eagle3").find("medusa")

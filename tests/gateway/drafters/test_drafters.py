@@ -1,4 +1,4 @@
-"""What makes a Draft, seen from the gateway."""
+"""Drafters, seen from the gateway."""
 
 import asyncio
 import math
@@ -36,7 +36,7 @@ def commit(sequence, count):
     sequence.round += 1
 
 
-async def test_a_draft_follows_the_committed_tokens():
+async def test_worker_drafter_propose_follows_the_committed_tokens():
     async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
         sequence, drafter = drafter_of(fleet)
         assert not (await drafter.propose(0)).draft
@@ -47,7 +47,7 @@ async def test_a_draft_follows_the_committed_tokens():
     assert proposal.base == len(PROMPT) + 2
 
 
-async def test_a_question_that_is_given_up_leaves_the_next_one_its_answer():
+async def test_worker_drafter_cancelled_propose_leaves_the_next_its_answer():
     silent = asyncio.Event()
     async with fleet_of(ScriptedDraft(ANSWER, silent=silent)) as fleet:
         sequence, drafter = drafter_of(fleet)
@@ -61,7 +61,7 @@ async def test_a_question_that_is_given_up_leaves_the_next_one_its_answer():
     assert proposal.draft == Draft.chain(ANSWER[2:5])
 
 
-async def test_whoever_asks_after_a_loss_opens_another_stream_that_catches_up():
+async def test_worker_drafter_after_a_loss_opens_a_stream_that_catches_up():
     worker = ScriptedDraft(ANSWER, lost_at=(3, 5))
     async with fleet_of(worker) as fleet:
         sequence, drafter = drafter_of(fleet)
@@ -80,7 +80,7 @@ async def test_whoever_asks_after_a_loss_opens_another_stream_that_catches_up():
     assert (newest.turn.base, len(newest.turn.tokens)) == (0, len(sequence))
 
 
-async def test_what_follows_the_likely_verdicts_comes_after_the_draft():
+async def test_worker_drafter_prepared_tree_comes_after_the_draft():
     async with fleet_of(ScriptedDraft(ANSWER, prepares=True)) as fleet:
         _, drafter = drafter_of(fleet)
         proposal = await drafter.propose(3)
@@ -103,8 +103,8 @@ async def test_what_follows_the_likely_verdicts_comes_after_the_draft():
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_a_draft_that_makes_no_sense_is_a_lost_worker(monkeypatch, draft, wrong):
-    """The target would refuse it, and with it a request that nothing is wrong with."""
+async def test_worker_drafter_malformed_draft_is_a_lost_worker(monkeypatch, draft, wrong):
+    """The target would refuse the Draft, and with it a request that nothing is wrong with."""
     monkeypatch.setattr(ScriptedDraft, "_draft", lambda *_: rounds_pb2.Draft(**draft))
     async with fleet_of(ScriptedDraft(ANSWER)) as fleet:
         sequence, drafter = drafter_of(fleet)
@@ -126,7 +126,7 @@ async def test_a_draft_that_makes_no_sense_is_a_lost_worker(monkeypatch, draft, 
     ],
     ids=["none", "without the token", "of an unknown token", "above 1", "of 0", "of NaN", "too few"],
 )
-async def test_rejection_or_block_need_to_know_what_a_draft_was_drawn_from(monkeypatch, probs):
+async def test_worker_drafter_rejection_without_probs_is_a_lost_worker(monkeypatch, probs):
     draft = rounds_pb2.Draft(
         tokens=[1], parents=[-1], draft_probs=[rounds_pb2.SparseProbs(**p) for p in probs]
     )
@@ -139,14 +139,14 @@ async def test_rejection_or_block_need_to_know_what_a_draft_was_drawn_from(monke
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-async def test_ngrams_are_sure_of_themselves_where_rejection_or_block_asks(rule):
+async def test_gateway_drafter_rejection_gives_certain_probs(rule):
     async with fleet_of() as fleet:
         sequence = GatewaySequence((1, 2, 3, 1, 2), Sampling(verification=rule), noise_key=0)
         draft = (await ngram_of(fleet, sequence).propose(2)).draft
     assert draft == Draft.chain([3, 1], [SparseProbs((3,), (1.0,)), SparseProbs((1,), (1.0,))])
 
 
-async def test_a_long_prompt_is_looked_through_while_others_have_their_turn():
+async def test_gateway_drafter_long_prompt_yields_to_other_tasks():
     async with fleet_of() as fleet:
         drafter = ngram_of(fleet, GatewaySequence(tuple(range(20_000)), Sampling(), noise_key=0))
         looking, turns = asyncio.create_task(drafter.propose(0)), 0
@@ -156,7 +156,7 @@ async def test_a_long_prompt_is_looked_through_while_others_have_their_turn():
     assert turns > 20
 
 
-async def test_ngrams_are_looked_up_in_prompt_and_output():
+async def test_gateway_drafter_looks_up_prompt_and_output():
     async with fleet_of() as fleet:
         sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0)
         drafter = ngram_of(fleet, sequence)
@@ -167,7 +167,7 @@ async def test_ngrams_are_looked_up_in_prompt_and_output():
         assert (await drafter.propose(2)).draft.tokens == (1, 7)
 
 
-async def test_a_drafter_is_made_by_its_name():
+async def test_drafters_of_each_name_makes_its_class():
     async with fleet_of() as fleet:
         sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0)
         names = ("model", "ngram", "suffix", "model+suffix")

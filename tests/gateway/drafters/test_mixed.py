@@ -32,7 +32,7 @@ def commit(sequence, *tokens):
     sequence.round += 1
 
 
-async def test_where_the_text_repeats_the_draft_worker_is_not_asked():
+async def test_mixed_drafter_repeating_text_asks_no_draft_worker():
     worker = ScriptedDraft(REPEATED)
     async with fleet_of(worker) as fleet:
         drafter = mixed_of(fleet, sequence_of())
@@ -43,7 +43,7 @@ async def test_where_the_text_repeats_the_draft_worker_is_not_asked():
     assert worker.requests == []
 
 
-async def test_where_nothing_occurred_before_the_model_drafts():
+async def test_mixed_drafter_new_text_asks_the_model():
     async with fleet_of(ScriptedDraft([7, 8, 9])) as fleet:
         sequence = sequence_of([1, 2, 3])
         proposal = await mixed_of(fleet, sequence).propose(3)
@@ -51,7 +51,7 @@ async def test_where_nothing_occurred_before_the_model_drafts():
     assert proposal.draft == Draft.chain([7, 8, 9])
 
 
-async def test_the_prompt_is_taken_in_by_both():
+async def test_mixed_drafter_prompt_reaches_both():
     worker = ScriptedDraft(REPEATED)
     async with fleet_of(worker) as fleet:
         drafter = mixed_of(fleet, sequence_of())
@@ -61,7 +61,7 @@ async def test_the_prompt_is_taken_in_by_both():
     assert list(worker.requests[1].propose.turn.tokens) == list(PROMPT)
 
 
-async def test_a_model_that_was_not_asked_for_a_while_catches_up():
+async def test_mixed_drafter_idle_model_catches_up():
     worker = ScriptedDraft([22, 23, 50, 51, 52])
     async with fleet_of(worker) as fleet:
         sequence = sequence_of()
@@ -74,7 +74,7 @@ async def test_a_model_that_was_not_asked_for_a_while_catches_up():
     assert len(worker.requests[1].propose.turn.tokens) == len(PROMPT) + 3
 
 
-async def test_suffixes_that_were_wrong_again_and_again_give_way():
+async def test_mixed_drafter_wrong_suffixes_give_way():
     async with fleet_of(ScriptedDraft(REPEATED * 10)) as fleet:
         sequence = sequence_of([5, 6] * 4)
         drafter, drafted = mixed_of(fleet, sequence), []
@@ -85,8 +85,8 @@ async def test_suffixes_that_were_wrong_again_and_again_give_way():
     assert drafted[-1] == "model"
 
 
-async def test_a_model_that_is_right_more_often_wins_and_one_that_is_wrong_loses():
-    """The same guess of the suffixes, once beside a model that was right and once beside one that was not."""
+async def test_mixed_drafter_chooses_the_more_correct_of_both():
+    """Compares one guess of the suffixes with a model that was correct, and with a model that was not."""
     for right, winner in ((True, "model"), (False, "suffix")):
         promises = Promises()
         for _ in range(40):
@@ -96,7 +96,7 @@ async def test_a_model_that_is_right_more_often_wins_and_one_that_is_wrong_loses
         assert won == winner
 
 
-def test_what_the_text_did_not_reach_tells_nothing():
+def test_promises_unreached_tokens_teach_nothing():
     promises = Promises()
     before = promises.of_other(4), promises.of_index(Guess((1, 2), (1.0, 1.0)))
     promises.observe_other(Draft.chain([1, 2, 3, 4]), [])
@@ -107,13 +107,13 @@ def test_what_the_text_did_not_reach_tells_nothing():
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-async def test_suffixes_are_sure_of_themselves_where_rejection_or_block_asks(rule):
+async def test_mixed_drafter_rejection_gives_certain_probs(rule):
     async with fleet_of() as fleet:
         proposal = await mixed_of(fleet, sequence_of(verification=rule)).propose(2)
     assert proposal.draft == Draft.chain([22, 23], [SparseProbs((22,), (1.0,)), SparseProbs((23,), (1.0,))])
 
 
-async def test_an_answer_is_remembered_for_its_own_kind_and_no_other():
+async def test_mixed_drafter_past_answer_serves_its_own_scope_only():
     past = PastAnswers(1000)
     async with fleet_of() as fleet:
         first = sequence_of([3])
@@ -128,7 +128,7 @@ async def test_an_answer_is_remembered_for_its_own_kind_and_no_other():
             await mixed_of(fleet, sequence_of([12, 13], Scope("another key", "code")), past).propose(2)
 
 
-def test_any_drafter_can_be_mixed_once():
+def test_mixed_row_of_any_drafter_registers_once():
     row = mixed("ngram", "suffix")
     assert (row.name, row.mixes, row.place) == ("ngram+suffix", ("ngram", "suffix"), drafter("ngram").place)
     with pytest.raises(ValueError, match=r"there is a drafter named 'model\+suffix' already"):

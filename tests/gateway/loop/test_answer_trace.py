@@ -1,4 +1,4 @@
-"""The spans of an answer's rounds, made of the events that tell of them."""
+"""Spans of an answer's rounds, made from its events."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def fell(proposal, reply, continued=False, target_s=0.005):
 
 
 def traced():
-    """The trace of an answer that is in a round, whose target has the next Draft already."""
+    """Trace of an answer that is in a round, whose target has the next Draft already."""
     trace = answer_trace()
     trace.on(RoundBegan("fixed", waits=True))
     trace.on(SendingAhead(Proposal(Draft((1, 2, 3, 4), (-1, 0, 1, 1)))))
@@ -50,7 +50,7 @@ def traced():
     return trace
 
 
-async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of(spans):
+async def test_trace_continued_round_uses_the_span_sent_ahead(spans):
     trace = traced()
     trace.on(RoundBegan("fixed", continued=True))
     assert trace.current == trace.ahead
@@ -62,7 +62,7 @@ async def test_a_round_that_the_target_began_by_itself_is_the_one_it_was_told_of
     assert second.attributes["outrider.draft_ms"] == 0.0
 
 
-async def test_the_share_of_a_new_draft_is_told_with_each_change(spans):
+async def test_trace_routed_new_draft_records_its_share(spans):
     with get_tracer("test").start_as_current_span("a generation", context_of(TRACEPARENT)) as generation:
         trace = AnswerTrace(generation, 0, FIXED)
         trace.on(Routed("next", RouteReason.ROLLED_OUT, 0.125))
@@ -76,14 +76,14 @@ async def test_the_share_of_a_new_draft_is_told_with_each_change(spans):
     assert second.attributes == {"outrider.drafter": "model", "outrider.reason": "went back"}
 
 
-async def test_a_round_that_never_began_leaves_no_span(spans):
+async def test_trace_round_never_begun_leaves_no_span(spans):
     trace = traced()
     trace.on(RoundBegan("fixed", waits=True))
     trace.on(fell(DRAFT, reply(5)))
     assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
 
 
-async def test_tokens_that_came_before_a_verdict_belong_to_its_round(spans):
+async def test_trace_tokens_before_a_verdict_belong_to_its_round(spans):
     trace = answer_trace()
     for ends in (lambda: trace.on(fell(DRAFT, reply(2, 3))), lambda: trace.on(Ended("fixed"))):
         trace.on(RoundBegan("fixed"))
@@ -93,8 +93,8 @@ async def test_tokens_that_came_before_a_verdict_belong_to_its_round(spans):
     assert spans.one("abandoned round").attributes["outrider.tokens"] == 1
 
 
-async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
-    """The worker has spans below it."""
+async def test_trace_forgone_round_is_abandoned(spans):
+    """The span stays in the trace: the worker has spans below it."""
     trace = traced()
     trace.on(Forgone("measured"))
     trace.on(PlainBegan("measured"))
@@ -104,7 +104,7 @@ async def test_a_round_that_the_target_began_in_vain_is_abandoned(spans):
 
 
 @pytest.mark.parametrize(("waits", "expected"), [(True, [6, 3 + 2, 1 + 4, 4]), (False, [0, 3, 1, 4])])
-async def test_a_round_that_did_not_wait_for_its_draft_has_no_part_of_its_time(spans, waits, expected):
+async def test_trace_round_without_a_wait_has_no_draft_time(spans, waits, expected):
     """The Draft: 12 ms, 6 in steps and 2 outside of the worker. The Verdict: 5 ms, 4 in steps, 3 outside."""
     proposal = replace(DRAFT, seconds=0.012, worker_s=0.010, step_s=0.006)
     trace = answer_trace()

@@ -21,7 +21,7 @@ ANSWER = [*range(100)]
 
 @pytest.mark.parametrize("delay_ms", [0.3, 2.0, 10.0])
 @pytest.mark.parametrize("mode", ["off", "fixed"])
-async def test_a_delay_per_hop_changes_no_token(delay_ms, mode):
+async def test_loop_delay_per_hop_changes_no_token(delay_ms, mode):
     async with AsyncExitStack() as stack:
         near = await stack.enter_async_context(
             fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 50]))

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces are no guesses: they tell the pace and the statistics nothing of a drafter."""
+"""Tokens that a grammar forces are no guesses: the pace and the counters learn nothing from them."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_forced_is_neither_drafted_nor_verified_nor_accepted(case: str) -> None:
+def test_verdict_forced_tokens_are_not_drafted_reached_or_accepted(case: str) -> None:
     accepted, nodes, beyond, expected = CASES[case]
     event, stats = fell(CHAIN, accepted, forced_nodes=nodes, forced=beyond), Stats()
     stats.on(event)
@@ -57,7 +57,7 @@ def test_what_is_forced_is_neither_drafted_nor_verified_nor_accepted(case: str) 
 
 
 def test_stats_of_an_end_that_was_drafted_count_it_as_verified_and_accepted() -> None:
-    """A Verdict ends there, and lists it as the target's own."""
+    """The Verdict ends with that token, and lists it as the target's own."""
     stats = Stats()
     right = fell(CHAIN, [0], own=2, finish_reason="stop")
     stats.on(right)
@@ -76,7 +76,7 @@ def test_drafted_end_that_a_grammar_forced_is_no_guess() -> None:
 
 
 def test_round_that_ends_with_a_drafted_end_is_told_with_that_node_accepted() -> None:
-    """The page strikes out what was reached and is not accepted."""
+    """The page strikes out tokens that were reached and not accepted."""
     event = fell(CHAIN, [0], own=2, finish_reason="stop")
     assert list(round_message(event).accepted) == [0, 1]
 
@@ -89,7 +89,7 @@ def test_forced_tokens_of_plain_decoding_are_counted() -> None:
 
 
 class Observed(Pace):
-    """Notes what it is told of rounds."""
+    """Records what it is told about rounds."""
 
     def __init__(self) -> None:
         super().__init__(PaceSettings())
@@ -114,21 +114,21 @@ OF_PACE = {
 
 
 @pytest.mark.parametrize("case", OF_PACE)
-def test_the_pace_learns_from_guesses_alone(case: str) -> None:
+def test_pace_verdict_with_forced_tokens_learns_from_guesses_alone(case: str) -> None:
     proposal, accepted, nodes, expected = OF_PACE[case]
     pace = observed("model", fell(proposal, accepted, forced_nodes=nodes, forced=3))
     assert (pace.rounds, pace.ranks) == ([expected], [])
 
 
 @pytest.mark.parametrize(("name", "expected"), [("eagle3", [("eagle3", 1)]), ("model", [])])
-def test_the_pace_learns_what_runners_up_of_heads_would_bring(name: str, expected: list[Any]) -> None:
-    """A verdict tells it of the heads that made its Draft; of others it would tell nothing."""
+def test_pace_verdict_with_a_rank_teaches_alternatives_of_its_drafter(name: str, expected: list[Any]) -> None:
+    """A Verdict's rank is about the heads that made its Draft, not about other drafters."""
     assert observed(name, fell(CHAIN, [0], rank=1)).ranks == expected
     assert observed(name, fell(CHAIN, [0, 1, 2, 3])).ranks == []
 
 
 def observed(name: str, event: VerdictFell) -> Observed:
-    """The pace after a Verdict on that drafter's Draft."""
+    """Returns the pace after a Verdict on a Draft of that drafter."""
     speculation = Speculation().resolved(name, PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
     sequence = GatewaySequence((1,), Sampling(), 1)

@@ -1,4 +1,4 @@
-"""A request is not opened again for ever: targets that are lost with it are counted while no token comes."""
+"""Losses of targets are counted while no token comes: a request is not opened again for ever."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ async def text(generated: SequenceLoop) -> list[int]:
 
 @pytest.mark.parametrize("max_losses", [1, 3])
 @pytest.mark.parametrize("speculation", [OFF, FIXED], ids=str)
-async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, speculation, max_losses):
+async def test_loop_max_losses_reached_fails_with_the_reason(caplog, speculation, max_losses):
     target = ScriptedTarget(ANSWER, lost_at=range(100))
     async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
         generated = rounds_of(fleet, speculation, max_losses=max_losses)
@@ -59,8 +59,8 @@ async def test_a_request_with_which_targets_are_lost_fails_and_says_why(caplog, 
 
 
 @pytest.mark.parametrize(("speculation", "request_number"), [(OFF, 2), (FIXED, 2), (FIXED, 4)], ids=str)
-async def test_a_target_whose_draft_is_no_tree_is_lost(speculation, request_number):
-    """Nothing of such a reply is committed. Another target goes on."""
+async def test_loop_reply_with_a_malformed_draft_loses_the_target(speculation, request_number):
+    """Nothing of the reply is committed, and another target goes on."""
     target, other = ScriptedTarget(ANSWER, malformed_at=(request_number,)), ScriptedTarget(ANSWER)
     async with fleet_of(target, other, ScriptedDraft(ANSWER)) as fleet:
         generated = rounds_of(fleet, speculation)
@@ -85,8 +85,8 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("draft", MALFORMED.values(), ids=MALFORMED)
-async def test_a_target_whose_draft_others_would_refuse_is_lost(draft):
-    """Otherwise the next Verify would carry it, and end the request."""
+async def test_loop_reply_with_an_unknown_token_loses_the_target(draft):
+    """The next turn would carry the Draft, and end the request."""
     malformed = rounds_pb2.Draft(**draft)
     target, other = ScriptedTarget(ANSWER, malformed_at=(2,), malformed=malformed), ScriptedTarget(ANSWER)
     async with fleet_of(target, other) as fleet:
@@ -96,7 +96,7 @@ async def test_a_target_whose_draft_others_would_refuse_is_lost(draft):
     assert generated.stats.lost_targets == 1
 
 
-async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
+async def test_loop_malformed_drafts_again_and_again_fail():
     target = ScriptedTarget(ANSWER, malformed_at=range(100))
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet, max_losses=2)
@@ -106,7 +106,7 @@ async def test_targets_whose_drafts_are_never_trees_are_not_tried_for_ever():
     assert generated.stats.failures == {FailureReason.LOST_TARGETS: 1}
 
 
-async def test_a_token_in_between_begins_the_count_anew():
+async def test_loop_token_between_losses_resets_the_count():
     """Each opening takes two requests, and plain decoding goes on after the second."""
     target = ScriptedTarget(ANSWER, lost_at=(2, 4, 7, 9, 12, 14), step_s=1e-4)
     target.answer = ANSWER
@@ -119,7 +119,7 @@ async def test_a_token_in_between_begins_the_count_anew():
     assert not generated.stats.failures
 
 
-async def test_a_worker_that_is_drained_does_not_count():
+async def test_loop_drained_target_is_no_loss():
     target = ScriptedTarget(ANSWER, lost_at=range(2, 20), lost_with=Cause.LEAVING)
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet)
@@ -128,8 +128,8 @@ async def test_a_worker_that_is_drained_does_not_count():
     assert not generated.stats.failures
 
 
-async def test_a_worker_that_never_took_the_sequence_does_not_count():
-    """Nobody listens there any more: the table is a second late."""
+async def test_loop_target_that_never_opened_is_no_loss():
+    """No process listens at that address any more: the table is a second late."""
     gone = WorkerInfo("target", "m", "127.0.0.1:1", 1, "node", 256, 2048)
     fleet = Fleet(lambda: [gone], TRUST)
     generated = rounds_of(fleet, deadline_s=1.0)
@@ -139,7 +139,7 @@ async def test_a_worker_that_never_took_the_sequence_does_not_count():
     await fleet.close()
 
 
-async def test_what_an_engine_cannot_go_on_with_fails_at_once():
+async def test_loop_engine_failure_fails_at_once():
     target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.FAILED)
     async with fleet_of(target) as fleet:
         generated = rounds_of(fleet)
@@ -152,7 +152,7 @@ async def test_what_an_engine_cannot_go_on_with_fails_at_once():
 
 
 @pytest.mark.parametrize("cause", [None, Cause.FAILED])
-async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, cause):
+async def test_source_three_lost_workers_end_drafting(monkeypatch, cause):
     monkeypatch.setattr("gateway.loop.draft_source.SHORTEST_PAUSE_S", 1e-4)
     target = ScriptedTarget(ANSWER, step_s=0.01)
     draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=cause)
@@ -161,7 +161,7 @@ async def test_draft_workers_are_not_lost_with_a_sequence_for_ever(monkeypatch, 
     assert draft.kinds().count("open") == 3
 
 
-def test_failures_of_several_answers_add_up():
+def test_stats_failures_of_several_answers_add_up():
     total, one = Stats(), Stats()
     one.failures[FailureReason.ENGINE] += 1
     total.add(one)

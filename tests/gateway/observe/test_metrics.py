@@ -1,4 +1,4 @@
-"""What a gateway publishes is what its requests were told in their usage."""
+"""A gateway publishes what its requests have in their usage."""
 
 from contextlib import aclosing
 from dataclasses import replace
@@ -35,7 +35,7 @@ async def answered(generation, request):
 @pytest.mark.parametrize(
     "speculation", [{}, {"mode": "fixed", "depth": 4}, {"drafter": "ngram"}], ids=["auto", "fixed", "ngram"]
 )
-async def test_counters_are_the_sums_of_the_usage(tokenizer, speculation):
+async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 10])) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         total = await answered(generation, request(**speculation))
@@ -69,7 +69,7 @@ async def test_counters_are_the_sums_of_the_usage(tokenizer, speculation):
     assert positions == sorted(positions, reverse=True)
 
 
-async def test_a_mixed_drafter_is_counted_by_who_drafted(tokenizer):
+async def test_publish_mixed_drafter_is_counted_by_who_drafted(tokenizer):
     async with fleet_of(ScriptedTarget(REPEATED), ScriptedDraft(REPEATED, wrong=range(12))) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         asked = request(drafter="model+suffix", mode="fixed", depth=4)
@@ -88,7 +88,7 @@ async def test_a_mixed_drafter_is_counted_by_who_drafted(tokenizer):
         assert sum(told.values()) == getattr(stats, what) > 0
 
 
-async def test_a_request_without_drafts_is_counted_under_no_drafter(tokenizer):
+async def test_publish_request_without_drafts_counts_under_no_drafter(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         await answered(generation, request(mode="off"))
@@ -97,7 +97,7 @@ async def test_a_request_without_drafts_is_counted_under_no_drafter(tokenizer):
     assert published.totals["vllm_spec_decode_num_drafts", "t", "none"] == 0
 
 
-async def test_times_of_a_request_are_in_order(tokenizer):
+async def test_publish_times_of_a_request_are_in_order(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.002)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         await answered(generation, request(mode="off"))
@@ -112,7 +112,7 @@ async def test_times_of_a_request_are_in_order(tokenizer):
     assert labels["error_type"] == ""
 
 
-async def test_a_reader_that_leaves_after_the_last_chunk_has_had_it_all(tokenizer):
+async def test_publish_reader_that_leaves_after_the_last_chunk_is_no_error(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         async with aclosing(generation.chunks(await generation.prepare(request()))) as chunks:
@@ -123,7 +123,7 @@ async def test_a_reader_that_leaves_after_the_last_chunk_has_had_it_all(tokenize
     assert labels["error_type"] == ""
 
 
-async def test_what_ended_a_request_is_named(tokenizer):
+async def test_publish_failed_request_names_its_error(tokenizer):
     limits = {"max_requests": 1, "max_waiting": 0}
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01)) as fleet:
         generation, published = Generation(SETTINGS.model_copy(update=limits), tokenizer, fleet), Published()
@@ -145,7 +145,7 @@ async def test_what_ended_a_request_is_named(tokenizer):
     [({"mode": "off"}, "off", 0), ({"mode": "fixed", "depth": 3}, "fixed", 3), ({}, "thresholds", 4)],
     ids=["off", "fixed", "auto"],
 )
-async def test_the_depth_in_force_has_a_reason(tokenizer, speculation, reason, depth):
+async def test_publish_depth_in_force_has_its_reason(tokenizer, speculation, reason, depth):
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01), ScriptedDraft(ANSWER)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         async with aclosing(generation.chunks(await generation.prepare(request(**speculation)))) as chunks:
@@ -156,7 +156,7 @@ async def test_the_depth_in_force_has_a_reason(tokenizer, speculation, reason, d
     assert published.gauges["outrider_depth", reason] == depth
 
 
-async def test_a_lost_draft_worker_is_a_fallback_and_a_transition(tokenizer):
+async def test_publish_lost_draft_worker_is_a_fallback_and_a_transition(tokenizer):
     draft = ScriptedDraft(ANSWER, lost_at=[3])
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.01), draft) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
@@ -166,7 +166,7 @@ async def test_a_lost_draft_worker_is_a_fallback_and_a_transition(tokenizer):
     assert published.totals["outrider_transitions", "t", "model", "off", DepthReason.LOST] == 1
 
 
-async def test_a_target_lost_is_a_reopening(tokenizer):
+async def test_publish_lost_target_is_a_reopening(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER, lost_at=[3]), ScriptedDraft(ANSWER)) as fleet:
         generation, published = Generation(SETTINGS, tokenizer, fleet), Published()
         await answered(generation, request(mode="fixed", depth=2))
@@ -174,7 +174,7 @@ async def test_a_target_lost_is_a_reopening(tokenizer):
     assert published.totals["outrider_reopenings", "t", "model"] == 1
 
 
-def test_labels_of_clients_are_bounded():
+def test_totals_many_client_labels_are_bounded():
     totals = Totals()
     labels = [totals.label(f"task {number}") for number in range(MAX_TASKS + 2)]
     assert labels[:MAX_TASKS] == [f"task {number}" for number in range(MAX_TASKS)]

@@ -20,7 +20,7 @@ LONG_S = 10.0  # on a busy machine too
 
 @asynccontextmanager
 async def fleet_of_one_that_says(messages):
-    """These, after each request."""
+    """Sends these messages after each request."""
 
     async def stream(requests, context):
         async for _ in requests:
@@ -43,7 +43,7 @@ async def fleet_of_one_that_says(messages):
 
 
 @pytest.mark.parametrize("messages", [[GARBLED], [GARBLED, EMPTY]], ids=["alone", "before another"])
-async def test_a_message_that_cannot_be_read_ends_the_connection(messages):
+async def test_connection_unreadable_message_ends(messages):
     async with fleet_of_one_that_says(messages) as fleet:
         stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=1))
         stream.send(rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=stream.turn(1), until=99)))

@@ -1,4 +1,4 @@
-"""A stream goes to a worker of its role: one that holds the prefix, else the least busy one."""
+"""The fleet chooses the worker that holds the prefix, else the least busy worker."""
 
 import asyncio
 from contextlib import closing
@@ -38,7 +38,7 @@ def streams(fleet):
     return {link.worker.address[-1]: link.streams for link in fleet.links()}
 
 
-async def test_streams_spread_over_the_replicas_and_come_back(fleet):
+async def test_fleet_several_replicas_spreads_streams(fleet):
     opened = [fleet.open_target(sequence(n)) for n in range(4)] + [fleet.open_draft("model", sequence())]
     assert streams(fleet) == {"1": 2, "2": 2, "3": 1}
     for stream in opened:
@@ -46,13 +46,13 @@ async def test_streams_spread_over_the_replicas_and_come_back(fleet):
     assert streams(fleet) == {"1": 0, "2": 0, "3": 0}
 
 
-async def test_every_stream_opens_under_an_epoch_of_its_own(fleet):
+async def test_fleet_open_twice_gives_each_stream_its_own_epoch(fleet):
     opening = sequence()
     with closing(fleet.open_target(opening)) as target, closing(fleet.open_draft("model", opening)) as draft:
         assert (target._epoch, draft._epoch, opening.epoch) == (1, 2, 2)
 
 
-async def test_a_prompt_goes_where_its_beginning_was_taken_in(fleet):
+async def test_fleet_known_prefix_chooses_the_worker_that_has_it(fleet):
     first = fleet.open_target(sequence(*range(200)))
     second = fleet.open_target(sequence(*range(150)))
     assert streams(fleet) == {"1": 2, "2": 0, "3": 0}
@@ -60,7 +60,7 @@ async def test_a_prompt_goes_where_its_beginning_was_taken_in(fleet):
     second.close()
 
 
-async def test_unless_that_worker_is_much_busier_than_another(fleet):
+async def test_fleet_known_prefix_at_a_busy_worker_chooses_another(fleet):
     opened = [fleet.open_target(sequence(*range(200))) for _ in range(2 * IMBALANCE)]
     counts = streams(fleet)
     assert counts["1"] > counts["2"] > 0
@@ -69,7 +69,7 @@ async def test_unless_that_worker_is_much_busier_than_another(fleet):
         stream.close()
 
 
-async def test_a_lost_worker_comes_last(fleet):
+async def test_fleet_suspect_worker_is_chosen_last(fleet):
     lost = fleet.open_target(sequence(*range(200)))  # nobody listens there
     with pytest.raises(WorkerLostError, match="target worker 127"):
         await lost.receive(1)
@@ -80,7 +80,7 @@ async def test_a_lost_worker_comes_last(fleet):
         stream.close()
 
 
-async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
+async def test_fleet_isolated_sequences_get_a_target_each(fleet):
     first = fleet.open_target(sequence(1), isolated=True)
     second = fleet.open_target(sequence(2), isolated=True)
     assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
@@ -100,7 +100,7 @@ async def test_sequences_with_which_a_target_was_lost_are_opened_apart(fleet):
         stream.close()
 
 
-async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
+async def test_fleet_load_of_other_gateways_counts_while_it_is_fresh(fleet):
     now = asyncio.get_running_loop().time()
     link = fleet.links()[0]
     link.load, link.heard_at = rounds_pb2.Load(running=3, waiting=2), now
@@ -108,7 +108,7 @@ async def test_what_other_gateways_opened_counts_as_long_as_it_is_news(fleet):
     assert link.busy(now + 2 * LOAD_AGE_S) == 0
 
 
-async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
+async def test_fleet_worker_gone_is_forgotten_after_its_streams():
     workers = [worker("127.0.0.1:1")]
     fleet = Fleet(lambda: workers, TRUST)
     stream = fleet.open_target(sequence())
@@ -121,8 +121,8 @@ async def test_a_worker_that_is_gone_is_forgotten_once_its_streams_have_ended():
     await fleet.close()
 
 
-async def test_a_message_that_is_not_taken_in_time_ends_the_connection(monkeypatch):
-    """Nobody is left waiting for an answer to what may never have arrived, and another is made."""
+async def test_connection_message_not_taken_in_time_ends(monkeypatch):
+    """No stream waits for an answer to a lost message; the next stream has a new connection."""
     monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.01)
     async with fleet_of(ScriptedTarget([7])) as fleet:
         streams = [fleet.open_target(sequence(number)) for number in (1, 2)]
@@ -138,7 +138,7 @@ async def test_a_message_that_is_not_taken_in_time_ends_the_connection(monkeypat
         assert fleet.links()[0].connection() is not stalled
 
 
-async def test_what_is_told_at_once_travels_in_one_message():
+async def test_connection_requests_of_one_turn_travel_together():
     async with fleet_of(ScriptedTarget([7])) as fleet:
         carried = []
         write = fleet.links()[0].connection()._call.write
@@ -153,7 +153,7 @@ async def test_what_is_told_at_once_travels_in_one_message():
         assert len(carried[0].requests) == 2 * len(opened)
 
 
-async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
+async def test_fleet_long_sequence_chooses_a_worker_with_room():
     small = replace(worker("127.0.0.1:1"), max_length=100)
     fleet = Fleet(lambda: [small, worker("127.0.0.1:2")], TRUST)
     long = GatewaySequence((1,), Sampling(max_tokens=100), noise_key=0)
@@ -164,7 +164,7 @@ async def test_a_sequence_goes_to_a_worker_that_can_hold_all_of_it():
     await fleet.close()
 
 
-async def test_a_draft_is_kept_from_ids_that_the_target_lacks():
+async def test_fleet_draft_with_padded_vocabulary_bans_the_extra_ids():
     """Embeddings are padded; rejection sampling could not undo a guess unknown to the target."""
     target, draft = worker("127.0.0.1:1"), replace(worker("127.0.0.1:2", "draft"), vocab_size=259)
     fleet = Fleet(lambda: [target, draft], TRUST)
@@ -183,14 +183,14 @@ def empty_registry(monkeypatch):
     monkeypatch.setattr(registry, "_BY_DEPLOYMENT", {})
 
 
-def test_the_table_holds_the_newest_workers_of_each_deployment(empty_registry):
+def test_registry_put_twice_holds_the_newest_workers(empty_registry):
     registry.put("Target", [vars(worker("a:1")), vars(worker("b:1"))])
     registry.put("Draft", [vars(worker("c:1", "draft"))])
     registry.put("Target", [vars(worker("b:1"))])
     assert [entry.address for entry in registry.workers()] == ["b:1", "c:1"]
 
 
-def test_a_refusal_survives_the_way_through_serve_s_proxy():
+def test_refusal_pickled_survives():
     import pickle
 
     error = pickle.loads(pickle.dumps(InvalidRequestError("top_p", "must be at most 1")))

@@ -1,4 +1,4 @@
-"""Which worker took in which beginning of a prompt."""
+"""Prefixes remember the worker that took in each beginning of a prompt."""
 
 from gateway.workers import prefixes
 from gateway.workers.prefixes import SPAN, Prefixes
@@ -6,7 +6,7 @@ from gateway.workers.prefixes import SPAN, Prefixes
 PROMPT = tuple(range(4 * SPAN))
 
 
-def test_the_longest_known_beginning_counts():
+def test_prefixes_several_known_beginnings_use_the_longest():
     known = Prefixes()
     known.note(PROMPT[: 2 * SPAN], "short")
     known.note((*PROMPT[:SPAN], 9, *PROMPT), "branched")
@@ -16,14 +16,14 @@ def test_the_longest_known_beginning_counts():
     assert known.holder(PROMPT[: SPAN + 1]) == "newest"
 
 
-def test_less_than_a_span_is_nobody_s():
+def test_prefixes_prompt_below_a_span_has_no_holder():
     known = Prefixes()
     known.note(PROMPT[: SPAN - 1], "a")
     assert known.holder(PROMPT[: SPAN - 1]) is None
     assert known.holder(PROMPT) is None
 
 
-def test_what_was_not_used_for_long_is_forgotten(monkeypatch):
+def test_prefixes_full_forget_the_least_recently_used(monkeypatch):
     monkeypatch.setattr(prefixes, "REMEMBERED", 2)
     known = Prefixes()
     known.note((1,) * SPAN, "a")

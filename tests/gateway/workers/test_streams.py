@@ -1,4 +1,4 @@
-"""However a stream ends at the gateway, its worker hears of it: it would hold the sequence for ever."""
+"""A stream that ends at the gateway ends at its worker, which would hold the sequence for ever."""
 
 import asyncio
 from contextlib import suppress
@@ -69,14 +69,14 @@ async def end(fleet, number: int, crossing: str) -> None:
 
 
 @pytest.mark.parametrize("crossing", ["a turn", "nothing"])
-async def test_a_worker_hears_of_the_end_whatever_crosses_it(talkative, crossing):
+async def test_stream_closed_while_messages_cross_reaches_the_worker(talkative, crossing):
     worker, fleet = talkative
     for first in range(0, STREAMS, 20):
         await asyncio.gather(*(end(fleet, number, crossing) for number in range(first, first + 20)))
     await eventually(lambda: worker.open == 0)
 
 
-async def test_a_worker_hears_of_a_stream_that_was_opened_and_closed_at_once(talkative):
+async def test_stream_closed_at_once_reaches_the_worker(talkative):
     worker, fleet = talkative
     stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=1))
     turn_of(stream, 1)

@@ -1,4 +1,4 @@
-"""The draft-then-verify loop, against workers whose answer is written down beforehand."""
+"""The loop of a sequence, against workers whose answer is written down beforehand."""
 
 import asyncio
 from contextlib import aclosing
@@ -60,7 +60,7 @@ async def run(fleet, speculation, **settings) -> tuple[list[int], Stats]:
 
 @pytest.mark.parametrize("depth", range(1, 9))
 @pytest.mark.parametrize("wrong", [(), (0,), (1, 4), range(len(ANSWER))], ids=str)
-async def test_the_text_is_the_target_s_whatever_is_drafted(depth, wrong):
+async def test_loop_any_draft_gives_the_target_text(depth, wrong):
     draft = ScriptedDraft(ANSWER, wrong=wrong)
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         emitted, stats = await run(fleet, fixed(depth))
@@ -71,7 +71,7 @@ async def test_the_text_is_the_target_s_whatever_is_drafted(depth, wrong):
 @pytest.mark.parametrize(
     "speculation", [OFF, fixed(4), fixed(4, "ngram"), fixed(4, "suffix"), fixed(4, "model+suffix")], ids=str
 )
-async def test_every_mode_gives_the_same_text_and_says_goodbye(speculation):
+async def test_loop_every_mode_gives_the_same_text_and_closes(speculation):
     answer = ANSWER * 12
     target = ScriptedTarget(answer)
     async with fleet_of(target, ScriptedDraft(answer)) as fleet:
@@ -81,7 +81,7 @@ async def test_every_mode_gives_the_same_text_and_says_goodbye(speculation):
     assert target.kinds()[-1] == "close"
 
 
-async def test_counts_what_speculation_did():
+async def test_stats_rounds_count_what_speculation_did():
     # After the first token: 3 right, then 1 right and 1 wrong, then 3 right, then one position is left.
     draft = ScriptedDraft(ANSWER, wrong=[6])
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
@@ -120,7 +120,7 @@ async def test_counts_what_speculation_did():
     assert (stats.accepted, stats.mean_accepted_length, stats.histogram) == (7, 7 / 3, [0, 1, 0, 2])
 
 
-async def test_the_draft_goes_on_to_the_target_as_it_came():
+async def test_round_draft_reaches_the_target_unchanged():
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target, ScriptedDraft(ANSWER, wrong=[2])) as fleet:
         await run(fleet, fixed(3))
@@ -129,7 +129,7 @@ async def test_the_draft_goes_on_to_the_target_as_it_came():
     assert list(verify.draft.parents) == [-1, 0, 1]
 
 
-async def test_depth_never_exceeds_what_is_left_to_generate():
+async def test_source_depth_never_exceeds_the_room():
     draft = ScriptedDraft(ANSWER)
     async with fleet_of(ScriptedTarget(ANSWER[:7]), draft) as fleet:
         await run(fleet, fixed(4), max_tokens=7)
@@ -138,7 +138,7 @@ async def test_depth_never_exceeds_what_is_left_to_generate():
     assert depths == [0, 4]
 
 
-async def test_each_message_holds_what_the_worker_was_not_told():
+async def test_turn_holds_only_tokens_the_worker_lacks():
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await run(fleet, fixed(4))
@@ -155,7 +155,7 @@ async def test_each_message_holds_what_the_worker_was_not_told():
     assert epochs == {1, 2}
 
 
-async def test_the_first_token_does_not_wait_for_the_draft():
+async def test_round_first_token_waits_for_no_draft():
     silent = asyncio.Event()
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, silent=silent)) as fleet:
         _, rounds = rounds_of(fleet, fixed(4), deadline_ms=3_600_000.0)
@@ -166,7 +166,7 @@ async def test_the_first_token_does_not_wait_for_the_draft():
     assert emitted == ANSWER[1:]
 
 
-async def test_a_draft_that_is_late_is_not_waited_for_again():
+async def test_source_late_draft_is_not_awaited_again():
     draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         emitted, stats = await run(fleet, fixed(4), deadline_ms=20.0)
@@ -174,8 +174,8 @@ async def test_a_draft_that_is_late_is_not_waited_for_again():
     assert (stats.accepted, stats.late_drafts, stats.target_passes) == (0, 1, len(ANSWER))
 
 
-async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
-    """The stream to the target lives on, but nothing follows from a message that it did not get."""
+async def test_round_failed_send_ahead_is_not_awaited(monkeypatch):
+    """The stream to the target lives on, but nothing follows from a message that never arrived."""
     verifying = asyncio.Event()
     send = WorkerStream.send
 
@@ -194,7 +194,7 @@ async def test_what_could_not_be_sent_ahead_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["late", "lost"])
-async def test_drafting_goes_on_once_the_draft_is_back(fault):
+async def test_source_recovered_worker_drafts_again(fault):
     silent = asyncio.Event()
     draft = ScriptedDraft(
         LONG, silent=silent if fault == "late" else None, lost_at=(3,) if fault == "lost" else ()
@@ -212,7 +212,7 @@ async def test_drafting_goes_on_once_the_draft_is_back(fault):
 
 
 @pytest.mark.parametrize("lost_at", range(2, 6))
-async def test_a_lost_draft_never_fails_a_request(lost_at):
+async def test_source_lost_worker_fails_no_request(lost_at):
     target = ScriptedTarget(ANSWER)
     draft = ScriptedDraft(ANSWER, wrong=[2, 5], lost_at=range(lost_at, 100))
     async with fleet_of(target, draft) as fleet:
@@ -222,7 +222,7 @@ async def test_a_lost_draft_never_fails_a_request(lost_at):
     assert "plain" in target.kinds()
 
 
-async def test_no_draft_worker_is_a_lost_draft():
+async def test_source_no_draft_worker_is_a_lost_draft():
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         emitted, stats = await run(fleet, fixed(4))
     assert emitted == ANSWER
@@ -231,7 +231,7 @@ async def test_no_draft_worker_is_a_lost_draft():
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(3), fixed(3, "ngram")], ids=str)
 @pytest.mark.parametrize("lost_at", [range(2, 100), (2,), (3, 6), (4, 6, 8)], ids=str)
-async def test_another_target_goes_on_with_the_same_text(speculation, lost_at):
+async def test_loop_lost_target_goes_on_with_the_same_text(speculation, lost_at):
     lost, kept = ScriptedTarget(LONG, lost_at=lost_at), ScriptedTarget(LONG)
     async with fleet_of(lost, kept, ScriptedDraft(LONG, wrong=range(0, len(LONG), 5))) as fleet:
         emitted, stats = await run(fleet, speculation, max_tokens=len(LONG))
@@ -248,8 +248,8 @@ async def test_another_target_goes_on_with_the_same_text(speculation, lost_at):
 
 @pytest.mark.parametrize("target_lost_at", range(2, 9))
 @pytest.mark.parametrize("draft_lost_at", range(2, 7))
-async def test_rounds_and_plain_decoding_give_way_to_each_other_at_any_point(target_lost_at, draft_lost_at):
-    """The only target comes back at once, the draft after a pause: every order of the two is met."""
+async def test_loop_losses_at_any_point_change_phases_and_no_text(target_lost_at, draft_lost_at):
+    """The only target comes back at once, the draft after a pause: every order of the two occurs."""
     target = ScriptedTarget(LONG, lost_at=(target_lost_at, target_lost_at + 3))
     draft = ScriptedDraft(LONG, wrong=[3, 4, 40], lost_at=(draft_lost_at, draft_lost_at + 4))
     async with fleet_of(target, draft) as fleet:
@@ -259,7 +259,7 @@ async def test_rounds_and_plain_decoding_give_way_to_each_other_at_any_point(tar
     assert stats.lost_drafts >= 1
 
 
-async def test_a_target_that_does_not_come_back_fails_at_the_deadline():
+async def test_loop_target_gone_fails_at_the_deadline():
     drained = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=Cause.LEAVING)
     async with fleet_of(drained, ScriptedDraft(ANSWER)) as fleet:
         _, rounds = rounds_of(fleet, fixed(4), deadline_s=0.5)
@@ -268,21 +268,21 @@ async def test_a_target_that_does_not_come_back_fails_at_the_deadline():
                 pass
 
 
-async def test_a_sequence_that_no_target_can_serve_is_refused():
+async def test_loop_sequence_too_large_is_refused():
     target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.TOO_LARGE)
     async with fleet_of(target) as fleet:
         with pytest.raises(InvalidRequestError, match="max_tokens"):
             await run(fleet, OFF)
 
 
-async def test_no_target_is_said_so_at_the_deadline():
+async def test_loop_no_target_fails_at_the_deadline():
     async with fleet_of(None) as fleet:
         _, rounds = rounds_of(fleet, OFF, deadline_s=0.05)
         with pytest.raises(DeadlineError, match="no target worker"):
             await anext(rounds.steps())
 
 
-async def test_every_token_says_where_it_comes_from():
+async def test_commit_each_token_has_its_origin():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[6])) as fleet:
         _, rounds = rounds_of(fleet, fixed(3))
         origins = [
@@ -293,7 +293,7 @@ async def test_every_token_says_where_it_comes_from():
 
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(3)], ids=str)
-async def test_replies_to_older_rounds_are_dropped(speculation):
+async def test_turn_replies_to_older_rounds_are_dropped(speculation):
     target = ScriptedTarget(ANSWER * 12, repeats_itself=True)
     # A plain stretch is one round, in which nothing older can be repeated but what came before it.
     max_tokens = LEASE_TOKENS // 2 if speculation is OFF else len(ANSWER) * 12
@@ -303,7 +303,7 @@ async def test_replies_to_older_rounds_are_dropped(speculation):
     assert emitted == target.answer
 
 
-async def test_plain_mode_asks_for_a_stretch_and_tops_it_up_at_half():
+async def test_lease_half_used_is_renewed():
     answer = list(range(200))
     target = ScriptedTarget(answer)
     async with fleet_of(target) as fleet:
@@ -315,7 +315,7 @@ async def test_plain_mode_asks_for_a_stretch_and_tops_it_up_at_half():
     assert {grant.turn.round for grant in grants} == {1}
 
 
-async def test_a_client_that_does_not_read_stops_the_grants():
+async def test_lease_client_that_does_not_read_stops_renewals():
     answer = list(range(200))
     target = ScriptedTarget(answer)
     async with fleet_of(target) as fleet:
@@ -327,7 +327,7 @@ async def test_a_client_that_does_not_read_stops_the_grants():
 
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(4)], ids=str)
-async def test_a_client_that_leaves_ends_both_streams(speculation):
+async def test_loop_client_that_leaves_ends_both_streams(speculation):
     answer = ANSWER * 12
     target, draft = ScriptedTarget(answer), ScriptedDraft(answer)
     async with fleet_of(target, draft) as fleet:

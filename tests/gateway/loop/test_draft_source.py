@@ -1,4 +1,4 @@
-"""When a sequence has Drafts, seen from the rounds it goes through."""
+"""Drafts of a sequence and recovery of its drafter, seen from the rounds it goes through."""
 
 import asyncio
 import sys
@@ -53,13 +53,13 @@ async def answer(fleet, paces, **fields):
     return rounds.stats
 
 
-async def test_good_drafts_are_used():
+async def test_source_good_drafts_are_used():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         stats = await answer(fleet, Paces(ON))
     assert stats.target_passes < len(ANSWER) / 3
 
 
-async def test_bad_drafts_are_given_up_and_the_target_pays_nothing_for_those_that_are_only_compared():
+async def test_source_bad_drafts_end_rounds_and_cost_the_target_nothing():
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target, ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))) as fleet:
         stats = await answer(fleet, Paces(ON))
@@ -67,15 +67,15 @@ async def test_bad_drafts_are_given_up_and_the_target_pays_nothing_for_those_tha
     assert stats.target_passes == len(ANSWER)
 
 
-async def test_drafts_come_back_once_guesses_prove_right_again():
-    """Nobody verifies while the sequence is plain: the text itself tells."""
+async def test_source_correct_guesses_bring_rounds_back():
+    """Plain decoding verifies nothing: the text itself judges the guesses."""
     draft = ScriptedDraft(ANSWER, wrong=range(60))
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         stats = await answer(fleet, Paces(ON))
     assert stats.accepted > 50
 
 
-async def test_what_the_target_decodes_by_itself_before_it_sees_a_draft_stands():
+async def test_plain_tokens_before_a_draft_arrives_are_kept():
     target, draft = ScriptedTarget(ANSWER, step_s=STEP_S), ScriptedDraft(ANSWER, wrong=range(60))
     async with fleet_of(target, draft) as fleet:
         stats = await answer(fleet, Paces(ON))
@@ -83,7 +83,7 @@ async def test_what_the_target_decodes_by_itself_before_it_sees_a_draft_stands()
     assert stats.tokens == target.said == len(ANSWER)
 
 
-async def test_an_answer_may_end_before_the_target_sees_the_draft():
+async def test_plain_answer_that_ends_before_the_draft_arrives_is_complete():
     target, draft = ScriptedTarget(ANSWER, step_s=STEP_S, runs_on=True), ScriptedDraft(ANSWER, lost_at=(4,))
     async with fleet_of(target, draft) as fleet:
         sequence, rounds = rounds_of(fleet, Paces(ON), max_tokens=40, mode="fixed", depth=4)
@@ -96,7 +96,7 @@ async def test_an_answer_may_end_before_the_target_sees_the_draft():
 
 
 class Late(ScriptedDraft):
-    """While the target decodes by itself a Draft takes three of its tokens."""
+    """A Draft takes three tokens of the target while that is in plain decoding."""
 
     target: ScriptedTarget
 
@@ -110,8 +110,8 @@ class Late(ScriptedDraft):
         return self.target.kinds()[-1:] in (["plain"], ["top_up"])
 
 
-async def test_what_follows_a_draft_that_ends_plain_decoding_is_sent_ahead_too():
-    """Though the target has gone on since the draft was asked."""
+async def test_round_after_plain_decoding_sends_ahead_too():
+    """The target has gone on since the draft was asked, and is sent what follows all the same."""
     target, draft = ScriptedTarget(ANSWER, step_s=0.01), Late(ANSWER, lost_at=(4,), prepares=True)
     draft.target = target
     async with fleet_of(target, draft) as fleet:
@@ -125,7 +125,7 @@ async def test_what_follows_a_draft_that_ends_plain_decoding_is_sent_ahead_too()
     assert kinds[resumed + 1] == "extend"
 
 
-async def test_the_pace_hears_how_good_a_draft_was_that_came_too_late(monkeypatch):
+async def test_source_overtaken_draft_teaches_the_pace(monkeypatch):
     told = []
     monkeypatch.setattr(SequenceAcceptance, "observe", lambda self, *guess: told.append(guess))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
@@ -139,8 +139,8 @@ async def test_the_pace_hears_how_good_a_draft_was_that_came_too_late(monkeypatc
     assert told == [(3, 3), (1, 2)]
 
 
-async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch):
-    """A trial that ends with its first question: the drafter has not been given the prompt before."""
+async def test_source_cold_drafter_at_a_trial_begins_rounds(monkeypatch):
+    """A trial ends with the first question of the drafter, which was not given the prompt before."""
     monkeypatch.setattr(Pace, "may_pay", lambda self, sequence: False)
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         sequence, rounds = rounds_of(fleet, Paces(ON))
@@ -153,20 +153,20 @@ async def test_rounds_may_begin_where_the_first_turn_was_to_be_plain(monkeypatch
 
 @pytest.mark.parametrize("gone_after", range(3, 9))
 @pytest.mark.parametrize("wrong", [range(0), range(len(ANSWER))], ids=["in rounds", "while plain"])
-async def test_a_draft_worker_that_goes_while_nobody_waits_for_it_fails_no_request(gone_after, wrong):
+async def test_source_worker_lost_in_the_background_fails_no_request(gone_after, wrong):
     draft = ScriptedDraft(ANSWER, wrong=wrong, gone_after=[gone_after])
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         stats = await answer(fleet, Paces(ON))
     assert stats.lost_drafts == 1
 
 
-async def test_a_depth_under_mode_auto_is_a_cap():
+async def test_source_depth_in_mode_auto_is_a_cap():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         stats = await answer(fleet, Paces(ON), depth=2)
     assert max(stats.accepted_lengths) == 2
 
 
-async def test_settings_that_change_take_hold_of_running_requests():
+async def test_source_new_settings_reach_running_requests():
     paces = Paces(ON)
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         sequence, rounds = rounds_of(fleet, paces)
@@ -181,8 +181,8 @@ async def test_settings_that_change_take_hold_of_running_requests():
     assert last.tokens[-1].origin is Origin.PLAIN
 
 
-async def test_after_a_pause_drafts_are_as_good_as_without_one():
-    """The draft worker is told what it missed little by little, and its first Draft stands whole."""
+async def test_source_draft_after_a_pause_is_whole():
+    """The draft worker gets what it missed little by little, and its first Draft is accepted whole."""
     paces, draft = Paces(OFF), ScriptedDraft(ANSWER)
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         sequence, rounds = rounds_of(fleet, paces)
@@ -199,7 +199,7 @@ async def test_after_a_pause_drafts_are_as_good_as_without_one():
     assert longest <= 4 * PaceSettings().probe_tokens + 8
 
 
-async def test_the_pace_hears_how_long_each_plain_token_took_but_the_first(monkeypatch):
+async def test_pace_observes_each_plain_token_but_the_first(monkeypatch):
     told = []
     monkeypatch.setattr(Pace, "observe_plain", lambda self, sequence, seconds: told.append(seconds))
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
@@ -207,7 +207,7 @@ async def test_the_pace_hears_how_long_each_plain_token_took_but_the_first(monke
     assert told == [0.5] * (len(ANSWER) - 1)
 
 
-async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
+async def test_pace_observes_the_target_time_of_each_round(monkeypatch):
     told = []
     monkeypatch.setattr(Pace, "observe_round", lambda self, *observed: told.append(observed[3].target_s))
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
@@ -215,7 +215,7 @@ async def test_the_pace_hears_how_long_the_target_had_each_round(monkeypatch):
     assert told == [0.5] * stats.rounds
 
 
-async def test_the_pace_hears_which_worker_made_a_draft(monkeypatch):
+async def test_pace_observes_the_worker_of_a_draft(monkeypatch):
     told = set()
     monkeypatch.setattr(Pace, "observe_round", lambda self, sequence, *_: told.add(sequence.worker))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
@@ -226,8 +226,8 @@ async def test_the_pace_hears_which_worker_made_a_draft(monkeypatch):
 
 @pytest.mark.parametrize("fields", [{}, {"mode": "fixed", "depth": 4}], ids=["auto", "fixed"])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-async def test_a_draft_with_nothing_to_say_costs_next_to_nothing(fields, rule):
-    """As one whose context or cache is full."""
+async def test_source_silent_drafter_is_seldom_asked(fields, rule):
+    """A draft worker whose context or cache is full sends empty Drafts."""
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, known=range(20))
     async with fleet_of(target, draft) as fleet:
         stats = await answer(fleet, Paces(ON), verification=rule, **fields)
@@ -238,7 +238,7 @@ async def test_a_draft_with_nothing_to_say_costs_next_to_nothing(fields, rule):
     assert stats.empty_drafts == stats.fallbacks == 1
 
 
-async def test_a_draft_that_has_something_to_say_again_is_heard():
+async def test_source_silent_drafter_that_drafts_again_is_used():
     draft = ScriptedDraft(ANSWER, known=[*range(20), *range(60, len(ANSWER))])
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         stats = await answer(fleet, Paces(ON), mode="fixed", depth=4)
@@ -246,7 +246,7 @@ async def test_a_draft_that_has_something_to_say_again_is_heard():
 
 
 @pytest.mark.parametrize("policy", [ON, OFF], ids=["rounds", "probes"])
-async def test_a_text_without_repeats_is_decoded_freely_until_it_repeats_itself(monkeypatch, policy):
+async def test_source_ngrams_without_repeats_stay_silent_until_a_repeat(monkeypatch, policy):
     repeated = [*range(100), *[7, 8, 9] * 50]
     monkeypatch.setattr(sys.modules[__name__], "ANSWER", repeated)
     target = ScriptedTarget(repeated, step_s=0.0005)
@@ -257,15 +257,15 @@ async def test_a_text_without_repeats_is_decoded_freely_until_it_repeats_itself(
     assert stats.empty_drafts == 0
 
 
-async def test_rejection_or_block_are_tried_by_rounds_since_the_text_cannot_tell():
+async def test_source_rejection_probes_by_rounds():
     draft = ScriptedDraft(ANSWER, wrong=range(len(ANSWER)))
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         stats = await answer(fleet, Paces(ON), verification="rejection")
     assert stats.rounds > 3
 
 
-async def test_rejection_or_block_goes_on_in_rounds_that_turn_out_to_pay_while_a_guess_waits():
-    """The round that was to be tried after it is not needed any more."""
+async def test_source_rejection_with_a_waiting_guess_goes_on_in_rounds_that_pay():
+    """The round that would have judged the guess is not needed any more."""
     paces, draft = Paces(OFF), ScriptedDraft(ANSWER)
     async with fleet_of(ScriptedTarget(ANSWER, step_s=STEP_S), draft) as fleet:
         sequence, rounds = rounds_of(fleet, paces, verification="rejection")
@@ -279,7 +279,7 @@ async def test_rejection_or_block_goes_on_in_rounds_that_turn_out_to_pay_while_a
 
 
 class SecondIsNeverThere(ScriptedDraft):
-    """Its first Draft is, with what follows it."""
+    """Answers the first Draft, with what follows it, and never the second."""
 
     async def _converse(self, requests):
         first = True
@@ -296,7 +296,7 @@ class SecondIsNeverThere(ScriptedDraft):
 
 
 class LeavesInPlainDecoding(ScriptedTarget):
-    """Once."""
+    """Leaves once, at the first turn of plain decoding."""
 
     has_left = False
 
@@ -308,8 +308,8 @@ class LeavesInPlainDecoding(ScriptedTarget):
             yield request, generated
 
 
-async def test_a_target_that_leaves_while_a_draft_is_still_waited_for_ends_no_drafting(monkeypatch):
-    """Nobody cancels the task of that Draft, which whoever drafts next waits for."""
+async def test_source_target_leaves_while_a_draft_is_awaited_goes_on_drafting(monkeypatch):
+    """The task of that Draft is not cancelled: the next Draft waits for it."""
     is_plain = False
     monkeypatch.setattr(Pace, "may_pay", lambda self, sequence: not is_plain)
     monkeypatch.setattr(Pace, "depth", lambda self, sequence: 0 if is_plain else 4)
@@ -324,8 +324,8 @@ async def test_a_target_that_leaves_while_a_draft_is_still_waited_for_ends_no_dr
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "model"])
-async def test_where_the_settings_allow_no_draft_plain_decoding_is_never_interrupted(drafter, monkeypatch):
-    """No trial, no round that only probes, no guess."""
+async def test_source_settings_without_drafts_never_interrupt_plain_decoding(drafter, monkeypatch):
+    """There is no trial, no round that only probes, no guess."""
     monkeypatch.setattr(exploration, "TUNING", replace(TUNING, first_trial=4))
     target, draft = Timed(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
@@ -335,7 +335,7 @@ async def test_where_the_settings_allow_no_draft_plain_decoding_is_never_interru
 
 
 class Timed(ScriptedTarget):
-    """Tells of its steps, so that the pace knows what they cost."""
+    """Reports its steps, so that the pace knows what they cost."""
 
     def _reply(self, turn, generated, drafted):
         reply = super()._reply(turn, generated, drafted)
