@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from outrider.decoding.draft import ROOT, Draft, SparseProbs, agreed
+from outrider.decoding.draft import ROOT, Draft, SparseProbs
 
 Mask = NDArray[np.int32]  # [ceil(vocab_size / 32)], a set bit for each token that may come, lowest bits first
 
@@ -126,12 +126,13 @@ class Matcher:
             compiled: grammar at the beginning of an answer; it is not changed.
             end_token_ids: ends of the generation, after which nothing of the grammar follows.
         """
-        self._matcher = compiled.deep_copy()
+        self._compiled = compiled
+        self._committed, self._tokens = compiled.deep_copy(), list[int]()  # the committed tokens
+        self._drafted, self._path = compiled.deep_copy(), list[int]()  # and drafted tokens after those
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._ends = end_token_ids
         self._mask_s = 0.0  # processor seconds of a recent mask
-        self._path: list[int] = []  # committed and drafted tokens before the current state
 
     def masks(self, generated: list[int], draft: Draft, nodes: Iterable[int]) -> list[Mask | None]:
         """Returns the mask after each of the Draft's nodes, or ROOT; None if no answer comes that way.
@@ -143,9 +144,7 @@ class Matcher:
         """
         begun = time.thread_time()
         self._commit(generated)
-        masks = [
-            self._mask() if self._go(len(generated), _tokens_to(draft, node)) else None for node in nodes
-        ]
+        masks = [self._mask() if self._go(_tokens_to(draft, node)) else None for node in nodes]
         self._mask_s = (time.thread_time() - begun) / max(len(masks), 1)
         return masks
 
@@ -165,9 +164,9 @@ class Matcher:
             GrammarError: as ``masks``.
         """
         self._commit(generated)
-        if not self._go(len(generated), drafted):
+        if not self._go(drafted):
             return []
-        return list(self._matcher.compute_ff_tokens())
+        return list(self._drafted.compute_ff_tokens())
 
     def constrained(
         self, generated: list[int], draft: Draft, room: int, has_probs: bool = False
@@ -188,12 +187,12 @@ class Matcher:
         if self._mask_s * (len(draft) + MAX_FORCED) > MASKS_S:
             affordable = int(MASKS_S / self._mask_s)
             draft, room = draft.leading(affordable), min(room, affordable)
-        following = {ROOT: self._matcher.compute_ff_tokens()}  # tokens that must follow each kept node
+        following = {ROOT: self._drafted.compute_ff_tokens()}  # tokens that must follow each kept node
         forced, refused = [], []
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             if parent not in following:
                 continue
-            if not self._may_end_with(len(generated), _tokens_to(draft, node)):
+            if not self._may_end_with(_tokens_to(draft, node)):
                 refused.append(node)
                 continue
             expected = following[parent]
@@ -210,46 +209,47 @@ class Matcher:
 
     def _forced_after(self, token: int) -> list[int]:
         """Returns the forced tokens after the token; none if the token ends the generation."""
-        return [] if token in self._ends else self._matcher.compute_ff_tokens()
+        return [] if token in self._ends else self._drafted.compute_ff_tokens()
 
-    def _may_end_with(self, base: int, path: list[int]) -> bool:
+    def _may_end_with(self, path: list[int]) -> bool:
         """Whether its last token may follow the tokens before it."""
         if path[-1] not in self._ends:
-            return self._go(base, path)
-        return self._go(base, path[:-1]) and allows(self._mask(), path[-1])
+            return self._go(path)
+        return self._go(path[:-1]) and allows(self._mask(), path[-1])
 
     def _commit(self, generated: list[int]) -> None:
-        """Moves behind these committed tokens."""
-        same = len(self._path)
-        if self._path != generated[:same]:
-            same = agreed(self._path, generated)
-        if not self._go(0, generated, same):
-            _check(self._matcher)
-            raise GrammarError(f"token {len(self._path)} of the answer contradicts its grammar")
+        """Stands after these tokens, and after no drafted ones."""
+        if self._tokens != generated[: len(self._tokens)]:
+            self._committed, self._tokens = self._compiled.deep_copy(), []
+        has_moved = self._take(self._committed, self._tokens, generated)
+        self._drafted, self._path = self._committed.deep_copy(), []
+        if not has_moved:
+            _check(self._committed)
+            raise GrammarError(f"token {len(self._tokens)} of the answer contradicts its grammar")
 
-    def _go(self, base: int, path: list[int], same: int | None = None) -> bool:
-        """Moves behind ``path``, which follows the first ``base`` tokens; False if the grammar refuses it.
+    def _go(self, path: list[int]) -> bool:
+        """Stands after ``path``, which follows the committed tokens; False if the grammar refuses it.
 
-        same: number of the path's tokens that it is behind already.
+        A branch is followed on a copy: after ``rollback`` the library (1.9.1) can take the mask of the branch
+        that was left for that of the next.
         """
-        same = agreed(self._path[base:], path) if same is None else same
-        back = len(self._path) - base - same
-        if back:
-            self._matcher.rollback(back)
-            del self._path[base + same :]
-        for token in path[same:]:
-            if (
-                token in self._ends or token >= self._vocab_size
-            ):  # the library cannot go on after these tokens
+        if self._path != path[: len(self._path)]:
+            self._drafted, self._path = self._committed.deep_copy(), []
+        return self._take(self._drafted, self._path, path)
+
+    def _take(self, matcher: LLMatcher, taken: list[int], tokens: list[int]) -> bool:
+        """Leads a matcher from after ``taken`` on to ``tokens``; False if the grammar refuses those."""
+        for token in tokens[len(taken) :]:
+            if token in self._ends or token >= self._vocab_size:  # the library cannot go on after these
                 return False
-            if self._matcher.try_consume_tokens([token]) != 1:
+            if matcher.try_consume_tokens([token]) != 1:
                 return False
-            self._path.append(token)
+            taken.append(token)
         return True
 
     def _mask(self) -> Mask:
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words]
-        _check(self._matcher)
+        mask = np.frombuffer(self._drafted.compute_bitmask(), np.int32)[: self._words]
+        _check(self._drafted)
         return mask
 
 

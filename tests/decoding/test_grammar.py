@@ -83,6 +83,18 @@ def test_a_mask_is_the_same_whatever_was_looked_at_before(name: str) -> None:
                 del generated[draw.randrange(len(generated)) :]
 
 
+def test_masks_after_another_branch_are_those_of_the_branch_alone() -> None:
+    """A string in a list may be followed by what a key may not."""
+    grammar = json_grammar({"type": "object"})
+    generated = [*ids('{"'), *ids("colours"), *ids('":')]
+    (in_list,), (key,) = ids(' ["'), ids(' {"')
+    draft = Draft((in_list, key), (ROOT, ROOT))
+    found = matcher(grammar).masks(generated, draft, [0, 1])
+    for mask, node in zip(found, draft.tokens, strict=True):
+        assert mask is not None
+        assert allowed(mask) == allowed(straight(grammar, [*generated, node]))  # type: ignore[arg-type]
+
+
 def test_what_a_grammar_refuses_is_taken_out_with_what_follows_it() -> None:
     right, wrong = ids('{"name'), ids(" cat")[0]
     draft = Draft((*right, wrong, right[0], right[0]), (ROOT, 0, ROOT, 1, 2))
