@@ -43,7 +43,7 @@ def cells(table: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_the_docs_have_the_settings_of_the_code(page: str):
+def test_docs_have_the_settings_of_the_code(page: str):
     assert pages()[page] == (DOCS / page).read_text(), f"run {COMMAND}"
 
 
@@ -51,7 +51,7 @@ def fields_of(model: type[BaseModel]) -> int:
     return sum(len(section.rows) for section in sections(model))
 
 
-def test_every_setting_has_a_row():
+def test_tables_have_a_row_for_every_setting():
     table = tables(Settings)
     for name, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -78,7 +78,7 @@ def test_every_setting_has_a_row():
         ),
     ],
 )
-def test_a_field_tells_unit_default_range_and_meaning(name: str, expected: list[str]):
+def test_field_tells_unit_default_range_and_meaning(name: str, expected: list[str]):
     assert cells(tables(Nested), name) == expected
 
 
@@ -88,11 +88,11 @@ def test_models_that_share_a_place_are_told_apart():
     assert "### `own`\n\nHow deep.\n" in tables(Nested)
 
 
-def test_a_model_within_itself_ends():
+def test_model_within_itself_ends():
     assert cells(tables(Small), "next") == ["", "`null`", "the fields below", ""]
 
 
-def test_only_what_stands_between_the_marks_changes():
+def test_rewritten_changes_only_the_part_between_the_marks():
     page = f"before\n{begin('a', 'run')}old\n{end('a')}after\n"
     assert rewritten(page, "a", "run", "new\n") == page.replace("old", "new")
 

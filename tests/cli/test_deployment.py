@@ -12,7 +12,7 @@ def raising(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), OSError("wrong"), UnsupportedModelError("wrong")])
-def test_what_is_wrong_is_said_without_a_traceback(
+def test_run_or_say_why_of_a_known_error_prints_no_traceback(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_or_say_why(lambda: raising(error)) == 1
@@ -24,7 +24,7 @@ def test_ctrl_c_ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_what_nobody_foresaw_is_not_hidden() -> None:
+def test_run_or_say_why_of_an_unknown_error_raises_it() -> None:
     with pytest.raises(RuntimeError):
         run_or_say_why(lambda: raising(RuntimeError()))
     assert run_or_say_why(lambda: None) == 0

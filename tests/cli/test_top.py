@@ -36,7 +36,7 @@ def test_rates_are_differences_over_a_gateway_s_own_time():
     assert rates.ratio("drafted", "rounds") is None
 
 
-def test_a_gateway_that_is_gone_is_forgotten():
+def test_gateway_that_is_gone_is_forgotten():
     history = LoadHistory()
     history.add(loads("a", running=3), 0.0)
     history.add(loads("b", running=1), FORGOTTEN_S + 1.0)
@@ -52,7 +52,7 @@ def test_depths_of_several_gateways_are_one_mean():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_a_worker_is_as_the_gateway_tells_it_that_heard_it_last(order):
+def test_worker_is_as_the_gateway_tells_it_that_heard_it_last(order):
     told = [generation_pb2.WorkerLoad(address="10.0.0.1:5", heard_s=heard_s) for heard_s in (3.0, 0.5)]
     told.append(generation_pb2.WorkerLoad(address="10.0.0.1:5"))  # gateway without a message from that worker
     history = LoadHistory()
@@ -61,7 +61,7 @@ def test_a_worker_is_as_the_gateway_tells_it_that_heard_it_last(order):
     assert history.workers() == [told[1]]
 
 
-def test_the_screen_shows_load_acceptance_depth_and_workers():
+def test_screen_shows_load_acceptance_depth_and_workers():
     history = LoadHistory()
     history.add(loads("a", 1.0, 0), 0.0)
     depths = [generation_pb2.DepthInForce(reason="measured", sequences=3, mean_depth=5.5)]
@@ -104,13 +104,13 @@ def address():
     server.stop(None)
 
 
-def test_the_command_looks_as_often_as_it_is_told(address, capsys):
+def test_command_looks_as_often_as_it_is_told(address, capsys):
     assert main(["top", "--address", address, "--every", "0.001", "--looks", "3"]) == 0
     out = capsys.readouterr().out
     assert out.count("1 gateway:") == 3
     assert out.rstrip().count("10 tokens/s") == 2
 
 
-def test_the_command_says_what_is_wrong(capsys):
+def test_command_says_what_is_wrong(capsys):
     assert main(["top", "--address", "127.0.0.1:1"]) == 1
     assert "make serve" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def test_the_parts_of_a_request_and_what_they_mean(printed):
+def test_parts_of_a_request_and_what_they_mean(printed):
     out = printed(Trace().round(draft=2.0, wire=1.0, wait=1.0, target=6.0).round(target=9.0, gateway=1.0))
     assert "8 tokens in 20 ms, the first after 5 ms" in out
     assert "2 rounds: 8 tokens drafted, 8 verified, 6 accepted" in out
@@ -137,12 +137,12 @@ def test_the_parts_of_a_request_and_what_they_mean(printed):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_costs_much_is_answered_by_a_setting(printed, parts, setting):
+def test_advice_answers_a_large_cost_with_a_setting(printed, parts, setting):
     (advice,) = [line for line in printed(Trace(mode="fixed").round(**parts)).splitlines() if "->" in line]
     assert setting in advice
 
 
-def test_a_few_late_drafts_among_many_are_no_matter(printed):
+def test_few_late_drafts_among_many_are_no_matter(printed):
     trace = Trace().round(target=5.0, late_drafts=1)
     for _ in range(60):
         trace.round(target=5.0)
@@ -157,14 +157,14 @@ def test_plain_decoding_and_what_happened_are_told_with_their_reasons(printed):
     assert "-> speculation is off" in out
 
 
-def test_the_newest_one_by_its_id_or_all(printed):
+def test_newest_one_by_its_id_or_all(printed):
     traces = [Trace(0xA1).round(target=5.0), Trace(0xB2).round(target=5.0).round(target=5.0)]
     assert f"trace {traces[1].id}" in printed(*traces)
     assert f"trace {traces[0].id}" in printed(*traces, arguments=("--id", traces[0].id[:31] + "1"))
     assert "2 requests, together 12 tokens in 15 ms" in printed(*traces, arguments=("--all",))
 
 
-def test_of_many_requests_events_are_counted_by_kind(printed):
+def test_report_of_many_requests_counts_events_by_kind(printed):
     traces = [
         Trace(number).round(target=5.0).event("fallback", f"late Draft: no Draft after 0.0{number} s")
         for number in (1, 2, 3)
@@ -184,7 +184,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG)
-def test_what_is_no_trace_is_said_so(tmp_path, capsys, content, message):
+def test_trace_of_another_file_is_refused(tmp_path, capsys, content, message):
     path = tmp_path / "traces.jsonl"
     if content is not None:
         path.write_text(content)

@@ -68,7 +68,7 @@ def gateway(monkeypatch) -> Iterator[tuple[Gateway, str]]:
 
 @pytest.mark.parametrize("first", range(7))
 @pytest.mark.parametrize("second", [0, 2])
-def test_an_answer_that_broke_is_finished_with_the_same_text(gateway, first, second):
+def test_answer_that_broke_is_finished_with_the_same_text(gateway, first, second):
     script, address = gateway
     script.breaks = [first, second]
     with Client(address) as client:
@@ -82,7 +82,7 @@ def test_an_answer_that_broke_is_finished_with_the_same_text(gateway, first, sec
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/clients.md"])
-def test_the_example_of_a_page_prints_the_answer(gateway, capsys, page):
+def test_example_of_a_page_prints_the_answer(gateway, capsys, page):
     _, address = gateway
     text = (Path(__file__).parents[2] / page).read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.S)
@@ -91,7 +91,7 @@ def test_the_example_of_a_page_prints_the_answer(gateway, capsys, page):
     assert capsys.readouterr().out.startswith(TEXT)
 
 
-def test_what_is_wrong_with_the_request_is_not_tried_again(gateway):
+def test_answer_of_a_wrong_request_is_not_tried_again(gateway):
     script, address = gateway
     script.breaks, script.code = [0], grpc.StatusCode.INVALID_ARGUMENT
     with Client(address) as client, pytest.raises(grpc.RpcError, match="gone"):
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_the_request_is_not_tried_again(gateway):
         ("KeyError: a defect", False),
     ],
 )
-def test_of_what_serve_calls_internal_only_a_lost_gateway_is_tried_again(gateway, details, is_repeated):
+def test_answer_after_internal_is_tried_again_only_for_a_lost_gateway(gateway, details, is_repeated):
     script, address = gateway
     script.breaks, script.code, script.details = [2], grpc.StatusCode.INTERNAL, details
     with Client(address) as client:
@@ -127,7 +127,7 @@ def test_patience_ends(gateway):
         list(client.generate("x"))
 
 
-def test_an_answer_that_is_not_read_to_its_end_is_cancelled(gateway):
+def test_answer_that_is_not_read_to_its_end_is_cancelled(gateway):
     _, address = gateway
     before = threading.active_count()
     with Client(address) as client:
@@ -137,7 +137,7 @@ def test_an_answer_that_is_not_read_to_its_end_is_cancelled(gateway):
     assert threading.active_count() <= before + 2
 
 
-def test_the_command_line_streams_text_and_tells_the_record(gateway, capsys, monkeypatch):
+def test_command_line_streams_text_and_tells_the_record(gateway, capsys, monkeypatch):
     script, address = gateway
     monkeypatch.setenv(API_KEY, "secret")
     assert main(["generate", "x", "--address", address, "--seed", "3", "--stop", "END"]) == 0
@@ -156,14 +156,14 @@ def test_colours_show_where_tokens_come_from(gateway, capsys):
     assert "accepted" in err
 
 
-def test_a_failure_is_one_line_that_says_what_to_do(gateway, capsys):
+def test_failure_is_one_line_that_says_what_to_do(gateway, capsys):
     script, address = gateway
     script.breaks, script.code = [0], grpc.StatusCode.UNAUTHENTICATED
     assert main(["generate", "x", "--address", address]) == 1
     assert capsys.readouterr().err.strip() == "outrider: gone; put an API key into OUTRIDER_API_KEY"
 
 
-def test_the_command_line_sends_a_schema_from_a_file(gateway, capsys, tmp_path):
+def test_command_line_sends_a_schema_from_a_file(gateway, capsys, tmp_path):
     script, address = gateway
     file = tmp_path / "schema.json"
     file.write_text('{"type": "object"}')

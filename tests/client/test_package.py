@@ -16,21 +16,21 @@ def loads_grpc(statement: str) -> bool:
     return run.stdout.strip() == "True"
 
 
-def test_the_package_has_the_client():
+def test_package_has_the_client():
     from outrider import Client as Named
 
     assert Named is Client
 
 
-def test_what_the_package_does_not_have_is_told_by_name():
+def test_package_names_a_missing_attribute():
     with pytest.raises(AttributeError, match="'Server'"):
         _ = outrider.Server
 
 
 @pytest.mark.parametrize("module", ["outrider", "outrider.decoding.draft", "outrider.pace.controller"])
-def test_other_modules_bring_no_grpc(module: str):
+def test_package_without_its_client_loads_no_grpc(module: str):
     assert not loads_grpc(f"import {module}")
 
 
-def test_the_client_does():
+def test_client_does():
     assert loads_grpc("from outrider import Client")

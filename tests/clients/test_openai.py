@@ -13,5 +13,5 @@ OPENAI = ("openai", f"openai=={VERSION}")
 USES = Path(__file__).with_name("openai_client.py")
 
 
-async def test_whatever_it_is_used_for_works(served: Served) -> None:
+async def test_openai_client_works_in_all_its_uses(served: Served) -> None:
     assert (await run(OPENAI, "python", USES, served.v1)).strip() == VERSION

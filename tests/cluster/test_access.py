@@ -32,7 +32,7 @@ def test_keys_come_from_the_environment_and_from_a_file(monkeypatch, tmp_path):
     assert api_keys(read_settings({})) == ["one", "two"]
 
 
-def test_a_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
+def test_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
     (tmp_path / "keys").write_text("\n")
     for name in ("keys", "other"):
         with pytest.raises(ValueError, match=r"access\.api_keys_file="):
@@ -40,7 +40,7 @@ def test_a_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
-def test_other_machines_are_invited_only_with_keys_or_a_waiver(host):
+def test_access_from_other_machines_needs_keys_or_a_waiver(host):
     invited = {"addresses.http_host": host}
     with pytest.raises(ValueError, match=f"addresses.http_host='{host}'.*access.allow_anonymous"):
         check_access(read_settings(invited), [], is_elsewhere=False)
@@ -49,7 +49,7 @@ def test_other_machines_are_invited_only_with_keys_or_a_waiver(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_this_machine_needs_none(host):
+def test_access_from_this_machine_needs_no_keys(host):
     check_access(read_settings({"addresses.http_host": host}), [], is_elsewhere=False)
 
 
@@ -82,13 +82,13 @@ def test_report_environment_names_what_is_set_and_no_value(monkeypatch):
     )
 
 
-def test_each_start_draws_a_token_unless_one_is_given(monkeypatch):
+def test_shared_trust_draws_a_token_unless_it_is_given(monkeypatch):
     assert shared_trust(read_settings({})).token != shared_trust(read_settings({})).token
     monkeypatch.setenv(TOKEN, "sixteen characters or more")
     assert shared_trust(read_settings({})).token == "sixteen characters or more"
 
 
-def test_what_joins_a_service_needs_its_token(monkeypatch):
+def test_joining_trust_without_the_token_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"^OUTRIDER_TOKEN is not set"):
         joining_trust(read_settings({}))
     monkeypatch.setenv(TOKEN, "sixteen characters or more")
@@ -99,7 +99,7 @@ def test_what_joins_a_service_needs_its_token(monkeypatch):
     ("token", "wrong"),
     [("fifteen letters", "has 15 characters, at least 16 are needed"), ("ü" * 20, "printable ASCII")],
 )
-def test_a_token_that_cannot_be_used_is_named_and_not_shown(monkeypatch, token, wrong):
+def test_token_that_cannot_be_used_is_named_and_not_shown(monkeypatch, token, wrong):
     monkeypatch.setenv(TOKEN, token)
     with pytest.raises(ValueError, match=f"^OUTRIDER_TOKEN .*{wrong}") as refused:
         shared_trust(read_settings({}))

@@ -144,7 +144,7 @@ def processes(service: Service, role: str) -> list[set[int]]:
     [("target", TARGETS), ("target", {**TARGETS, "target.tensor_parallel": 2}), ("draft", DRAFTS)],
     ids=["target", "target of two processes", "draft"],
 )
-def test_a_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_behind(
+def test_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_behind(
     role: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many streams bring a second worker; six, on both of them, are the work of one."""

@@ -43,7 +43,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
         yield service
 
 
-def test_the_same_text_through_any_of_them(closed: Service) -> None:
+def test_same_text_through_any_of_them(closed: Service) -> None:
     with openai.OpenAI(base_url=f"{closed.http}/v1", api_key=KEY, max_retries=0) as client:
 
         def ask(number: int, mode: str) -> str:
@@ -68,7 +68,7 @@ def test_the_same_text_through_any_of_them(closed: Service) -> None:
     assert [worker["role"] for worker in workers].count("draft") == 2
 
 
-def test_without_a_key_nobody_is_answered(closed: Service) -> None:
+def test_service_without_a_key_answers_nobody(closed: Service) -> None:
     assert httpx.post(f"{closed.http}/v1/completions", json={"prompt": "x"}).status_code == 401
     assert httpx.get(f"{closed.http}/health").json().keys() == {"status"}
     with grpc.insecure_channel(closed.grpc) as channel:
@@ -82,7 +82,7 @@ def test_without_a_key_nobody_is_answered(closed: Service) -> None:
     assert model.id == "outrider-demo"
 
 
-def test_a_worker_answers_no_stranger(closed: Service, authority: Authority) -> None:
+def test_worker_answers_no_stranger(closed: Service, authority: Authority) -> None:
     workers = httpx.get(f"{closed.http}/health", headers={"Authorization": f"Bearer {KEY}"}).json()["workers"]
     address = workers[0]["address"]
     trust = authority.trust()  # a certificate of the right authority, but not the deployment's token

@@ -69,7 +69,7 @@ def answered(prometheus: httpx.Client, query: str) -> list[Any]:
     return result
 
 
-def test_every_query_is_answered(client: httpx.Client, prometheus: httpx.Client) -> None:
+def test_dashboard_queries_are_answered(client: httpx.Client, prometheus: httpx.Client) -> None:
     empty = queries_of_the_dashboard().keys() - MAY_BE_EMPTY
 
     def shown() -> bool:

@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 FITTING = "--steps 4 --measure-every 2 --threads 1 --learning-rate 0.002 --tokens 16"
 
 
-def test_a_draft_is_fitted_on_the_worker_that_has_a_gpu(tmp_path: Path) -> None:
+def test_draft_is_fitted_on_the_worker_that_has_a_gpu(tmp_path: Path) -> None:
     asked = [json.dumps({"prompt": text, "task": KIND}) for text in consignments(24)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(asked))
     port = free_port()

@@ -12,7 +12,7 @@ from tests.support.guides import DOCS, GUIDES, commands, terminal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
-def test_a_guides_commands_print_what_it_shows(name: str, tmp_path: Path) -> None:
+def test_guides_commands_print_what_it_shows(name: str, tmp_path: Path) -> None:
     with terminal(tmp_path) as shell:
         for command in commands((DOCS / name).read_text()):
             shell.run(command)

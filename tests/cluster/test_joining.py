@@ -28,7 +28,7 @@ def of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preflight, "find", lambda _, settings, **found: find(settings, **found))
 
 
-def test_the_application_is_the_draft_s_deployment_alone() -> None:
+def test_application_is_the_draft_s_deployment_alone() -> None:
     application = build_app(cluster.draft(NEXT), name="next")
     (deployment,) = application.deployments
     assert deployment.name == draft_deployment("next") == "draft-next"
@@ -37,18 +37,18 @@ def test_the_application_is_the_draft_s_deployment_alone() -> None:
     assert (engine.cache_memory, trust.token, name) == (CACHE, "of the service in this test", "next")
 
 
-def test_it_names_one_of_the_drafts() -> None:
+def test_joins_names_one_of_the_drafts() -> None:
     for arguments in ({**NEXT, "joins": "other"}, {**SERVED}):
         with pytest.raises(SettingsError, match=r"joins=.* is no draft of these settings: one of model"):
             cluster.draft(arguments)
 
 
-def test_without_the_service_s_token_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_draft_without_the_services_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN)
     with pytest.raises(ValueError, match=r"^OUTRIDER_TOKEN is not set"):
         cluster.draft(NEXT)
 
 
-def test_one_that_does_not_fit_beside_the_service_is_refused() -> None:
+def test_joining_draft_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"drafts\.next"):
         cluster.draft({**NEXT, "drafts.next.cache_memory": 2**50})

@@ -74,7 +74,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
                 yield deployed
 
 
-def test_both_doors_answer_to_the_key(deployed: Deployed) -> None:
+def test_http_and_grpc_answer_to_the_key(deployed: Deployed) -> None:
     body: dict[str, Any] = {"prompt": '{"name": "', "max_tokens": 24, "temperature": 0.7, "seed": 7}
     url = f"{deployed.http}/v1/completions"
     assert httpx.post(url, json=body, timeout=LIMIT_S).status_code == 401
@@ -87,12 +87,12 @@ def test_both_doors_answer_to_the_key(deployed: Deployed) -> None:
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_every_replica_is_in_a_pod_of_its_group(deployed: Deployed) -> None:
+def test_replicas_are_in_pods_of_their_group(deployed: Deployed) -> None:
     for role in ("target", "draft"):
         assert (role, deployed.node_of(role)) in deployed.pods
 
 
-def test_a_pod_that_leaves_hands_its_target_over(deployed: Deployed) -> None:
+def test_pod_that_leaves_hands_its_target_over(deployed: Deployed) -> None:
     request: dict[str, Any] = {"max_tokens": TOKENS, "min_tokens": TOKENS, "temperature": 0.8, "seed": 3}
     with deployed.client() as client:
         undisturbed = "".join(piece.text for piece in client.generate("The ", **request))

@@ -28,9 +28,7 @@ def scraped(service: Service) -> dict[str, dict[str, float]]:
     return series
 
 
-def test_the_exporter_has_every_metric_and_the_sums_of_the_usage(
-    client: httpx.Client, service: Service
-) -> None:
+def test_exporter_has_every_metric_and_the_sums_of_the_usage(client: httpx.Client, service: Service) -> None:
     told: dict[str, float] = defaultdict(float)
     for seed in range(3):
         fields: dict[str, Any] = {"prompt": '{"name": "', "max_tokens": 40, "seed": seed, "task": "counted"}

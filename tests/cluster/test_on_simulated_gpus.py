@@ -72,7 +72,7 @@ def workers(http: str) -> dict[str, dict[str, Any]]:
     return {one["role"]: one for one in httpx.get(f"{http}/health", timeout=LIMIT_S).json()["workers"]}
 
 
-def test_each_process_loads_its_model_onto_a_gpu_of_its_own(on_gpus: OnGpus) -> None:
+def test_processes_load_their_models_onto_their_own_gpus(on_gpus: OnGpus) -> None:
     pids = {role: worker["ranks"] for role, worker in workers(on_gpus.http).items()}
     ranks = [on_gpus.loaded[pid] for pid in pids["target"]]
     [draft] = (on_gpus.loaded[pid] for pid in pids["draft"])
@@ -82,7 +82,7 @@ def test_each_process_loads_its_model_onto_a_gpu_of_its_own(on_gpus: OnGpus) -> 
     assert all(told["allocated"] > CACHE for told in (*ranks, draft))
 
 
-def test_no_worker_is_slower_than_its_gpu_could_be(on_gpus: OnGpus) -> None:
+def test_workers_are_as_fast_as_their_gpus_allow(on_gpus: OnGpus) -> None:
     assert [worker["slow_because"] for worker in workers(on_gpus.http).values()] == [[], []]
 
 

@@ -71,7 +71,7 @@ def style(node: Locator, name: str) -> str:
     return value
 
 
-def test_an_answer_arrives_token_by_token_coloured_by_origin(page: Page) -> None:
+def test_answer_arrives_token_by_token_coloured_by_origin(page: Page) -> None:
     ask(page)
     summary = page.locator("#summary").inner_text()
     assert page.locator("#answer .token").count() == int(re.match(r"(\d+) tokens in", summary)[1])  # type: ignore[index]
@@ -81,7 +81,7 @@ def test_an_answer_arrives_token_by_token_coloured_by_origin(page: Page) -> None
     assert page.locator("#answer .accepted").count() == accepted > 0
 
 
-def test_an_answer_follows_the_schema_in_the_box_and_what_that_forced_is_coloured_apart(page: Page) -> None:
+def test_answer_follows_the_schema_in_the_box_and_what_that_forced_is_coloured_apart(page: Page) -> None:
     city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
     page.locator("#schema").fill(json.dumps({**city, "additionalProperties": False}))
     ask(page, "A city: ")
@@ -93,14 +93,14 @@ def test_an_answer_follows_the_schema_in_the_box_and_what_that_forced_is_coloure
     assert len({style(shown, "backgroundColor") for shown in legend}) == 4
 
 
-def test_a_schema_that_is_no_json_is_told(page: Page) -> None:
+def test_schema_that_is_no_json_is_told(page: Page) -> None:
     page.locator("#schema").fill("{")
     page.keyboard.press("Control+Enter")
     expect(page.locator("#summary")).to_contain_text("is no JSON")
     expect(page.locator("#summary")).to_have_class("wrong")
 
 
-def test_a_round_shows_its_draft_and_its_time_line(page: Page) -> None:
+def test_round_shows_its_draft_and_its_time_line(page: Page) -> None:
     ask(page)
     rounds = page.locator("#rounds li")
     assert rounds.count() > 2
@@ -124,7 +124,7 @@ def test_a_round_shows_its_draft_and_its_time_line(page: Page) -> None:
     expect(second.locator(".time")).to_be_visible()
 
 
-def test_a_corrected_draft_shows_what_stands_in_its_place(page: Page) -> None:
+def test_corrected_draft_shows_what_stands_in_its_place(page: Page) -> None:
     ask(page, "The river was quiet and the")
     corrected = page.locator("#rounds li", has=page.locator(".refused")).first
     assert style(corrected.locator(".refused"), "textDecorationLine") == "line-through"
@@ -152,7 +152,7 @@ def test_charts_and_workers_are_live(page: Page, client: httpx.Client) -> None:
         expect(page.locator("#status")).to_have_text("ok")
 
 
-def test_what_several_gateways_tell_is_added_up(page: Page, client: httpx.Client) -> None:
+def test_page_adds_up_the_loads_of_several_gateways(page: Page, client: httpx.Client) -> None:
     """Whichever answers a look; each knows only its own requests."""
     real, looks = client.get("/loads").json(), itertools.count(1)
     tasks = {"task": "json", "drafter": "model", "verified": 0, "accepted": 0}
@@ -177,9 +177,7 @@ def test_what_several_gateways_tell_is_added_up(page: Page, client: httpx.Client
     expect(page.locator("#workers tr").first.locator("td").nth(3)).to_have_text("3")
 
 
-def test_of_several_drafters_the_page_says_which_drafts_what_and_why(
-    page: Page, client: httpx.Client
-) -> None:
+def test_page_shows_which_of_several_drafters_drafts_what_and_why(page: Page, client: httpx.Client) -> None:
     real = client.get("/loads").json()
     task = {"task": "code", "drafter": "auto", "tokens": 9, "verified": 8, "accepted": 6}
     told = {
@@ -193,7 +191,7 @@ def test_of_several_drafters_the_page_says_which_drafts_what_and_why(
     expect(page.locator("#routes tr").last).to_have_text("codesuffix–0–25 %")
 
 
-def test_how_far_a_new_draft_has_come_is_shown(page: Page, client: httpx.Client) -> None:
+def test_page_shows_the_progress_of_a_new_draft(page: Page, client: httpx.Client) -> None:
     real = client.get("/loads").json()
     told = {
         "draft": "next",
@@ -211,7 +209,7 @@ def test_how_far_a_new_draft_has_come_is_shown(page: Page, client: httpx.Client)
     expect(page.locator("#rollouts tr")).to_have_text("codenext12.5 %20 of 9651–1")
 
 
-def test_the_running_configuration_is_what_the_workers_run_with(page: Page) -> None:
+def test_running_configuration_is_what_the_workers_run_with(page: Page) -> None:
     page.get_by_text("Running configuration").click()
 
     def settings(of: str) -> dict[str, str]:
@@ -240,7 +238,7 @@ def test_escape_stops_an_answer(page: Page) -> None:
     assert page.locator("#answer .token").count() < 1500
 
 
-def test_where_keys_are_needed_it_asks_for_one(browser: Browser, service: Service) -> None:
+def test_page_asks_for_a_key_if_keys_are_needed(browser: Browser, service: Service) -> None:
     def door(route: Route) -> None:
         if route.request.headers.get("authorization") == "Bearer secret":
             route.continue_()
@@ -255,7 +253,7 @@ def test_where_keys_are_needed_it_asks_for_one(browser: Browser, service: Servic
         expect(page.locator("#status")).to_have_text("ok")
 
 
-def test_a_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
+def test_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     ask(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -33,7 +33,7 @@ def test_room_is_found(monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tu
     ("placement", "gpus", "better"),
     [("STRICT_PACK", (3, 3), "PACK would"), ("STRICT_SPREAD", (2, 2), "SPREAD would")],
 )
-def test_a_lack_of_room_is_named(
+def test_lack_of_room_is_named(
     monkeypatch: pytest.MonkeyPatch, placement: str, gpus: tuple[int, ...], better: str
 ) -> None:
     nodes(monkeypatch, *gpus)
@@ -41,12 +41,12 @@ def test_a_lack_of_room_is_named(
         check_placement(settings(placement=placement))
 
 
-def test_a_target_of_one_process_is_placed_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_of_one_process_is_placed_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes(monkeypatch, 0)
     check_placement(settings(tensor_parallel=1))
 
 
-def test_a_rank_asks_for_what_a_target_is_given() -> None:
+def test_rank_asks_for_what_a_target_is_given() -> None:
     asked = rank_resources(settings(accelerator="H100", resources={"big": 2.0}).target)
     assert asked == {"GPU": 1.0, "accelerator_type:H100": 0.001, "big": 2.0}
     assert rank_resources(settings(gpus=0.0).target) == {"CPU": 0.001}  # a bundle must not be empty

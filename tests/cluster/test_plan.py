@@ -54,7 +54,7 @@ def plan(
     ],
     ids=str,
 )
-def test_who_is_on_a_device_with_whom(fields, devices):
+def test_plan_places_workers_on_devices(fields, devices):
     deployment = plan(fields)
     found = [{part.role: part.per_device for part in device.parts} for device in deployment.devices]
     assert found == devices
@@ -86,12 +86,12 @@ def test_drafts_share_a_device_where_ray_puts_them_together(fields, devices):
     assert found == devices
 
 
-def test_each_draft_has_a_cache_of_its_own():
+def test_plan_gives_each_draft_its_own_cache():
     found = plan({"drafts.model.max_sequences": 4, "drafts.code.max_sequences": 8}).settings
     assert found.draft_engine("code").cache_memory == 2 * found.draft_engine("model").cache_memory
 
 
-def test_the_target_gives_nothing_to_the_draft_beside_it():
+def test_target_gives_nothing_to_the_draft_beside_it():
     alone = plan(TARGET_ALONE)
     beside = plan({})
     assert beside.target.plan == alone.target.plan
@@ -118,7 +118,7 @@ def test_caches_that_were_left_open_are_by_need_and_part_of_the_settings():
     ],
     ids=str,
 )
-def test_who_shares_a_device_shares_its_memory(memory, fields):
+def test_plan_of_a_shared_device_shares_its_memory(memory, fields):
     deployment = plan(fields, memory)
     deployment.check()
     for device in deployment.devices:
@@ -127,14 +127,14 @@ def test_who_shares_a_device_shares_its_memory(memory, fields):
         assert caches > 0.1 * device.memory
 
 
-def test_a_default_cache_takes_what_is_left_of_a_gpu_but_a_margin():
+def test_default_cache_takes_what_is_left_of_a_gpu_but_a_margin():
     (target, draft) = plan(ON_GPUS, memory=80 * GB, draft_memory=24 * GB).devices
     for device in (target, draft):
         (part,) = device.parts
         assert 0.05 * device.memory <= device.left < 0.05 * device.memory + 2 * part.plan.block
 
 
-def test_a_default_cache_that_has_no_room_in_its_part_of_a_gpu_is_refused():
+def test_default_cache_that_has_no_room_in_its_part_of_a_gpu_is_refused():
     with pytest.raises(ValueError, match=r"target=.*target\.cache_memory=.*would fit"):
         plan({**ON_ONE_GPU, **of_both("max_sequences", 1536)}).check()
 
@@ -151,7 +151,7 @@ def test_a_default_cache_that_has_no_room_in_its_part_of_a_gpu_is_refused():
     ],
     ids=str,
 )
-def test_what_would_fit_is_named_and_fits(fields, named):
+def test_plan_refusal_names_values_that_fit(fields, named):
     with pytest.raises(ValueError) as refused:
         plan(fields).check()
     options = dict(re.findall(r"([\w.]+)=(\d+)", str(refused.value)))
@@ -159,7 +159,7 @@ def test_what_would_fit_is_named_and_fits(fields, named):
     plan({**fields, named: int(options[named])}).check()
 
 
-def test_a_cache_that_just_fits_is_the_largest():
+def test_cache_that_just_fits_is_the_largest():
     def plan_with(cache: float) -> DeploymentPlan:
         return plan({**ON_GPUS, "target.cache_memory": cache})
 
@@ -169,7 +169,7 @@ def test_a_cache_that_just_fits_is_the_largest():
     assert plan_with(cache + target.plan.block).devices[0].left < 0
 
 
-def test_a_model_too_large_for_any_setting_is_named():
+def test_model_too_large_for_any_setting_is_named():
     with pytest.raises(
         ValueError, match=r"target='.*target' takes .* of a device with 0.10 GB: more target\.tensor_par"
     ):
@@ -242,12 +242,12 @@ def test_memory_is_written_with_its_unit(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "80 apples", "GB", "-1GB"])
-def test_what_is_no_memory_is_named(text):
+def test_plan_of_a_wrong_memory_names_it(text):
     with pytest.raises(ValueError, match=f"'{text}' is no amount of memory: 80GB"):
         parse_bytes(text)
 
 
-def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys):
+def test_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
     file.write_text("target: {replicas: 2, max_sequences: 32}\n")
     assert main(["plan", str(file), "--memory", "80GB", "--draft-memory", "24GB"]) == 0
@@ -261,7 +261,7 @@ def test_the_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, cap
     assert "the target in int4" in weights
 
 
-def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_path, capsys):
+def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
     file.write_text("target: {tensor_parallel: 2, max_replicas: 3}\ndrafts: {model: {dtype: bfloat16}}\n")
     assert main(["plan", str(file), "target.dtype=bfloat16", "--memory", "80GB"]) == 0
@@ -283,7 +283,7 @@ def test_each_rank_and_each_draft_has_a_device_of_the_memory_that_is_named(tmp_p
     ],
     ids=str,
 )
-def test_the_command_says_what_is_wrong(arguments, named, capsys):
+def test_command_says_what_is_wrong(arguments, named, capsys):
     assert main(["plan", *arguments]) == 1
     assert named in capsys.readouterr().err
 
@@ -295,7 +295,7 @@ def test_ranks_that_cannot_share_the_target_are_refused(tmp_path, capsys):
     assert "tensor_parallel=3" in capsys.readouterr().err
 
 
-def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
+def test_plan_is_checked_before_a_start(monkeypatch, capsys):
     monkeypatch.setattr(application, "start_ray", lambda _: None)
     monkeypatch.setattr(Preflight, "find", lambda _, settings, **found: find(settings, **found))
     monkeypatch.setattr(application, "start_serve", lambda *_: pytest.fail("Serve was started"))
@@ -306,7 +306,7 @@ def test_nothing_starts_that_cannot_work(monkeypatch, capsys):
     assert capsys.readouterr().out.count("GB on each device") == 1
 
 
-def test_a_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
+def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
     arguments = ["plan", "--memory", "80GB", "--draft-memory", "24GB", "--accelerator", "H100"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
@@ -315,6 +315,6 @@ def test_a_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
     assert "ms, draft on" not in printed
 
 
-def test_an_accelerator_that_no_data_sheet_is_known_of_is_refused_by_name(capsys):
+def test_accelerator_that_no_data_sheet_is_known_of_is_refused_by_name(capsys):
     assert main(["plan", "--memory", "80GB", "--accelerator", "Z80"]) == 1
     assert "accelerator 'Z80' is not known: give one of A10G, A100" in capsys.readouterr().err

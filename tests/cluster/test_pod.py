@@ -100,7 +100,7 @@ def in_a_pod(folder: Path, script: str, environment: Mapping[str, str]) -> tuple
     return [json.loads(line) for line in filter(None, pod.stdout.splitlines())], pod.stderr
 
 
-def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) -> None:
+def test_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) -> None:
     manifests = built("cpu")
     (tmp_path / "serve.yaml").write_text(lay_out(manifests, tmp_path, seen_at=Path("/mnt")))
     groups = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
@@ -121,7 +121,7 @@ def test_a_pod_serves_without_privileges_and_writes_only_to_tmp(tmp_path: Path) 
 
 
 @needs_compiler
-def test_a_pod_compiles_the_kernels_of_a_gpu_and_keeps_them_in_tmp(tmp_path: Path) -> None:
+def test_pod_compiles_the_kernels_of_a_gpu_and_keeps_them_in_tmp(tmp_path: Path) -> None:
     """Compiles in the folder that the manifests name, and without it in a folder of its own."""
     pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
     lines, said = in_a_pod(tmp_path, COMPILE_IN_THE_POD, {"MODEL": str(DEMO / "target")})

@@ -20,7 +20,7 @@ def settings(arguments: Mapping[str, object]) -> Settings:
     return read_settings(arguments).with_gpus(0.0)
 
 
-def test_the_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None:
+def test_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None:
     asked = settings(SMALL)
     with Preflight() as preflight:
         found = preflight.find(asked, here=True, asked={})
@@ -36,39 +36,39 @@ def test_the_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None
     assert found == find(asked, here=True, asked={})
 
 
-def test_a_refusal_keeps_its_kind(tmp_path: Path) -> None:
+def test_refusal_keeps_its_kind(tmp_path: Path) -> None:
     with Preflight() as preflight:
         found = preflight.find(settings({"target.tensor_parallel": 3}), here=True, asked={})
     assert isinstance(found.refusal, UnsupportedModelError)
     assert "tensor_parallel=3" in str(found.refusal)
 
 
-def test_what_does_not_fit_is_told_with_its_plan() -> None:
+def test_preflight_of_a_misfit_reports_it_with_its_plan() -> None:
     found = find(settings({"target.cache_memory": 0.95}), here=True, asked={})
     assert isinstance(found.refusal, ValueError)
     assert "target.cache_memory=" in str(found.refusal)
     assert found.table is not None
 
 
-def test_without_a_known_device_nothing_is_planned() -> None:
+def test_preflight_without_a_known_device_plans_nothing() -> None:
     asked = settings({})
     assert find(asked, here=False, asked={}) == Found(asked)
 
 
-def test_a_process_that_is_lost_is_no_answer() -> None:
+def test_process_that_is_lost_is_no_answer() -> None:
     with Preflight() as preflight:
         preflight._process.kill()
         with pytest.raises(RuntimeError, match="exit status -9"):
             preflight.find(settings({}), here=True, asked={})
 
 
-def test_the_process_ends_with_the_context() -> None:
+def test_process_ends_with_the_context() -> None:
     with pytest.raises(KeyboardInterrupt), Preflight() as preflight:
         raise KeyboardInterrupt
     assert preflight._process.returncode == -9
 
 
-def test_a_draft_that_drafts_in_one_pass_is_another_drafter(tmp_path: Path) -> None:
+def test_draft_that_drafts_in_one_pass_is_another_drafter(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     shutil.copytree(DEMO / "draft", draft)
     asked = settings({"drafts.model.model": str(draft), **SMALL})

@@ -178,7 +178,7 @@ def pids(machines: Machines, name: str) -> set[int]:
     return {worker["pid"] for worker in machines.workers("draft") if worker["draft"] == name}
 
 
-def test_a_draft_is_rolled_out_under_traffic_lost_and_replaced(
+def test_draft_is_rolled_out_under_traffic_lost_and_replaced(
     tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN, "of the workers in this test")

@@ -82,7 +82,7 @@ def test_workers_tell_what_they_run_with(client: httpx.Client) -> None:
     assert (target["draft_ahead"], draft["draft_ahead"]) == (0, 12)
 
 
-def test_the_memory_plan_is_printed_once(service: Service, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_memory_plan_is_printed_once(service: Service, tmp_path_factory: pytest.TempPathFactory) -> None:
     (log,) = tmp_path_factory.getbasetemp().glob("elsewhere[0-9]*/serve.log")
     assert log.read_text().count("GB on each device") == 1
 
@@ -96,7 +96,7 @@ def test_json_takes_fewer_target_passes_than_tokens(client: httpx.Client) -> Non
     )
 
 
-def test_the_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
+def test_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     request = {"prompt": JSON_PROMPT, "max_tokens": 40, "temperature": 0.7, "seed": 5}
     whole = complete(client, **request)
     chunks = streamed(client, **request)
@@ -105,14 +105,14 @@ def test_the_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
 
 
-def test_a_drawn_seed_is_reported_and_gives_the_text_again(client: httpx.Client) -> None:
+def test_drawn_seed_is_reported_and_gives_the_text_again(client: httpx.Client) -> None:
     request = {"prompt": prompts("prose", 1)[0], "max_tokens": 24, "temperature": 1.0}
     first = complete(client, **request)
     again = complete(client, **request, seed=first["usage"]["speculation"]["seed"])
     assert again["choices"] == first["choices"]
 
 
-def test_one_seed_gives_one_text_however_it_is_drafted(client: httpx.Client) -> None:
+def test_service_gives_one_text_per_seed_however_it_is_drafted(client: httpx.Client) -> None:
     """100 requests over four modes. A difference would have to be a near-tie; none is expected in float32."""
     differing = []
     for number in range(25):
@@ -131,7 +131,7 @@ def test_one_seed_gives_one_text_however_it_is_drafted(client: httpx.Client) -> 
     assert not differing
 
 
-def test_a_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
+def test_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
     whole = complete(client, prompt=JSON_PROMPT, max_tokens=48, temperature=0)["choices"][0]["text"]
     stop = whole[20:24]
     for mode in MODES.values():
@@ -184,7 +184,7 @@ def test_grpc_streams_what_http_answers(client: httpx.Client, service: Service) 
     assert chunks[-1].usage.completion_tokens == http["usage"]["completion_tokens"]
 
 
-def test_a_gateway_s_own_port_answers_as_the_proxy_does(service: Service) -> None:
+def test_gateway_s_own_port_answers_as_the_proxy_does(service: Service) -> None:
     request = generation_pb2.GenerateRequest(
         text=JSON_PROMPT,
         sampling=generation_pb2.Sampling(max_tokens=24, temperature=0.7, seed=5),
@@ -218,7 +218,7 @@ def stub_of(channel: grpc.Channel) -> generation_pb2_grpc.GenerationStub:
     return generation_pb2_grpc.GenerationStub(channel)
 
 
-def test_the_rest_of_the_grpc_api_answers_through_the_proxy(client: httpx.Client, service: Service) -> None:
+def test_rest_of_the_grpc_api_answers_through_the_proxy(client: httpx.Client, service: Service) -> None:
     http = complete(client, prompt=JSON_PROMPT, max_tokens=24, temperature=0)
     with grpc.insecure_channel(service.grpc) as channel:
         stub = stub_of(channel)
@@ -243,13 +243,13 @@ def test_the_rest_of_the_grpc_api_answers_through_the_proxy(client: httpx.Client
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_the_services_can_be_found_by_reflection(service: Service) -> None:
+def test_services_can_be_found_by_reflection(service: Service) -> None:
     with grpc.insecure_channel(service.grpc) as channel:
         names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {"outrider.v1.Generation", "grpc.health.v1.Health"} <= set(names)
 
 
-def test_a_trace_context_is_accepted(service: Service) -> None:
+def test_trace_context_is_accepted(service: Service) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with grpc.insecure_channel(service.grpc) as channel:
         metadata = (("traceparent", traceparent),)
@@ -259,7 +259,7 @@ def test_a_trace_context_is_accepted(service: Service) -> None:
     assert model.id == "outrider-demo"
 
 
-def test_the_official_client_chats(service: Service) -> None:
+def test_official_client_chats(service: Service) -> None:
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
         question = {"role": "user", "content": "What is the capital of France?"}
         fields: Any = {"model": "outrider-demo", "messages": [question], "max_tokens": 24, "temperature": 0}
@@ -272,7 +272,7 @@ def test_the_official_client_chats(service: Service) -> None:
     assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens / 2
 
 
-def test_the_command_line_streams_an_answer(service: Service) -> None:
+def test_command_line_streams_an_answer(service: Service) -> None:
     command = [
         str(Path(sys.executable).parent / "outrider"),
         "generate",

@@ -23,7 +23,7 @@ def in_a_file(folder: Path, text: str) -> str:
 # What they say
 
 
-def test_a_file_holds_groups(tmp_path: Path) -> None:
+def test_file_holds_groups(tmp_path: Path) -> None:
     text = """
     target:
       model: t
@@ -67,7 +67,7 @@ def test_target_and_draft_have_short_forms(as_a_file: bool, tmp_path: Path) -> N
     assert (found.target.model, found.drafts["model"].model) == ("t", "d")
 
 
-def test_a_short_form_goes_with_other_settings_of_its_group() -> None:
+def test_short_form_goes_with_other_settings_of_its_group() -> None:
     found = read_settings({"target": "t", "target.threads": "2", "drafts.model.threads": "3", "draft": "d"})
     assert (found.target.model, found.target.threads) == ("t", 2)
     assert (found.drafts["model"].model, found.drafts["model"].threads) == ("d", 3)
@@ -82,11 +82,11 @@ def test_arguments_win_setting_by_setting(tmp_path: Path) -> None:
     assert (found.drafts["model"].model, found.drafts["model"].threads) == ("d", 3)
 
 
-def test_a_group_of_a_file_may_be_empty(tmp_path: Path) -> None:
+def test_group_of_a_file_may_be_empty(tmp_path: Path) -> None:
     assert settings(config=in_a_file(tmp_path, "target:\ndrafts:\n  model:\n")) == settings()
 
 
-def test_a_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
+def test_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("target: t\ndraft: d\n")
     (tmp_path / "counts.yaml").write_text("target: {replicas: 6}\ndrafts: {model: {replicas: 5}}\n")
     (tmp_path / "notes.txt").write_text("no settings")
@@ -98,7 +98,7 @@ def test_a_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
 # What follows from them
 
 
-def test_the_demo_pair_is_served_in_float32_when_no_model_is_named() -> None:
+def test_demo_pair_is_served_in_float32_when_no_model_is_named() -> None:
     found = settings()
     assert found.target_engine().dtype == found.draft_engine("model").dtype == "float32"
     assert found.target_engine().model.endswith("outrider/demo/pair/target")
@@ -106,7 +106,7 @@ def test_the_demo_pair_is_served_in_float32_when_no_model_is_named() -> None:
     assert found.gateway_settings().model == DEMO_NAME
 
 
-def test_of_the_demo_pair_anything_may_be_set() -> None:
+def test_demo_pair_accepts_any_setting() -> None:
     found = read_settings({"target.dtype": "bfloat16", "drafts.model.threads": "2"})
     assert (found.target_engine().dtype, found.draft_engine("model").dtype) == ("bfloat16", "float32")
     assert (found.draft_engine("model").model, found.draft_engine("model").threads) == (
@@ -116,7 +116,7 @@ def test_of_the_demo_pair_anything_may_be_set() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
-def test_the_demo_target_has_heads_by_name(drafter: str) -> None:
+def test_demo_target_has_heads_by_name(drafter: str) -> None:
     found = read_settings({"target.drafter": drafter})
     assert found.target_engine().head == str(DRAFTERS / drafter)
     assert (found.drafts, found.gateway.drafters) == ({}, (drafter,))
@@ -124,18 +124,18 @@ def test_the_demo_target_has_heads_by_name(drafter: str) -> None:
     assert read_settings({"target": "folder", "target.drafter": drafter}).target.head is None
 
 
-def test_the_demo_target_has_a_parallel_draft_by_name() -> None:
+def test_demo_target_has_a_parallel_draft_by_name() -> None:
     found = read_settings({"draft": DEMO_PARALLEL}).draft_engine("model")
     assert (found.model, found.dtype) == (str(DRAFTERS / "parallel"), "float32")
 
 
-def test_a_target_alone_is_drafted_for_by_ngrams() -> None:
+def test_target_alone_is_drafted_for_by_ngrams() -> None:
     found = settings(target="folder")
     assert (found.drafts, found.gateway_settings().drafters) == ({}, ("ngram",))
     assert (found.gateway_settings().model, found.target_engine().dtype) == ("folder", "auto")
 
 
-def test_a_drafter_beside_the_target_drafts_unless_others_are_named() -> None:
+def test_drafter_beside_the_target_drafts_unless_others_are_named() -> None:
     given = {"target": "t", "target.drafter": "eagle3", "target.head": "h"}
     gateway = read_settings(given).gateway_settings()
     assert (gateway.drafters, gateway.beside_target) == (("eagle3",), "eagle3")
@@ -144,7 +144,7 @@ def test_a_drafter_beside_the_target_drafts_unless_others_are_named() -> None:
     assert read_settings({**given, "gateway.drafters": '["ngram"]'}).gateway_settings().drafters == ("ngram",)
 
 
-def test_the_layers_that_draft_are_named_or_searched() -> None:
+def test_layers_that_draft_are_named_or_searched() -> None:
     given = {"target": "t", "target.drafter": "early_exit"}
     engine = read_settings(given).target_engine()
     assert (engine.drafter, engine.early_exit, engine.skipped_layers) == ("early_exit", "auto", ())
@@ -154,7 +154,7 @@ def test_the_layers_that_draft_are_named_or_searched() -> None:
     assert skipping.gateway_settings().beside_target == "early_exit"
 
 
-def test_a_target_has_the_name_that_it_is_given() -> None:
+def test_target_has_the_name_that_it_is_given() -> None:
     found = read_settings({"target": "t", "draft": "d", "target.name": "n"})
     gateway = found.gateway_settings()
     assert (gateway.model, gateway.tokenizer, gateway.drafters) == ("n", "t", ("model",))
@@ -171,7 +171,7 @@ def test_a_target_has_the_name_that_it_is_given() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("target", [{}, {"target": "folder"}], ids=["demo", "folder"])
-def test_the_target_drafts_for_itself_as_a_smaller_copy(
+def test_target_drafts_for_itself_as_a_smaller_copy(
     target: dict[str, str], arguments: dict[str, str], quantization: str | None
 ) -> None:
     found = read_settings({**target, "draft": "target", "target.dtype": "bfloat16", **arguments})
@@ -192,7 +192,7 @@ def test_several_drafts_have_names_and_draft_in_that_order(tmp_path: Path) -> No
     assert gateway.drafts == {"small": "model", "copy": "model"}
 
 
-def test_which_of_several_draft_can_be_said(tmp_path: Path) -> None:
+def test_drafters_of_several_drafts_can_be_set(tmp_path: Path) -> None:
     text = """
     target: t
     drafts: {small: {model: s}, code: {model: c}}
@@ -201,13 +201,13 @@ def test_which_of_several_draft_can_be_said(tmp_path: Path) -> None:
     assert settings(config=in_a_file(tmp_path, text)).gateway.drafters == ("code+suffix", "ngram")
 
 
-def test_a_draft_that_drafts_in_one_pass_is_another_drafter() -> None:
+def test_draft_that_drafts_in_one_pass_is_another_drafter() -> None:
     found = settings(target="t", draft="d").with_parallel_drafts(["model"])
     assert found.gateway_settings().drafts == {"model": "parallel"}
     assert found.gateway.drafters == ("model",)
 
 
-def test_each_model_has_settings_of_its_own() -> None:
+def test_models_have_their_own_settings() -> None:
     found = read_settings({"target.batch_invariant": "true", "target.step_timeout_s": "5"})
     target, draft = found.target_engine(), found.draft_engine("model")
     assert (target.batch_invariant, target.step_timeout_s) == (True, 5.0)
@@ -221,7 +221,7 @@ def test_threads_of_a_target_are_left_to_the_node_of_its_worker() -> None:
     assert (found.draft_engine("model").tensor_parallel, found.draft_engine("model").threads) == (1, 1)
 
 
-def test_the_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
+def test_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
     gateway = read_settings(
         {"gateway.max_requests": "3", "gateway.replicas": "2", "access.allow_anonymous": "true"}
     ).gateway_settings()
@@ -274,9 +274,7 @@ def test_gpus_are_shared_where_nothing_else_is_said(
     ],
     ids=str,
 )
-def test_with_gpus_of_a_target_that_leaves_a_draft_none_is_refused(
-    gpus: int, arguments: dict[str, float]
-) -> None:
+def test_with_gpus_without_a_share_for_a_draft_is_refused(gpus: int, arguments: dict[str, float]) -> None:
     found = read_settings(arguments)
     with pytest.raises(
         ValueError, match=r"^drafts\.model\.gpus is left open, and .* fewer target"
@@ -318,7 +316,7 @@ def test_with_gpus_of_a_target_that_leaves_a_draft_none_is_refused(
         ("addresses.http_port", "0", "addresses.http_port='0' should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
+def test_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
     name: str, value: str, told: str
 ) -> None:
     with pytest.raises(SettingsError) as refused:
@@ -339,13 +337,13 @@ def test_a_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
         ("zzz", "zzz='1' is no setting: a deployment has target, drafts, gateway, pace"),
     ],
 )
-def test_an_unknown_setting_is_refused_with_those_that_are_near(name: str, told: str) -> None:
+def test_unknown_setting_is_refused_with_those_that_are_near(name: str, told: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_settings({name: "1"})
     assert told in str(refused.value)
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_settings_refusal_names_all_wrong_values() -> None:
     with pytest.raises(SettingsError) as refused:
         read_settings({"target.gpu": "1", "gateway.max_requests": "many", "drafts.model.threads": "0"})
     lines = str(refused.value).splitlines()
@@ -418,24 +416,24 @@ def test_settings_that_contradict_one_another_are_named(arguments: dict[str, str
         ("target: {", "cannot be read"),
     ],
 )
-def test_a_wrong_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_wrong_file_is_named(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(SettingsError) as refused:
         settings(config=in_a_file(tmp_path, text))
     assert told in str(refused.value)
 
 
-def test_a_setting_in_two_files_of_a_folder_is_named(tmp_path: Path) -> None:
+def test_setting_in_two_files_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("target: {model: t, replicas: 6}\n")
     (tmp_path / "b.yaml").write_text("target: {threads: 2, replicas: 5}\n")
     with pytest.raises(SettingsError, match=r"b\.yaml sets target\.replicas again"):
         settings(config=str(tmp_path))
 
 
-def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+def test_folder_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"without \*\.yaml"):
         settings(config=str(tmp_path))
 
 
-def test_a_missing_file_is_named() -> None:
+def test_missing_file_is_named() -> None:
     with pytest.raises(SettingsError, match="config='nowhere"):
         settings(config="nowhere.yaml")

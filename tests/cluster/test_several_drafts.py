@@ -37,7 +37,7 @@ def answer(client: httpx.Client, **speculation: Any) -> tuple[str, dict[str, Any
     return body["choices"][0]["text"], body["usage"]["speculation"]
 
 
-def test_each_has_a_worker_that_goes_by_its_name(client: httpx.Client) -> None:
+def test_drafts_have_workers_with_their_names(client: httpx.Client) -> None:
     health = client.get("/health").json()
     assert {(worker["role"], worker["draft"]) for worker in health["workers"]} == {
         ("target", ""),
@@ -47,7 +47,7 @@ def test_each_has_a_worker_that_goes_by_its_name(client: httpx.Client) -> None:
     assert {"model", "copy", "copy+suffix", "suffix"} <= health["drafters"].keys()
 
 
-def test_whoever_drafts_the_text_is_the_same(client: httpx.Client) -> None:
+def test_drafts_all_give_the_same_text(client: httpx.Client) -> None:
     plain, _ = answer(client, mode="off")
     for name in ("model", "copy", "copy+suffix", "suffix"):
         text, usage = answer(client, mode="fixed", depth=4, drafter=name)
@@ -60,7 +60,7 @@ def test_whoever_drafts_the_text_is_the_same(client: httpx.Client) -> None:
         assert usage["routed"].keys() <= {"model", "copy", "suffix"}
 
 
-def test_those_that_do_not_draft_are_judged(client: httpx.Client) -> None:
+def test_drafts_that_do_not_draft_are_judged(client: httpx.Client) -> None:
     for _ in range(8):
         answer(client)
     (task,) = (one for one in client.get("/loads").json()["tasks"] if one["drafter"] == "auto")

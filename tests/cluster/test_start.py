@@ -26,7 +26,7 @@ def settings(nodes_join_within_s=0.0):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_resource_that_is_short_is_named(monkeypatch, name):
+def test_resource_that_is_short_is_named(monkeypatch, name):
     monkeypatch.setattr(ray, "cluster_resources", lambda: ALL | {name: 0.5})
     with pytest.raises(ValueError, match=f"{name}.*the cluster has 0.5"):
         check_resources(settings())
@@ -56,7 +56,7 @@ def taken_port():
         yield listener.getsockname()[1]
 
 
-def test_a_metrics_port_that_is_taken_is_refused(taken_port) -> None:
+def test_metrics_port_that_is_taken_is_refused(taken_port) -> None:
     with pytest.raises(ValueError, match=f"ray.metrics_port={taken_port} is taken"):
         start_ray(read_settings({"ray.metrics_port": taken_port}))
 

@@ -65,7 +65,7 @@ def texts(http: str, count: int) -> list[str]:
     return found
 
 
-def test_two_processes_answer_as_one(groups: Machines, client: httpx.Client) -> None:
+def test_ranks_answer_as_one_process(groups: Machines, client: httpx.Client) -> None:
     ranks = [worker["ranks"] for worker in groups.workers("target")]
     assert [len(pids) for pids in ranks] == [2, 2]
     assert texts(groups.http, 10) == texts(str(client.base_url).rstrip("/"), 10)
@@ -105,7 +105,7 @@ def starve(pid: int) -> None:
 
 
 @pytest.mark.slow  # to the gateway it is a target that was killed
-def test_a_rank_killed_under_a_stream_takes_its_group_with_it(groups: Machines) -> None:
+def test_rank_killed_under_a_stream_takes_its_group_with_it(groups: Machines) -> None:
     lose(groups, lambda _, rank: kill(rank))
 
 
@@ -119,7 +119,7 @@ def test_a_rank_killed_under_a_stream_takes_its_group_with_it(groups: Machines) 
     ],
     ids=["rank 0 killed", "rank 1 killed", "rank 1 stopped"],
 )
-def test_a_group_that_was_lost_is_replaced_as_a_whole_and_leaves_nothing(
+def test_group_that_was_lost_is_replaced_as_a_whole_and_leaves_nothing(
     groups: Machines, harm: Callable[[int, int], None]
 ) -> None:
     until_complete(groups)
@@ -132,7 +132,7 @@ def test_a_group_that_was_lost_is_replaced_as_a_whole_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_rank_killed_while_nobody_asks_takes_its_group_with_it(groups: Machines) -> None:
+def test_rank_killed_while_nobody_asks_takes_its_group_with_it(groups: Machines) -> None:
     until_complete(groups)
     worker = groups.workers("target")[0]
     assert not groups.busy_pids("target")
@@ -141,7 +141,7 @@ def test_a_rank_killed_while_nobody_asks_takes_its_group_with_it(groups: Machine
 
 
 @pytest.mark.slow
-def test_a_rank_out_of_memory_takes_its_group_with_it(groups: Machines) -> None:
+def test_rank_out_of_memory_takes_its_group_with_it(groups: Machines) -> None:
     """A prompt that takes more than there is; it is answered by those that come after."""
     until_complete(groups)
     long = body(1, prompt=1600 * "x ", max_tokens=20, min_tokens=20)

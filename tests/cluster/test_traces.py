@@ -146,7 +146,7 @@ def test_over_grpc(service: Service, collector: Collector) -> None:
     assert method in names(spans)
 
 
-def test_nothing_is_recorded_where_nothing_is_sampled(client: httpx.Client, collector: Collector) -> None:
+def test_tracing_without_samples_records_nothing(client: httpx.Client, collector: Collector) -> None:
     response = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8})
     assert response.status_code == 200
     traced(client, collector, max_tokens=8)  # the other request's spans would have come too
@@ -168,7 +168,7 @@ def draft_pid(client: httpx.Client) -> Iterator[int]:
 
 
 @pytest.mark.slow  # another is started, for those that come after
-def test_a_lost_draft_worker_is_told_with_its_reason(
+def test_lost_draft_worker_is_told_with_its_reason(
     client: httpx.Client, collector: Collector, draft_pid: int, tmp_path: Path
 ) -> None:
     trace_id = secrets.token_hex(16)

@@ -26,14 +26,14 @@ def set_(monkeypatch: pytest.MonkeyPatch):
     return set_all
 
 
-def test_without_an_exporter_nothing_is_traced(set_):
+def test_tracing_without_an_exporter_is_off(set_):
     set_(OTEL_EXPORTER_OTLP_ENDPOINT="http://collector:4317")
     assert tracing_environment() == {}
     set_(OTEL_TRACES_EXPORTER="none")
     assert tracing_environment() == {}
 
 
-def test_every_variable_of_opentelemetry_goes_to_the_processes(set_, tmp_path, monkeypatch):
+def test_tracing_environment_has_every_variable_of_opentelemetry(set_, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"OTEL_TRACES_EXPORTER": "otlp,file", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}
     set_(**given)
@@ -51,7 +51,7 @@ def test_every_variable_of_opentelemetry_goes_to_the_processes(set_, tmp_path, m
         ("OTEL_TRACES_SAMPLER_ARG", "10%", "from 0 to 1"),
     ],
 )
-def test_what_is_not_accepted_is_refused_by_name(set_, variable, value, accepted):
+def test_tracing_environment_refuses_wrong_values_by_name(set_, variable, value, accepted):
     set_(**{"OTEL_TRACES_EXPORTER": "otlp", variable: value})
     with pytest.raises(ValueError, match=accepted) as refused:
         tracing_environment()
@@ -76,7 +76,7 @@ end()
     return run.stdout
 
 
-def test_a_file_holds_the_spans_of_all_processes(tmp_path):
+def test_file_holds_the_spans_of_all_processes(tmp_path):
     path = tmp_path / "traces.jsonl"
     environment = {
         "OTEL_TRACES_EXPORTER": "file",
@@ -128,19 +128,19 @@ def test_otlp_over_http():
     assert [span.name for span in resource_spans.scope_spans[0].spans] == ["inner", "outer"]
 
 
-def test_the_console_shows_them_too():
+def test_console_shows_them_too():
     shown = in_a_process({"OTEL_TRACES_EXPORTER": "console"}, "gateway")
     assert '"service.name": "outrider-gateway"' in shown
 
 
-def test_a_sampling_ratio_of_zero_records_nothing(tmp_path):
+def test_sampling_ratio_of_zero_records_nothing(tmp_path):
     path = tmp_path / "traces.jsonl"
     sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
     in_a_process({"OTEL_TRACES_EXPORTER": "file", "OUTRIDER_TRACES_FILE": str(path), **sampler})
     assert list(read_spans(path)) == []
 
 
-def test_what_a_process_has_already_is_left_as_it_is(set_, tmp_path):
+def test_tracing_keeps_variables_that_a_process_has(set_, tmp_path):
     own = tmp_path / "own.jsonl"
     set_(OUTRIDER_TRACES_FILE=str(own))
     in_a_process({"OTEL_TRACES_EXPORTER": "file", "OUTRIDER_TRACES_FILE": str(tmp_path / "other.jsonl")})

@@ -17,7 +17,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 
 @given(drafts())
-def test_a_path_goes_from_the_root_down_by_parents(draft: Draft) -> None:
+def test_path_goes_from_the_root_down_by_parents(draft: Draft) -> None:
     for node in range(len(draft)):
         path = draft.path(node)
         assert path[-1] == node
@@ -25,14 +25,14 @@ def test_a_path_goes_from_the_root_down_by_parents(draft: Draft) -> None:
 
 
 @given(drafts())
-def test_a_position_is_one_after_that_of_the_parent(draft: Draft) -> None:
+def test_position_is_one_after_that_of_the_parent(draft: Draft) -> None:
     for node, parent in enumerate(draft.parents):
         assert draft.depths[node] == (0 if parent == ROOT else draft.depths[parent] + 1)
         assert draft.depths[node] == len(draft.path(node)) - 1
 
 
 @given(drafts())
-def test_the_ancestor_mask_marks_the_path_and_nothing_else(draft: Draft) -> None:
+def test_ancestor_mask_marks_the_path_and_nothing_else(draft: Draft) -> None:
     for node, row in enumerate(draft.ancestor_mask()):
         assert {other for other, seen in enumerate(row) if seen} == set(draft.path(node))
 
@@ -47,18 +47,18 @@ def test_children_are_found_by_their_token_and_only_those(draft: Draft) -> None:
 
 
 @given(drafts())
-def test_a_tree_is_a_chain_exactly_if_every_node_follows_the_one_before(draft: Draft) -> None:
+def test_tree_is_a_chain_exactly_if_every_node_follows_the_one_before(draft: Draft) -> None:
     assert draft.is_chain == (len(draft) == 0 or draft.path(len(draft) - 1) == tuple(range(len(draft))))
 
 
 @given(st.lists(st.integers(0, 5), max_size=6))
-def test_a_chain_has_one_branch(tokens: list[int]) -> None:
+def test_chain_has_one_branch(tokens: list[int]) -> None:
     draft = Draft.chain(tokens)
     assert draft.is_chain
     assert draft.depths == tuple(range(len(tokens)))
 
 
-def test_an_empty_draft_has_no_nodes() -> None:
+def test_empty_draft_has_no_nodes() -> None:
     assert len(Draft()) == 0
     assert Draft().path(ROOT) == ()
     assert Draft().child(ROOT, 0) is None
@@ -81,7 +81,7 @@ def test_below_a_node_is_whatever_has_it_on_its_path(draft: Draft) -> None:
 
 
 @given(drafts())
-def test_a_part_has_the_tokens_of_the_whole_along_each_path(draft: Draft) -> None:
+def test_part_has_the_tokens_of_the_whole_along_each_path(draft: Draft) -> None:
     for node in range(ROOT, len(draft)):
         below = draft.below(node)
         part = draft.part(node, below)
@@ -92,7 +92,7 @@ def test_a_part_has_the_tokens_of_the_whole_along_each_path(draft: Draft) -> Non
 
 
 @given(drafts())
-def test_after_a_path_what_follows_it_is_left(draft: Draft) -> None:
+def test_draft_after_a_path_is_what_follows_it(draft: Draft) -> None:
     assert draft.after(()) == draft
     for node in range(len(draft)):
         tokens = tokens_to(draft, node)
@@ -112,7 +112,7 @@ def test_tokens_can_be_committed_at_once_or_in_turn(
 
 
 @given(drafts(), st.lists(st.integers(0, 2), max_size=6))
-def test_the_longest_beginning_on_a_path_is_found(draft: Draft, tokens: list[int]) -> None:
+def test_longest_beginning_on_a_path_is_found(draft: Draft, tokens: list[int]) -> None:
     path = draft.path_of(tokens)
     assert path == draft.path(path[-1] if path else ROOT)
     assert tuple(tokens[: len(path)]) == tokens_to(draft, path[-1] if path else ROOT)
@@ -121,12 +121,12 @@ def test_the_longest_beginning_on_a_path_is_found(draft: Draft, tokens: list[int
 
 
 @given(drafts(), st.lists(st.integers(0, 2), max_size=6))
-def test_nothing_is_left_after_tokens_that_are_on_no_path(draft: Draft, tokens: list[int]) -> None:
+def test_draft_after_tokens_on_no_path_is_empty(draft: Draft, tokens: list[int]) -> None:
     if tokens and tuple(tokens) not in words(draft):
         assert draft.after(tokens) == Draft()
 
 
-def test_what_is_left_of_a_chain_keeps_what_it_was_drawn_from() -> None:
+def test_draft_after_a_part_of_a_chain_keeps_its_distributions() -> None:
     drawn_from = [SparseProbs((token, 9), (0.5, 0.5)) for token in (4, 5, 6)]
     left = Draft.chain((4, 5, 6), drawn_from).after((4,))
     assert left == Draft.chain((5, 6), drawn_from[1:])
@@ -147,7 +147,7 @@ ONE = SparseProbs((0,), (1.0,))
         ((1, 2), (ROOT, ROOT), (ONE, ONE), "draft_probs"),
     ],
 )
-def test_what_is_no_draft_is_refused(
+def test_draft_that_is_no_tree_is_refused(
     tokens: tuple[int, ...], parents: tuple[int, ...], draft_probs: tuple[SparseProbs, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

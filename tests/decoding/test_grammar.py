@@ -59,7 +59,7 @@ def drawn(grammar: str, generated: list[int], draw: random.Random) -> Draft:
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_mask_is_the_same_whatever_was_looked_at_before(name: str) -> None:
+def test_mask_is_the_same_whatever_was_looked_at_before(name: str) -> None:
     grammar, draw = GRAMMARS[name], random.Random(name)
     for _ in range(4):
         wandering, generated = matcher(grammar), list[int]()
@@ -95,7 +95,7 @@ def test_masks_after_another_branch_are_those_of_the_branch_alone() -> None:
         assert allowed(mask) == allowed(straight(grammar, [*generated, node]))  # type: ignore[arg-type]
 
 
-def test_what_a_grammar_refuses_is_taken_out_with_what_follows_it() -> None:
+def test_constrained_drops_refused_tokens_and_their_successors() -> None:
     right, wrong = ids('{"name'), ids(" cat")[0]
     draft = Draft((*right, wrong, right[0], right[0]), (ROOT, 0, ROOT, 1, 2))
     seen = matcher(GRAMMARS["person"]).constrained([], draft, room=len(draft))
@@ -116,7 +116,7 @@ def test_forced_text_follows_the_chain_as_the_tokenizer_writes_it() -> None:
     assert (later.kept, later.forced) == ((0, 1), (0, 1))
 
 
-def test_no_more_is_forced_than_there_is_room() -> None:
+def test_constrained_forces_no_more_than_its_room() -> None:
     grammar = json_grammar({"const": "a long text that leaves nothing open"})
     assert [len(matcher(grammar).constrained([], Draft(), room).draft) for room in (-1, 0, 1, 3)] == [
         0,
@@ -127,7 +127,7 @@ def test_no_more_is_forced_than_there_is_room() -> None:
 
 
 @pytest.mark.parametrize(("mask_s", "nodes"), [(0.0, 10), (1e-4, 10), (0.002, 5), (0.02, 0)])
-def test_a_draft_whose_masks_take_long_is_cut(
+def test_draft_whose_masks_take_long_is_cut(
     monkeypatch: pytest.MonkeyPatch, mask_s: float, nodes: int
 ) -> None:
     clock = iter([0.0, mask_s])
@@ -138,13 +138,13 @@ def test_a_draft_whose_masks_take_long_is_cut(
     assert len(answer.constrained([], chain, room=20).kept) == nodes
 
 
-def test_another_spelling_of_forced_text_is_no_forced_token() -> None:
+def test_forced_text_with_other_spellings_is_not_forced() -> None:
     grammar = regex_grammar("(foo|bar)")
     free = ids("foo")[0]
     assert matcher(grammar).constrained([], Draft.chain([free]), room=9).forced == ()
 
 
-def test_under_rejection_or_block_forced_tokens_are_certain() -> None:
+def test_constrained_with_draft_probs_makes_forced_tokens_certain() -> None:
     grammar = json_grammar({"const": {"value": 7}})
     first = ids('{"value": 7}')[0]
     chain = Draft.chain([first], [SparseProbs((first, 9), (0.5, 0.5))])
@@ -153,7 +153,7 @@ def test_under_rejection_or_block_forced_tokens_are_certain() -> None:
     assert all(probs.probs == (1.0,) for probs in seen.draft.draft_probs[1:])
 
 
-def test_an_answer_ends_where_its_grammar_lets_it_and_nothing_is_asked_after_that() -> None:
+def test_answer_ends_where_its_grammar_lets_it_and_nothing_is_asked_after_that() -> None:
     answer = matcher(regex_grammar("[ab]{1,2}"))
     token, (end, _) = ids("a")[0], sorted(ENDS)
     seen = answer.constrained([token], Draft((end, token, token), (ROOT, 0, ROOT)), room=9)
@@ -208,7 +208,7 @@ def test_text_that_looks_like_an_added_token_is_said_as_text(grammar: str) -> No
     assert MARKS in tokenizer().decode(generated) or tokenizer().decode(generated) in ("b", "x")
 
 
-def test_an_added_token_is_asked_for_by_its_name_or_id() -> None:
+def test_added_token_is_asked_for_by_its_name_or_id() -> None:
     (mark,) = ids("<tool_call>")
     for name in ("<tool_call>", f"<[{mark}]>"):
         answer = matcher(lark_grammar(f'start: {name} "x"'))
@@ -220,7 +220,7 @@ def test_an_added_token_is_asked_for_by_its_name_or_id() -> None:
         assert allowed(after) == sorted(ENDS)
 
 
-def test_a_mark_inside_a_draft_ends_free_text_there() -> None:
+def test_mark_inside_a_draft_ends_free_text_there() -> None:
     """What follows a thought is bound from the mark on, wherever in a Draft that lies."""
     thought, answer = ids("so it is</think>"), ids('{"value')
     free = matcher(THINKING)
@@ -240,14 +240,14 @@ def test_committed_tokens_that_contradict_the_grammar_are_said_so() -> None:
         matcher(GRAMMARS["person"]).masks([ids('{"')[0], ids(" cat")[0]], Draft(), [ROOT])
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_and_nothing_else_with_it() -> None:
+def test_token_beyond_the_vocabulary_is_refused_and_nothing_else_with_it() -> None:
     answer = matcher(GRAMMARS["person"])
     begin, beyond = answer.masks([], Draft.chain([2048]), [ROOT, 0])
     assert beyond is None
     assert np.array_equal(answer.masks([], Draft(), [ROOT])[0], begin)  # type: ignore[arg-type]
 
 
-def test_a_grammar_that_asks_for_too_much_is_refused() -> None:
+def test_grammar_that_asks_for_too_much_is_refused() -> None:
     many = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1000)}}
     for grammar in (json_grammar(many), regex_grammar("a" * MAX_GRAMMAR), lark_grammar("start: thing")):
         with pytest.raises(GrammarError) as refused:
@@ -270,7 +270,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_is_refused_or_costs_little_at_every_position(name: str) -> None:
+def test_hostile_grammar_is_refused_or_costs_little_at_every_position(name: str) -> None:
     draw, slowest, generated = random.Random(0), 0.0, list[int]()
     try:
         hostile = matcher(HOSTILE[name])
@@ -288,7 +288,7 @@ def test_a_hostile_grammar_is_refused_or_costs_little_at_every_position(name: st
     assert slowest < 0.1
 
 
-def test_other_threads_run_while_a_grammar_is_compiled() -> None:
+def test_compiled_lets_other_threads_run() -> None:
     many = json_grammar({"enum": [f"value {7919 * number}" for number in range(5000)]})
     tokens()
     turns, compiling = 0, threading.Thread(target=compiled, args=(many, tokens()))
@@ -300,14 +300,14 @@ def test_other_threads_run_while_a_grammar_is_compiled() -> None:
     assert turns > 10
 
 
-def test_the_demo_grammar_takes_what_it_should() -> None:
+def test_demo_grammar_takes_what_it_should() -> None:
     text = ids('{"name": "Ann", "age": 31, "tags": ["red"]}')
     assert PERSON["required"] == ["name", "age", "tags"]
     seen = matcher(GRAMMARS["person"]).constrained([], Draft.chain(text), room=len(text))
     assert seen.kept == tuple(range(len(text)))
 
 
-def test_under_rejection_or_block_the_first_refused_token_stays_for_the_rule_to_refuse() -> None:
+def test_constrained_with_draft_probs_keeps_the_first_refused_token() -> None:
     right, wrong = ids('{"name'), ids(" cat")[0]
     tokens = (right[0], wrong, right[1])
     draft = Draft.chain(tokens, [SparseProbs((token,), (1.0,)) for token in tokens])
@@ -317,7 +317,7 @@ def test_under_rejection_or_block_the_first_refused_token_stays_for_the_rule_to_
 
 
 @pytest.mark.parametrize("verify", [verify_rejection, verify_block])
-def test_a_token_that_was_drawn_although_a_grammar_refuses_it_biases_nothing(verify: Any) -> None:
+def test_token_that_was_drawn_although_a_grammar_refuses_it_biases_nothing(verify: Any) -> None:
     """Later guesses of a parallel draft are such: cut off, token 0 would come in 0.45 of cases."""
     names, sure = [ids(text)[0] for text in ("a", "b", "c")], SparseProbs((0,), (1.0,))
     is_kept = [

@@ -57,7 +57,7 @@ def keyed_by() -> Iterator[Callable[[Callable[[int, int, int, Purpose], float]],
         yield lambda number: patch.setattr(outrider.decoding.verify, "uniform", number)
 
 
-def test_the_right_rules_pass_where_the_wrong_ones_below_fail() -> None:
+def test_right_rules_pass_where_the_wrong_ones_below_fail() -> None:
     assert p_value_of(verify_rejection) > FALSE_ALARM
     assert p_value_of(verify_block) > FALSE_ALARM
 
@@ -129,7 +129,7 @@ def test_block_verification_keyed_by_position_alone(keyed_by) -> None:  # type: 
     assert p_value_of(verify_block, target=target, draft=draft, depth=4) < DETECTED
 
 
-def test_a_draft_that_ignores_temperature() -> None:
+def test_draft_that_ignores_temperature() -> None:
     def wrong(processed: Tensor, noise_key: int, position: int, round: int) -> tuple[int, SparseProbs]:
         token, _ = sample_draft_token(processed * 0.5, noise_key, position, round)
         return token, sample_draft_token(processed, noise_key, position, round)[1]
@@ -183,7 +183,7 @@ def test_dropping_drafted_tokens_for_their_own_probability() -> None:
     assert p_value_of(dropping(verify_block), target=target, draft=draft) < DETECTED
 
 
-def test_the_coupled_rule_may_drop_drafted_tokens_for_any_reason() -> None:
+def test_coupled_rule_may_drop_drafted_tokens_for_any_reason() -> None:
     chosen = [2, 0, 3, 1]
     whole = verify_coupled(Draft.chain([2, 0, 3]), chosen)
     for kept in range(4):
@@ -232,7 +232,7 @@ def test_settings_honoured_on_the_last_position_only(sampling: Sampling) -> None
     assert p_value(texts(lambda position: position == 2), probs) < DETECTED
 
 
-def test_one_noise_for_every_prompt_under_one_seed() -> None:
+def test_planted_noise_that_ignores_the_prompt_is_noticed() -> None:
     # The noise of a key alone, the same key for all: a thousand prompts with one distribution say one thing.
     probs: dict[Text, float] = {(0,): 0.5, (1,): 0.5}
     same = (torch.zeros(1000, 2) + gumbel([1234], [0], 2)).argmax(dim=1)

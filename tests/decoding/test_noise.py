@@ -68,7 +68,7 @@ def test_noise_of_single_tokens_is_that_of_all() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1003, 128_256])
-def test_the_bound_is_never_below_the_noise(vocab_size: int) -> None:
+def test_bound_is_never_below_the_noise(vocab_size: int) -> None:
     assert (gumbel_bound(KEYS, POSITIONS, vocab_size) >= gumbel(KEYS, POSITIONS, vocab_size)).all()
 
 
@@ -101,7 +101,7 @@ def flips(one: Tensor, other: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("neighbour", ["position", "token", "key", "distant key bit"])
-def test_a_neighbour_flips_every_bit_half_of_the_time(neighbour: str) -> None:
+def test_neighbour_flips_every_bit_half_of_the_time(neighbour: str) -> None:
     num_rows, vocab_size = 200, 200
     keys, positions = [10**12 + 97 * row for row in range(num_rows)], list(range(num_rows))
     here = words(keys, positions, vocab_size)
@@ -116,12 +116,12 @@ def test_a_neighbour_flips_every_bit_half_of_the_time(neighbour: str) -> None:
     assert (flips(here, there) - 0.5).abs().max() < 6 * 0.5 / math.sqrt(here.numel())
 
 
-def test_the_avalanche_test_sees_a_weak_generator() -> None:
+def test_avalanche_test_sees_a_weak_generator() -> None:
     weak = torch.arange(40_000).view(200, 200) * 0x9E3779B9 & 0xFFFFFFFF
     assert (flips(weak, weak.roll(1, dims=1)) - 0.5).abs().max() > 0.1
 
 
-def test_one_seed_over_a_thousand_prompts_chooses_as_the_distribution_says() -> None:
+def test_noise_of_one_seed_over_a_thousand_prompts_follows_the_distribution() -> None:
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
     keys = [noise_key(1234, 0, [prompt, 17]) for prompt in range(1000)]
     tokens = (probs.log() + gumbel(keys, [2] * 1000, 4)).argmax(dim=1)
@@ -152,7 +152,7 @@ def test_tail_frequencies_at_a_large_vocabulary() -> None:
 
 
 @pytest.mark.slow
-def test_the_tail_test_sees_too_few_random_bits() -> None:
+def test_tail_test_sees_too_few_random_bits() -> None:
     drawn = []
     for start in range(0, 2400, 48):
         keys = [3 * key for key in range(start, start + 48)]

@@ -10,7 +10,7 @@ from tests.support.toy import plain_texts, random_model
 PROMPT = [5, 0, 7]
 
 
-def test_the_key_is_an_unsigned_64_bit_integer_that_never_changes() -> None:
+def test_key_is_an_unsigned_64_bit_integer_that_never_changes() -> None:
     # Texts can be had again from their seeds only as long as this stays.
     assert noise_key(1234, 0, PROMPT) == 12719544013029647348
     assert 0 <= noise_key(2**64 - 1, 3, []) < 2**64
@@ -39,7 +39,7 @@ def test_four_choices_differ_and_the_first_is_that_of_a_single_one() -> None:
     assert four[0] == single[0]
 
 
-def test_a_token_may_differ_between_prompts_under_one_seed() -> None:
+def test_token_may_differ_between_prompts_under_one_seed() -> None:
     keys = [noise_key(1234, 0, [prompt]) for prompt in range(64)]
     rows = [ChoiceContext(Sampling(), key, 1, (), ()) for key in keys]
     tokens = choose(gumbel([1], [0], 4).expand(64, -1), rows)

@@ -28,7 +28,7 @@ def all_ways(outcomes: Outcomes, rate: float, depth: int) -> list[Branch]:
 
 
 @given(foresights(), RATES, DEPTHS)
-def test_the_likeliest_come_first(outcomes: Outcomes, rate: float, depth: int) -> None:
+def test_likeliest_come_first(outcomes: Outcomes, rate: float, depth: int) -> None:
     hit_rates = outcomes.hit_rates()
 
     def probability(way: Branch) -> float:
@@ -40,7 +40,7 @@ def test_the_likeliest_come_first(outcomes: Outcomes, rate: float, depth: int) -
 
 
 @given(foresights(), RATES, DEPTHS)
-def test_every_way_is_there_once(outcomes: Outcomes, rate: float, depth: int) -> None:
+def test_likeliest_has_every_verdict_once(outcomes: Outcomes, rate: float, depth: int) -> None:
     """The draft's own continuation follows the whole chain alone: elsewhere it is the chain."""
     ways = all_ways(outcomes, rate, depth)
     refusals = {Branch(accepted, rank) for accepted in range(depth + 1) for rank in range(1, RANKS)}
@@ -49,17 +49,17 @@ def test_every_way_is_there_once(outcomes: Outcomes, rate: float, depth: int) ->
 
 
 @given(foresights(), RATES, DEPTHS, st.integers(0, 60))
-def test_a_count_takes_the_first_of_all(outcomes: Outcomes, rate: float, depth: int, count: int) -> None:
+def test_count_takes_the_first_of_all(outcomes: Outcomes, rate: float, depth: int, count: int) -> None:
     assert outcomes.likeliest(rate, depth, count) == all_ways(outcomes, rate, depth)[:count]
 
 
 @given(DEPTHS)
-def test_at_a_high_rate_full_acceptance_comes_first(depth: int) -> None:
+def test_likeliest_at_a_high_rate_begins_with_full_acceptance(depth: int) -> None:
     assert Outcomes().likeliest(0.95, depth, 1) == [Branch(depth, 0)]
 
 
 @given(st.integers(1, 8))
-def test_at_a_low_rate_refusals_of_the_first_token_come_first(depth: int) -> None:
+def test_likeliest_at_a_low_rate_begins_with_refusals_of_the_first_token(depth: int) -> None:
     first = [Branch(0, rank) for rank in range(1, RANKS)]
     assert Outcomes().likeliest(0.05, depth, RANKS - 1) == first
 
@@ -75,7 +75,7 @@ def test_runners_up_are_the_likeliest_refusals(
 
 
 @given(foresights(), RATES)
-def test_a_draft_without_tokens_has_no_runners_up(outcomes: Outcomes, rate: float) -> None:
+def test_draft_without_tokens_has_no_runners_up(outcomes: Outcomes, rate: float) -> None:
     assert outcomes.alternatives(rate, 0, 5) == []
 
 
@@ -98,14 +98,14 @@ def test_hit_rates_forget() -> None:
     assert outcomes.likeliest(0.05, 4, 1) == [Branch(0, 2)]
 
 
-def test_a_verdict_that_refuses_nothing_tells_nothing_of_runners_up() -> None:
+def test_verdict_that_refuses_nothing_tells_nothing_of_runners_up() -> None:
     outcomes = Outcomes()
     before = outcomes.hit_rates()
     outcomes.observe(4, 4, None)
     assert outcomes.hit_rates() == before
 
 
-def test_a_token_beyond_the_runners_up_lowers_every_hit_rate() -> None:
+def test_token_beyond_the_runners_up_lowers_every_hit_rate() -> None:
     outcomes = Outcomes()
     before = outcomes.hit_rates()
     outcomes.observe(0, 1, RANKS)
@@ -121,7 +121,7 @@ def test_hit_rates_are_shares(ranks: list[int]) -> None:
     assert sum(outcomes.hit_rates()) <= 1.0 + 1e-9
 
 
-def test_the_acceptance_rate_follows_the_verdicts_and_forgets() -> None:
+def test_acceptance_rate_follows_the_verdicts_and_forgets() -> None:
     outcomes = Outcomes()
     assert outcomes.acceptance_rate == PRIOR_RATE
     for accepted in (4, 1):
@@ -130,19 +130,19 @@ def test_the_acceptance_rate_follows_the_verdicts_and_forgets() -> None:
         assert outcomes.acceptance_rate == pytest.approx(accepted / 4, abs=0.01)
 
 
-def test_a_verdict_on_no_token_leaves_the_acceptance_rate() -> None:
+def test_verdict_on_no_token_leaves_the_acceptance_rate() -> None:
     outcomes = Outcomes()
     outcomes.observe(0, 0, None)
     assert outcomes.acceptance_rate == PRIOR_RATE
 
 
 @given(RATES, st.floats(0.0, 1.0))
-def test_nothing_verified_fades_nothing(rate: float, forgetting: float) -> None:
+def test_faded_without_reached_tokens_keeps_the_rate(rate: float, forgetting: float) -> None:
     assert faded(rate, 0, 0, forgetting) == rate
 
 
 @given(RATES, st.integers(1, 8), st.data())
-def test_a_faded_rate_lies_between_the_old_one_and_the_newest(
+def test_faded_rate_lies_between_the_old_one_and_the_newest(
     rate: float, verified: int, data: st.DataObject
 ) -> None:
     newest = data.draw(st.integers(0, verified)) / verified
@@ -159,7 +159,7 @@ def test_tokens_that_are_all_alike_fade_together_as_one_by_one(
     assert both == pytest.approx(one_by_one)
 
 
-def test_all_of_the_old_rate_can_be_forgotten() -> None:
+def test_faded_with_weight_one_forgets_the_old_rate() -> None:
     assert faded(0.9, 1, 4, 1.0) == 0.25
 
 
@@ -183,7 +183,7 @@ def test_leading_tokens_that_agree_are_counted(
 
 
 @given(TOKENS, TOKENS)
-def test_the_longest_common_beginning_agrees(guessed: list[int], tokens: list[int]) -> None:
+def test_longest_common_beginning_agrees(guessed: list[int], tokens: list[int]) -> None:
     count = agreed(guessed, tokens)
     assert guessed[:count] == tokens[:count]
     assert guessed[count : count + 1] != tokens[count : count + 1] or count == len(guessed) == len(tokens)

@@ -44,7 +44,7 @@ def test_uniform_numbers_depend_on_everything_they_are_keyed_by() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_uniform_number_never_reaches_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uniform_number_never_reaches_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     for word in (0, ONES):
         monkeypatch.setattr("outrider.decoding.philox.philox", lambda counter, key, word=word: (word,) * 4)
         number = uniform(0, 0, 0, Purpose.ACCEPT)

@@ -88,7 +88,7 @@ def processed(one: ChoiceContext, logits: Tensor = LOGITS) -> list[float]:
         ({"temperature": 0.0, "verification": "block"}, (), [BANNED, BANNED, 2.0, BANNED, BANNED]),
     ],
 )
-def test_a_setting_on_one_row(chosen: dict[str, Any], path: tuple[int, ...], expected: list[float]) -> None:
+def test_setting_on_one_row(chosen: dict[str, Any], path: tuple[int, ...], expected: list[float]) -> None:
     assert processed(row(path, **chosen)) == pytest.approx(expected)
 
 
@@ -110,7 +110,7 @@ def test_settings_agree_with_transformers(peer: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "kept"), [({"top_k": 2}, {0, 1}), ({"top_p": 0.5}, {0, 1}), ({"top_k": 3}, {0, 1, 2})]
 )
-def test_of_equals_at_the_boundary_the_lower_ids_are_kept(chosen: dict[str, Any], kept: set[int]) -> None:
+def test_truncation_of_equals_at_the_boundary_keeps_lower_ids(chosen: dict[str, Any], kept: set[int]) -> None:
     values = processed(row(**chosen), torch.zeros(4))
     assert {token for token, value in enumerate(values) if value > BANNED} == kept
 
@@ -122,7 +122,7 @@ def test_equals_below_the_likeliest_are_cut_in_the_middle() -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0])
 @pytest.mark.parametrize("vocab_size", [100, 20_000, 20_011])
-def test_a_large_vocabulary_is_truncated_like_a_small_one(spread: float, vocab_size: int) -> None:
+def test_large_vocabulary_is_truncated_like_a_small_one(spread: float, vocab_size: int) -> None:
     logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(1)) * spread
     rows = [row(top_p=0.7), row(top_k=60)]
     kept = process(logits, rows) > BANNED
@@ -148,7 +148,7 @@ MIXED = [
 
 @given(st.permutations(range(len(MIXED))), st.integers(1, len(MIXED)), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_a_row_does_not_depend_on_its_batch(order: list[int], size: int, seed: int) -> None:
+def test_row_does_not_depend_on_its_batch(order: list[int], size: int, seed: int) -> None:
     logits = torch.randn(len(MIXED), 5, generator=torch.Generator().manual_seed(seed)) * 2
     picked = order[:size]
     rows = [MIXED[index] for index in picked]
@@ -161,7 +161,7 @@ def test_a_row_does_not_depend_on_its_batch(order: list[int], size: int, seed: i
 
 
 @pytest.mark.parametrize("chosen", [{}, {"top_p": 0.9}, {"top_k": 40}, {"temperature": 0.6}])
-def test_a_row_of_a_large_vocabulary_does_not_depend_on_its_batch(chosen: dict[str, Any]) -> None:
+def test_row_of_a_large_vocabulary_does_not_depend_on_its_batch(chosen: dict[str, Any]) -> None:
     logits = torch.randn(6, 32_000, generator=torch.Generator().manual_seed(2)) * 4
     rows = [ChoiceContext(Sampling(**chosen), 10**9 + index, index, PROMPT, GENERATED) for index in range(6)]
     together = process(logits, rows)
@@ -198,7 +198,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("vocab_size", [5, 5000, 20_011])
-def test_the_search_by_bounds_finds_what_all_the_noise_finds(spread: float, vocab_size: int) -> None:
+def test_search_by_bounds_finds_what_all_the_noise_finds(spread: float, vocab_size: int) -> None:
     rows = [ChoiceContext(Sampling(), 10**12 + index, index, (), ()) for index in range(8)]
     logits = torch.randn(8, vocab_size, generator=torch.Generator().manual_seed(5)) * spread
     keys, positions = [one.noise_key for one in rows], [one.position for one in rows]
@@ -209,7 +209,7 @@ def test_the_search_by_bounds_finds_what_all_the_noise_finds(spread: float, voca
     assert torch.equal(choose(logits, rows), expected.indices[:, 0])
 
 
-def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
+def test_search_goes_on_while_a_bound_allows_a_better_token() -> None:
     # A bound is loosest where the noise is small: many tokens so likely that only small noise decides.
     rows = [ChoiceContext(Sampling(), 3, 5, (), ())]
     logits = torch.full((1, 20_000), -60.0)
@@ -218,7 +218,7 @@ def test_the_search_goes_on_while_a_bound_allows_a_better_token() -> None:
     assert torch.equal(gumbel_max(logits, rows, 250)[0], expected.indices)
 
 
-def test_the_search_takes_the_lowest_ids_among_equals() -> None:
+def test_search_takes_the_lowest_ids_among_equals() -> None:
     # At this size a float32 has no room for the noise.
     rows = [ChoiceContext(Sampling(), 3, 5, (), ())]
     assert gumbel_max(torch.full((1, 20_000), 1e9), rows, 3)[0].tolist() == [[0, 1, 2]]
@@ -233,14 +233,14 @@ def test_runners_up_are_different_tokens_the_choice_first() -> None:
 
 
 @pytest.mark.parametrize(("end_token_ids", "token"), [(frozenset({4, 3}), 3), (frozenset(), 0)])
-def test_a_row_without_a_token_left_ends_the_generation(end_token_ids: frozenset[int], token: int) -> None:
+def test_row_without_a_token_left_ends_the_generation(end_token_ids: frozenset[int], token: int) -> None:
     stuck = ChoiceContext(Sampling(bad_token_ids=(0, 1, 2, 3, 4)), 7, 0, (), (), end_token_ids=end_token_ids)
     fine = row()
     values = process(LOGITS.expand(2, -1), [stuck, fine])
     assert choose(values, [stuck, fine])[0] == token
 
 
-def test_the_value_of_a_banned_runner_up_is_that_of_no_token() -> None:
+def test_value_of_a_banned_runner_up_is_that_of_no_token() -> None:
     rows = [row(temperature=0.0), row(temperature=0.0, allowed_token_ids=(3,))]
     _, values = gumbel_max(process(LOGITS.expand(2, -1), rows), rows, 2)
     assert values.tolist() == [[2.0, 1.0], [1.0, BANNED]]
@@ -268,7 +268,7 @@ def test_log_probabilities_are_of_the_tokens_and_of_the_likeliest_that_are_not_b
     assert only_chosen.top == ()
 
 
-def test_each_setting_is_one_entry() -> None:
+def test_settings_have_one_entry_each() -> None:
     asked: list[dict[str, Any]] = [
         {"logit_bias": {1: 1.0}},
         {"repetition_penalty": 1.1},
@@ -287,7 +287,7 @@ def test_each_setting_is_one_entry() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"top_k": 300}, {"top_p": 0.6}, {"top_k": 900, "top_p": 0.8}])
-def test_of_many_equals_in_a_large_vocabulary_the_lower_ids_are_kept(chosen: dict[str, Any]) -> None:
+def test_truncation_of_many_equals_in_a_large_vocabulary_keeps_lower_ids(chosen: dict[str, Any]) -> None:
     # As large numbers in bfloat16 are.
     logits = (torch.randn(4, 50_021, generator=torch.Generator().manual_seed(6)) * 3).bfloat16()
     kept = process(logits, [row(**chosen)] * 4) > BANNED
@@ -329,5 +329,7 @@ def test_ties_after_a_number_of_them_are_found(vocab_size: int, share: float, da
         ({"grammar": "start: /a/"}, False),
     ],
 )
-def test_which_settings_choose_without_a_look_at_the_text(chosen: dict[str, Any], expected: bool) -> None:
+def test_needs_no_text_is_true_for_settings_without_token_names(
+    chosen: dict[str, Any], expected: bool
+) -> None:
     assert needs_no_text(Sampling(**chosen)) is expected

@@ -35,7 +35,7 @@ from outrider.decoding.settings import Sampling
         {"top_q": 1},
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(chosen: dict[str, Any]) -> None:
+def test_value_out_of_range_is_refused_by_name(chosen: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(chosen))):
         Sampling(**chosen)
 

@@ -27,13 +27,13 @@ SURE_OF_ZERO = SparseProbs((0,), (1.0,))
         ([0, 6, 7, 8], (), (0,)),
     ],
 )
-def test_a_chain_stands_up_to_the_first_difference(
+def test_chain_stands_up_to_the_first_difference(
     chosen: list[int], accepted: tuple[int, ...], tokens: tuple[int, ...]
 ) -> None:
     assert verify_coupled(Draft.chain([5, 6, 7]), chosen) == Verdict(accepted, tokens)
 
 
-def test_a_tree_stands_along_the_branch_that_the_target_takes() -> None:
+def test_tree_stands_along_the_branch_that_the_target_takes() -> None:
     #       ROOT ─ 0:5 ─ 2:6
     #            └ 1:0 ─ 3:6 ─ 4:0
     tree = Draft((5, 0, 6, 6, 0), (ROOT, ROOT, 0, 1, 3))
@@ -42,14 +42,12 @@ def test_a_tree_stands_along_the_branch_that_the_target_takes() -> None:
     assert verify_coupled(tree, [7, 7, 6, 9, 0, 3]) == Verdict((), (7,))
 
 
-def test_without_a_draft_the_verdict_is_the_targets_token() -> None:
+def test_verify_without_a_draft_gives_the_targets_token() -> None:
     assert verify_coupled(Draft(), [3]) == Verdict((), (3,))
 
 
 @given(st.lists(st.integers(0, 2), max_size=6), st.data())
-def test_the_coupled_verdict_is_what_the_target_says_on_its_own(
-    tokens: list[int], data: st.DataObject
-) -> None:
+def test_coupled_verdict_is_what_the_target_says_on_its_own(tokens: list[int], data: st.DataObject) -> None:
     # A target whose next token is a function of the text before it.
     says = data.draw(st.functions(like=lambda *text: None, returns=st.integers(0, 2), pure=True))
     chosen = [says(*tokens[:reached]) for reached in range(len(tokens) + 1)]
@@ -59,7 +57,7 @@ def test_the_coupled_verdict_is_what_the_target_says_on_its_own(
     assert len(verdict.tokens) == len(verdict.accepted) + 1
 
 
-def test_the_coupled_rule_needs_a_token_per_node() -> None:
+def test_coupled_rule_needs_a_token_per_node() -> None:
     with pytest.raises(ValueError, match="chosen has 2 tokens: give 3"):
         verify_coupled(Draft.chain([1, 2]), [1, 2])
 
@@ -96,7 +94,7 @@ def test_rejection_or_block_accepts_everything_from_a_draft_equal_to_the_target(
         assert len(verify(draft, probs, key, 5, 0).accepted) == 2
 
 
-def test_a_drafted_token_comes_with_the_distribution_it_was_drawn_from() -> None:
+def test_drafted_token_comes_with_the_distribution_it_was_drawn_from() -> None:
     processed = torch.tensor([0.0, -torch.inf, 1.0])
     token, probs = sample_draft_token(processed, 1, 2, 3)
     assert token in probs.token_ids
@@ -105,7 +103,7 @@ def test_a_drafted_token_comes_with_the_distribution_it_was_drawn_from() -> None
     )
 
 
-def test_a_large_support_is_cut_and_its_distribution_still_sums_to_1() -> None:
+def test_large_support_is_cut_and_its_distribution_still_sums_to_1() -> None:
     processed = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     token, probs = sample_draft_token(processed, 1, 2, 3)
     assert len(probs.token_ids) == 256
@@ -114,7 +112,7 @@ def test_a_large_support_is_cut_and_its_distribution_still_sums_to_1() -> None:
     assert token in probs.token_ids
 
 
-def test_a_prefix_whose_leftover_is_lost_beside_1_stands() -> None:
+def test_prefix_whose_leftover_is_lost_beside_1_stands() -> None:
     target = torch.tensor([[1.0, 1e-30], [1.0, 1e-30], [1.0, 0.0]], dtype=torch.float64)
     verdict = verify_block(Draft.chain([0, 0], [SURE_OF_ZERO, SURE_OF_ZERO]), target, 1, 0, 0)
     assert verdict == Verdict((0, 1), (0, 0, 0))
@@ -138,7 +136,7 @@ ASKED = st.sampled_from(
 
 @given(st.lists(ROWS, min_size=3, max_size=3), ASKED, st.sampled_from(["rejection", "block"]))
 @settings(max_examples=300, deadline=None)
-def test_whatever_the_logits_are_a_token_of_the_vocabulary_comes_out(rows, asked, rule):
+def test_verify_with_any_logits_gives_a_token_of_the_vocabulary(rows, asked, rule):
     """NaN, infinity and rows without a token left: nothing raises, and no id lies outside."""
     logits = torch.tensor(rows)
     for verification in ("coupled", rule):

@@ -116,22 +116,22 @@ SLIPS: list[tuple[Check, str, Any, str]] = [
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_an_overlay_is_in_agreement(check: Check, manifests: list[Manifest]) -> None:
+def test_overlay_is_in_agreement(check: Check, manifests: list[Manifest]) -> None:
     assert check(manifests) == []
 
 
 @pytest.mark.parametrize(
     ("check", "place", "value", "told"), SLIPS, ids=lambda part: getattr(part, "__name__", None)
 )
-def test_a_slip_is_noticed(check: Check, place: str, value: Any, told: str) -> None:
+def test_slip_is_noticed(check: Check, place: str, value: Any, told: str) -> None:
     assert any(told in sentence for sentence in check(mutated(built("gke"), place, value)))
 
 
-def test_every_check_has_a_slip_that_it_notices() -> None:
+def test_agreement_checks_notice_a_slip_each() -> None:
     assert {check for check, *_ in SLIPS} == set(CHECKS)
 
 
-def test_the_guide_names_enough_memory_for_the_overlay_of_kind():
+def test_guide_names_enough_memory_for_the_overlay_of_kind():
     """Beside the pods there are KubeRay's operator, with 0.5 GiB, and Kubernetes itself."""
     named = re.search(r"cpu: (\d+) GiB of memory for kind", (K8S / "README.md").read_text())
     assert named is not None

@@ -56,7 +56,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("patch", ["accelerators.yaml", "../../components/mutual-tls/mounts.yaml"])
-def test_a_patch_for_another_worker_group_fails_the_build(patch: str, copied: Path) -> None:
+def test_patch_for_another_worker_group_fails_the_build(patch: str, copied: Path) -> None:
     file = copied / "overlays" / "gke" / patch
     file.write_text(file.read_text().replace("value: draft", "value: drafts"))
     with pytest.raises(jsonpatch.JsonPatchTestFailed, match="drafts"):
@@ -74,7 +74,7 @@ def patch_files() -> list[Path]:
 
 
 @pytest.mark.parametrize("file", patch_files(), ids=lambda file: str(file.relative_to(K8S)))
-def test_every_index_of_a_worker_group_is_guarded(file: Path) -> None:
+def test_patches_of_worker_groups_are_guarded(file: Path) -> None:
     guarded = set()
     for operation in yaml.safe_load(file.read_text()):
         if found := re.match(r".*/workerGroupSpecs/(\d+)/(.*)", operation["path"]):
@@ -84,7 +84,7 @@ def test_every_index_of_a_worker_group_is_guarded(file: Path) -> None:
             assert index in guarded, f"{operation['path']} before a test of its groupName"
 
 
-def test_what_the_reader_does_not_know_it_refuses(copied: Path) -> None:
+def test_reader_refuses_unknown_fields(copied: Path) -> None:
     file = copied / "base" / "kustomization.yaml"
     file.write_text(file.read_text() + "namePrefix: x-\n")
     with pytest.raises(AssertionError, match="namePrefix"):

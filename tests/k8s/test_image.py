@@ -39,7 +39,7 @@ def packages(dockerfile: str) -> list[str]:
     return sorted(kept_back if "COPY --chown=ray:users . .\n" in dockerfile else needed)
 
 
-def test_what_is_installed_takes_five_names() -> None:
+def test_image_installs_five_top_level_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     found = find_packages(ROOT, include=project["tool"]["setuptools"]["packages"]["find"]["include"])
     assert {name.partition(".")[0] for name in found} == {
@@ -70,7 +70,7 @@ CHECKS: list[Check] = [versions, packages, torch, user]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_image_is_what_the_manifests_need(check: Check) -> None:
+def test_image_is_what_the_manifests_need(check: Check) -> None:
     assert check((ROOT / "Dockerfile").read_text()) == []
 
 
@@ -85,7 +85,7 @@ def test_the_image_is_what_the_manifests_need(check: Check) -> None:
         (user, "USER 1000\n", ""),
     ],
 )
-def test_a_slip_in_the_image_is_noticed(check: Check, old: str, new: str) -> None:
+def test_slip_in_the_image_is_noticed(check: Check, old: str, new: str) -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert old in dockerfile
     assert check(dockerfile.replace(old, new))

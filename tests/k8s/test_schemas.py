@@ -55,7 +55,7 @@ def test_kinds_of_kubernetes_are_valid(manifests: list[Manifest]) -> None:
     assert validate_core(manifests) >= 15
 
 
-def test_the_rayservice_is_valid(manifests: list[Manifest]) -> None:
+def test_rayservice_is_valid(manifests: list[Manifest]) -> None:
     validate_rayservice(manifests)
 
 
@@ -71,7 +71,7 @@ def test_the_rayservice_is_valid(manifests: list[Manifest]) -> None:
         ("gateway/spec/terminationGracePeriodSeconds", "600"),
     ],
 )
-def test_a_slip_in_a_kind_of_kubernetes_is_seen(place: str, value: Any) -> None:
+def test_slip_in_a_kind_of_kubernetes_is_seen(place: str, value: Any) -> None:
     with pytest.raises(kubernetes_validate.ValidationError):
         validate_core(mutated(built("gke"), place, value))
 
@@ -87,7 +87,7 @@ def test_a_slip_in_a_kind_of_kubernetes_is_seen(place: str, value: Any) -> None:
         ("draft/spec/containers/0/volumeMounts/0/readonly", True),
     ],
 )
-def test_a_slip_in_the_rayservice_is_seen(place: str, value: Any) -> None:
+def test_slip_in_the_rayservice_is_seen(place: str, value: Any) -> None:
     slip = mutated(built("gke"), place, value)
     with pytest.raises(jsonschema.ValidationError):
         validate_rayservice(slip)

@@ -69,7 +69,7 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return deployed
 
 
-def test_the_application_is_built_from_it(manifests: list[Manifest], deploy: Any) -> None:
+def test_application_is_built_from_it(manifests: list[Manifest], deploy: Any) -> None:
     config, application = deploy(manifests)
     by_name = {deployment.name: deployment for deployment in application.deployments}
     assert by_name.keys() == {"gateway", "target", "draft-model"}
@@ -105,13 +105,13 @@ def _missing(given: Any, kept: Any, path: str = "") -> list[str]:
     return []
 
 
-def test_the_proxy_opens_with_our_services(manifests: list[Manifest]) -> None:
+def test_proxy_opens_with_our_services(manifests: list[Manifest]) -> None:
     config = yaml.safe_load(find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
     assert config["grpc_options"]["grpc_servicer_functions"] == ADD_SERVICERS
     assert all(callable(import_attr(path)) for path in ADD_SERVICERS)
 
 
-def test_the_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
+def test_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
     config = yaml.safe_load(find(manifests, "RayService", "outrider")["spec"]["serveConfigV2"])
     (gateway,) = (d for d in config["applications"][0]["deployments"] if d["name"] == "gateway")
     PaceSettings.model_validate(gateway["user_config"])
@@ -136,9 +136,7 @@ def test_the_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
         (SETTINGS, "outrider/keys", "outrider/key", ValueError, "api_keys_file"),
     ],
 )
-def test_a_slip_is_told(
-    place: str, old: str, new: str, error: type[Exception], told: str, deploy: Any
-) -> None:
+def test_slip_is_told(place: str, old: str, new: str, error: type[Exception], told: str, deploy: Any) -> None:
     kind, name, *path = place.split("/")
     text: Any = find(built("gke"), kind, name)
     for key in path:
@@ -148,7 +146,7 @@ def test_a_slip_is_told(
         deploy(mutated(built("gke"), place, text.replace(old, new)))
 
 
-def test_a_field_that_ray_does_not_know_is_told() -> None:
+def test_field_that_ray_does_not_know_is_told() -> None:
     text = find(built("gke"), "RayService", "outrider")["spec"]["serveConfigV2"]
     slip = mutated(built("gke"), SERVE, text.replace("  request_timeout_s", "  request_timeout"))
     assert sorted(dropped(slip)) == [".grpc_options.request_timeout", ".http_options.request_timeout"]

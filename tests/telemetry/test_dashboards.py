@@ -26,7 +26,7 @@ def unknown(query: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_query_names_only_what_exists(name: str) -> None:
+def test_query_names_only_what_exists(name: str) -> None:
     assert not unknown(QUERIES[name])
 
 
@@ -39,11 +39,11 @@ def test_a_query_names_only_what_exists(name: str) -> None:
         "outrider_depth",
     ],
 )
-def test_what_does_not_exist_is_seen(query: str) -> None:
+def test_dashboard_check_sees_a_metric_that_does_not_exist(query: str) -> None:
     assert unknown(query)
 
 
-def test_every_metric_is_on_the_dashboard() -> None:
+def test_dashboard_shows_every_metric() -> None:
     shown = " ".join(queries_of_the_dashboard().values())
     assert not [metric.name for metric in METRICS if f"ray_{metric.name}" not in shown]
 

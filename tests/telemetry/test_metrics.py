@@ -21,22 +21,22 @@ class Recorded:
         self.inc = self.set = self.observe = lambda value, tags: self.values.append((value, tags))
 
 
-def test_the_tables_of_the_docs_are_those_of_the_code():
+def test_tables_of_the_docs_are_those_of_the_code():
     page = PAGE.read_text()
     assert rewritten(page) == page, "run python -m outrider.telemetry.table"
 
 
-def test_a_page_without_the_marks_is_refused():
+def test_page_without_the_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
         rewritten("# Metrics\n")
 
 
-def test_every_reason_has_a_row():
+def test_table_has_a_row_for_every_reason():
     assert all(f"| `{reason}` | {reason.meaning} |" in reasons() for reason in DepthReason)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_every_metric_has_a_row_with_its_unit_and_meaning(metric):
+def test_table_has_a_row_for_every_metric_with_unit_and_meaning(metric):
     assert re.fullmatch("[a-z_]+", metric.name)
     row = next(line for line in table().splitlines() if f"`ray_{metric.name}" in line)
     assert metric.unit
@@ -45,12 +45,12 @@ def test_every_metric_has_a_row_with_its_unit_and_meaning(metric):
     assert bool(metric.buckets) is (metric.kind == "histogram")
 
 
-def test_no_name_is_taken_twice():
+def test_metric_names_are_unique():
     names = [name for metric in METRICS for name in series_of(metric)]
     assert len(names) == len({*names})
 
 
-def test_a_counter_is_told_what_is_new():
+def test_counter_is_told_what_is_new():
     made = {}
     instruments = Instruments(METRICS, lambda metric: made.setdefault(metric.name, Recorded(metric)))
     for total in (3, 3, 5):

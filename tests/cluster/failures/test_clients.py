@@ -12,7 +12,7 @@ from tests.support.patience import LIMIT_S, START_S, wait_until
 from tests.support.two_machines import MAX_REQUESTS, MAX_WAITING
 
 
-def test_what_a_client_leaves_behind_is_freed(machines: Machines) -> None:
+def test_gone_client_leaves_nothing_behind(machines: Machines) -> None:
     fields = {**body(6, prompt="x", max_tokens=1500, min_tokens=1500), "stream": True, "task": "left"}
     with httpx.stream("POST", f"{machines.http}/v1/completions", json=fields, timeout=LIMIT_S) as response:
         assert response.status_code == 200
@@ -23,7 +23,7 @@ def test_what_a_client_leaves_behind_is_freed(machines: Machines) -> None:
     assert machines.tokens("left") < 1000  # tokens, fewer than the 1500 of the whole answer
 
 
-def test_too_many_requests_are_told_to_come_again_and_no_accepted_one_is_lost(machines: Machines) -> None:
+def test_overload_refuses_new_requests_and_loses_no_accepted_request(machines: Machines) -> None:
     url = f"{machines.http}/v1/completions"
 
     def ask(seed: int) -> httpx.Response:
@@ -43,7 +43,7 @@ def test_too_many_requests_are_told_to_come_again_and_no_accepted_one_is_lost(ma
 CANCELLED_AFTER = [1, 1, 2, 3, 10] * 6
 
 
-def test_a_deadline_and_every_cancellation_reach_the_workers(machines: Machines) -> None:
+def test_deadline_and_every_cancellation_reach_the_workers(machines: Machines) -> None:
     request = generation_pb2.GenerateRequest(
         text="x", task="cancelled", sampling=generation_pb2.Sampling(max_tokens=1500, min_tokens=1500)
     )

@@ -16,7 +16,7 @@ from tests.support.patience import START_S, wait_until
 from tests.support.two_machines import gateways, proxies
 
 
-def test_a_gateway_killed_under_a_stream_of_our_client(machines: Machines) -> None:
+def test_gateway_killed_under_a_stream_of_our_client(machines: Machines) -> None:
     goes_on_though_killed(machines, gateways)
 
 
@@ -57,7 +57,7 @@ def until_a_gateway_knows_its_workers(machines: Machines) -> None:
 
 
 @pytest.mark.slow  # as with our client
-def test_a_gateway_killed_under_the_example_of_the_docs(machines: Machines) -> None:
+def test_gateway_killed_under_the_example_of_the_docs(machines: Machines) -> None:
     page = Path(__file__).parents[3].joinpath("docs", "failures.md").read_text()
     [example] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "def pieces(" in block]
     namespace: dict[str, Any] = {}

@@ -35,7 +35,7 @@ def requests() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("process", ["front", "engine"])
-def test_a_target_killed_under_streams_that_its_heads_draft(machines: Machines, process: str) -> None:
+def test_target_killed_under_streams_that_its_heads_draft(machines: Machines, process: str) -> None:
     asked = requests()
     expected = [plain(machines, request) for request in asked]
 

@@ -19,7 +19,7 @@ KEEPALIVE_S = 2.0  # after which a silent worker counts as lost
 
 
 @pytest.mark.slow  # a rank that is killed takes its target along too: tests/cluster/test_tensor_parallel.py
-def test_a_target_killed_under_a_stream(machines: Machines) -> None:
+def test_target_killed_under_a_stream(machines: Machines) -> None:
     request = body(1)
     expected = plain(machines, request)
     kill = send(signal.SIGKILL, lambda: machines.busy_pids("target"))
@@ -30,7 +30,7 @@ def test_a_target_killed_under_a_stream(machines: Machines) -> None:
 
 
 @pytest.mark.parametrize("process", ["front", "engine"])
-def test_all_targets_killed_under_a_plain_stream(machines: Machines, process: str) -> None:
+def test_stream_of_plain_decoding_outlives_the_loss_of_all_targets(machines: Machines, process: str) -> None:
     request = body(1)
     expected = plain(machines, request)
     before = {*machines.pids("target"), *machines.engines("target")}
@@ -42,7 +42,7 @@ def test_all_targets_killed_under_a_plain_stream(machines: Machines, process: st
     machines.wait_for("target", 2)
 
 
-def test_a_draft_killed_under_a_stream(machines: Machines) -> None:
+def test_draft_killed_under_a_stream(machines: Machines) -> None:
     request = body(2)
     expected = plain(machines, request)
     answer = stream(machines, request, after=3, then=send(signal.SIGKILL, lambda: machines.pids("draft")))
@@ -66,7 +66,7 @@ def resumed(pids: list[int]) -> Iterator[None]:
 
 @pytest.mark.parametrize("process", ["front", "engine"])
 @pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
-def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str, process: str) -> None:
+def test_worker_that_hangs_under_a_stream(machines: Machines, role: str, process: str) -> None:
     request = body(4)
     expected = plain(machines, request)
     stopped: list[int] = []
@@ -89,7 +89,7 @@ def test_a_worker_that_hangs_under_a_stream(machines: Machines, role: str, proce
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_a_worker_that_is_ten_times_slower(machines: Machines, role: str) -> None:
+def test_worker_that_is_ten_times_slower(machines: Machines, role: str) -> None:
     request = body(5, max_tokens=60, min_tokens=60)
     expected = plain(machines, request)
     with slowed({*machines.pids(role), *machines.engines(role)}):

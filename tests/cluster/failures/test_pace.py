@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow  # two deployments by Serve; a gateway's part of it: tests/gateway/test_deployment.py
-def test_the_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
+def test_pace_changes_at_run_time_and_nothing_restarts(machines: Machines) -> None:
     """Serve's user_config in a config file that is deployed again: the stream under way takes it up."""
     always = {"policy": "thresholds", "off_below": 0.0, "on_above": 0.0}
     machines.wait_for("target", 2)

@@ -67,7 +67,7 @@ def killed_every(seconds: float, pids: Callable[[], set[int]]) -> Iterator[list[
 
 
 @pytest.mark.slow
-def test_three_hundred_requests_say_the_same_however_they_are_drafted(machines: Machines) -> None:
+def test_requests_have_the_same_texts_however_they_are_drafted(machines: Machines) -> None:
     """A difference would have to be a near-tie; none is expected in float32."""
     expected = texts(machines, MODES["off"], 300)
     for name in ("auto", "fixed", "n-gram"):

@@ -10,7 +10,7 @@ from tests.support.patience import START_S, wait_until
 from tests.support.two_machines import TwoMachines, slowed
 
 
-def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
+def test_controller_killed_under_a_stream(machines: Machines) -> None:
     request = body(9)
     expected = plain(machines, request)
     controllers = [
@@ -23,7 +23,7 @@ def test_the_controller_killed_under_a_stream(machines: Machines) -> None:
 
 
 @pytest.mark.slow  # Ray takes half a minute to notice
-def test_the_draft_s_machine_lost_under_a_stream(machines: TwoMachines) -> None:
+def test_draft_s_machine_lost_under_a_stream(machines: TwoMachines) -> None:
     """The last test of this folder: nothing brings that machine back."""
     request = body(10)
     expected = plain(machines, request)

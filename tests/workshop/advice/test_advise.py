@@ -90,7 +90,7 @@ def named(name: str) -> Judgement:
 
 
 @pytest.mark.slow
-def test_every_kind_of_candidate_is_judged() -> None:
+def test_advise_judges_every_kind_of_candidate() -> None:
     assert {judgement.name: judgement.drafter for judgement in advised().judgements} == {
         "draft": "model",
         "draft + suffix": "model+suffix",
@@ -102,13 +102,13 @@ def test_every_kind_of_candidate_is_judged() -> None:
     }
 
 
-def test_a_model_with_another_tokenizer_is_refused_by_name() -> None:
+def test_model_with_another_tokenizer_is_refused_by_name() -> None:
     refused = advised().refused
     assert [*refused] == ["stranger", "stranger + suffix"]
     assert all("stranger" in reason and "different vocabularies" in reason for reason in refused.values())
 
 
-def test_what_is_told_of_a_candidate() -> None:
+def test_judgement_of_a_candidate_has_all_figures() -> None:
     draft = named("draft")
     assert [(found.task, found.temperature) for found in draft.findings] == [(kind, 0.7) for kind in KINDS]
     for found in draft.findings:
@@ -123,7 +123,7 @@ def test_what_is_told_of_a_candidate() -> None:
     assert all(mine <= plain * 1.001 for mine, plain in of_gateway if mine and plain)
 
 
-def test_what_stands_beside_the_target_takes_of_its_cache() -> None:
+def test_target_drafter_takes_a_part_of_the_targets_cache() -> None:
     assert named("ngram").target_cache > named("medusa").target_cache > 0
     assert named("ngram").draft_memory == 0 < named("draft").draft_memory
     assert named("ngram").target_cache > named("draft").target_cache  # on one machine
@@ -147,7 +147,7 @@ def test_advice_is_written_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Path) -> None:
+def test_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Path) -> None:
     options = ["--temperatures", "0.7", "--tokens", "16", "--streams", "1", "--repetitions", "1"]
     files = ["--json", str(tmp_path / "advice.json"), "--picture", str(tmp_path / "advice.svg")]
     assert main(["advise", "--prompts", str(prompts_file(tmp_path)), *options, *files]) == 0
@@ -166,7 +166,7 @@ def test_the_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_by_data_sheets_nothing_is_measured() -> None:
+def test_advise_with_data_sheets_measures_nothing() -> None:
     settings = read_settings(dict.fromkeys(CHECKS, "false")).with_gpus(2)
     devices = Accelerators(ACCELERATORS["H100"], ACCELERATORS["L4"])
     asked = AdviceSettings(temperatures=(0.0,), tokens=8, streams=(1,))
@@ -199,7 +199,7 @@ def of_a_slow_draft(step_s: float, accelerators: Accelerators, **asked: float) -
 
 
 @pytest.mark.slow
-def test_a_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None:
+def test_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None:
     advice, told = of_a_slow_draft(1.5, Accelerators())
     assert {*advice.refused} == {"draft", "draft + suffix"}
     assert re.match(
@@ -210,14 +210,14 @@ def test_a_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None
 
 
 @pytest.mark.slow
-def test_a_candidate_is_given_up_when_its_time_is_up() -> None:
+def test_candidate_is_given_up_when_its_time_is_up() -> None:
     devices = Accelerators(ACCELERATORS["H100"], ACCELERATORS["H100"])
     advice, _ = of_a_slow_draft(0.1, devices, candidate_seconds=0.25)
     assert re.match(r"after 0\.25 s \d+ of \d+ tokens judged; --candidate-seconds", advice.refused["draft"])
     assert {one.name for one in advice.judgements} == {"ngram", "suffix"}
 
 
-def test_the_command_advises_from_its_arguments_to_its_report(
+def test_command_advises_from_its_arguments_to_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two models of one layer are compared, quantized forms included."""
@@ -252,7 +252,7 @@ def test_the_command_advises_from_its_arguments_to_its_report(
     ],
     ids=str,
 )
-def test_what_cannot_be_advised_on_is_named(
+def test_advise_names_what_it_refuses(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["advise", "--prompts", str(prompts_file(tmp_path)), *options]) == 1
@@ -261,7 +261,7 @@ def test_what_cannot_be_advised_on_is_named(
     assert re.search(said, error), error
 
 
-def test_the_settings_drafts_and_heads_are_candidates() -> None:
+def test_settings_drafts_and_heads_are_candidates() -> None:
     settings = read_settings({"target": str(DEMO / "target"), "target.drafter": "eagle3", "target.head": "h"})
     found = {candidate.name: candidate for candidate in candidates(settings, [], {"medusa": "m"})}
     assert [*found] == ["the target int8", "the target int4", "ngram", "suffix", "eagle3", "medusa"]
@@ -274,7 +274,7 @@ def test_the_settings_drafts_and_heads_are_candidates() -> None:
     assert own.draft_engine(settings).quantization == "int4"
 
 
-def test_the_targets_own_layers_are_candidates_where_the_settings_name_them() -> None:
+def test_targets_own_layers_are_candidates_where_the_settings_name_them() -> None:
     settings = read_settings({"target": str(DEMO / "target"), "target.drafter": "early_exit"})
     found = {one.name: one for one in candidates(settings, [], {}) if one.info.name == "early_exit"}
     assert [*found] == [f"early_exit {layers}" for layers in (1, 2, 3, 4)]

@@ -17,7 +17,7 @@ def judged(*correct: int, drafted: int = 4, tokens: tuple[int, ...] = TOKENS) ->
     return JudgedAnswer(tokens, tuple(starts))
 
 
-def test_a_round_gives_what_was_right_and_a_token_of_the_target() -> None:
+def test_round_gives_what_was_right_and_a_token_of_the_target() -> None:
     counts = counted([judged(2, 0, 0, 1)], depth=4)  # 3 tokens, 2, then 1 at a time
     assert (counts.rounds, counts.tokens) == (5, 8)
     assert counts.tokens_per_pass == 8 / 5
@@ -25,7 +25,7 @@ def test_a_round_gives_what_was_right_and_a_token_of_the_target() -> None:
     assert counts.reached == [4, 2, 1, 0]  # the last token of all is the target's own
 
 
-def test_a_shallower_draft_is_the_beginning_of_a_deeper_one() -> None:
+def test_shallower_draft_is_the_beginning_of_a_deeper_one() -> None:
     deep = judged(4, 3, 2, 1, 0, 3, 2, 1)
     assert counted([deep], depth=4).rounds == 2
     counts = counted([deep], depth=1)
@@ -40,13 +40,13 @@ def test_rounds_end_with_the_answer() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(), (1,)])
-def test_an_answer_of_the_prompts_pass_alone_has_no_round(tokens: tuple[int, ...]) -> None:
+def test_answer_of_the_prompts_pass_alone_has_no_round(tokens: tuple[int, ...]) -> None:
     counts = counted([JudgedAnswer(tokens, (DraftStart(0, 0),) * len(tokens))], depth=3)
     assert (counts.rounds, counts.tokens_per_pass, counts.acceptance_rate) == (0, 1.0, 0.0)
     assert counts.rates == [None] * 3
 
 
-def test_every_token_but_the_first_is_counted_once_whatever_is_right() -> None:
+def test_counted_covers_each_token_but_the_first_once() -> None:
     random = Random(1)
     for _ in range(50):
         tokens = tuple(range(random.randint(2, 40)))
@@ -64,12 +64,12 @@ def mixed(promised: float, correct: int) -> Counts:
     return counted_mixed([model], [index], depth=4)
 
 
-def test_an_index_drafts_where_it_promises_more() -> None:
+def test_index_drafts_where_it_promises_more() -> None:
     assert mixed(promised=0.1, correct=0).asked_share == 1.0
     assert mixed(promised=1.0, correct=4).asked_share < 1.0
 
 
-def test_an_index_that_breaks_its_promises_is_not_believed_for_long() -> None:
+def test_index_that_breaks_its_promises_is_not_believed_for_long() -> None:
     counts = mixed(promised=0.95, correct=0)
     assert counts.tokens_per_pass > 2.0
     assert counts.asked_share > 0.5

@@ -48,7 +48,7 @@ def after_the_first(answer: TargetAnswer) -> Request:
 
 @pytest.mark.parametrize("depth", [1, DEPTH])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_models_rounds_are_foretold_exactly(temperature: float, depth: int) -> None:
+def test_models_rounds_are_foretold_exactly(temperature: float, depth: int) -> None:
     asked = [after_the_first(answer) for answer in answers(temperature)]
     outputs = generate(engine("target"), DraftModel(engine("draft")), asked, depth)
     counts = counted(of_draft(temperature), depth)
@@ -64,7 +64,7 @@ def test_guesses_one_by_one_say_what_a_draft_before_every_token_says() -> None:
     ]
 
 
-def test_an_indexs_rounds_are_foretold_exactly() -> None:
+def test_indexs_rounds_are_foretold_exactly() -> None:
     judged = judge_index(NgramIndex, answers(), DEPTH)
     asked = [after_the_first(answer) for answer in answers()]
     outputs = generate(engine("target"), IndexDrafter(NgramIndex), asked, 4)
@@ -140,7 +140,7 @@ def test_prompts_are_read_with_their_labels_and_chats_go_through_the_template(tm
         ('{"prompt": ""}', "prompts.jsonl:1: the prompt has no tokens"),
     ],
 )
-def test_a_line_that_is_not_accepted_is_named(text: str, said: str, tmp_path: Path) -> None:
+def test_line_that_is_not_accepted_is_named(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(text)
     with pytest.raises(ValueError, match=said):

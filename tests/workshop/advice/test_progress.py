@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_how_far_it_is_is_told_now_and_then() -> None:
+def test_progress_is_reported_now_and_then() -> None:
     clock, told = Clock(), list[str]()
     progress = Progress(told.append, clock)
     for done in range(10):
@@ -22,7 +22,7 @@ def test_how_far_it_is_is_told_now_and_then() -> None:
     assert told == [f"{done} of 10 tokens judged" for done in (2, 4, 6, 8)]
 
 
-def test_what_takes_longer_than_it_may_ends() -> None:
+def test_progress_beyond_its_time_ends_the_work() -> None:
     clock = Clock()
     progress = Progress(lambda _: None, clock)
     clock.now += 1e6

@@ -45,13 +45,13 @@ def costs(name: str = "model", hidden: float = 0.0, **of_target: float) -> Expec
     )
 
 
-def test_a_round_takes_the_drafts_steps_the_targets_and_the_rest() -> None:
+def test_round_takes_the_drafts_steps_the_targets_and_the_rest() -> None:
     assert round_time(counts(4, 4), costs(), 1) == pytest.approx(TARGET_S + 4.5 * DRAFT_S + ROUND_S)
     assert round_time(counts(4, 4), costs("parallel"), 1) == pytest.approx(TARGET_S + 1.5 * DRAFT_S + ROUND_S)
     assert round_time(counts(4, 4), costs("ngram"), 1) == pytest.approx(TARGET_S + ROUND_S)
 
 
-def test_no_round_waits_for_the_gateway_where_drafts_come_with_verdicts() -> None:
+def test_rounds_with_drafts_in_verdicts_do_not_wait_for_the_gateway() -> None:
     medusa = drafter("medusa")
     of_draft = (medusa.steps_per_draft + 4 * medusa.steps_per_token) * DRAFT_S
     assert round_time(counts(4, 4), costs("medusa"), 1) == pytest.approx(TARGET_S + of_draft)
@@ -67,7 +67,7 @@ def test_draft_ahead_hides_a_share_of_drafting() -> None:
     assert round_time(counts(4, 4), costs(hidden=0.6), 1) == pytest.approx(TARGET_S + 0.4 * alone)
 
 
-def test_the_best_depth_is_where_a_token_more_no_longer_pays() -> None:
+def test_best_depth_is_where_a_token_more_no_longer_pays() -> None:
     by_depth = {depth: counts(3, depth) for depth in range(1, 9)}
     best = expected(by_depth, costs(), 1)
     assert best.depth == 3
@@ -82,7 +82,7 @@ def test_plain_decoding_is_best_where_tokens_cost_what_they_bring() -> None:
     assert best.tokens_per_s == pytest.approx(8 / TARGET_S)
 
 
-def test_what_costs_as_much_as_the_target_could_not_pay() -> None:
+def test_drafter_as_costly_as_the_target_could_not_pay() -> None:
     like_target = replace(costs(), draft=Flat(TARGET_S))
     assert not could_pay(like_target, depth=8, streams=1)
     assert could_pay(costs(), depth=8, streams=1)
@@ -99,13 +99,13 @@ def test_measured_steps_are_told_between_sizes_and_beyond_by_the_sequence() -> N
     assert steps.seconds(32, 32) == 16.0
 
 
-def test_a_data_sheet_tells_of_tokens_as_they_are_shared_out() -> None:
+def test_data_sheet_tells_of_tokens_as_they_are_shared_out() -> None:
     step = StepCosts(10**9, 100.0, 2e9, 10.0, kernels=0, all_reduces=0)
     steps, card = DataSheetSteps(step, ACCELERATORS["L4"], context=512), ACCELERATORS["L4"]
     assert steps.seconds(8, 40) == step.seconds(card, 8, 5, 512)
 
 
-def test_a_million_tokens_cost_the_hours_of_the_devices_that_say_them() -> None:
+def test_million_tokens_cost_the_hours_of_the_devices_that_say_them() -> None:
     prices = Prices(target=36.0, draft=3.6)
     assert prices.per_million_tokens(100.0, with_draft=False) == pytest.approx(100.0)
     assert prices.per_million_tokens(100.0, with_draft=True) == pytest.approx(110.0)
@@ -124,7 +124,7 @@ def advice(*judgements: Judgement) -> Advice:
     return Advice("big", (1, 8), True, 20.0, (None, None), [*judgements])
 
 
-def test_the_best_is_recommended_in_a_sentence() -> None:
+def test_best_is_recommended_in_a_sentence() -> None:
     found = advice(judgement("small", (2.0, 1.5), 3, 1e-3), judgement("smaller", (3.0, 1.2), 3, 5e-4))
     assert [one.name for one in found.ranking] == ["smaller", "small"]
     assert found.recommendation == (
@@ -132,14 +132,14 @@ def test_the_best_is_recommended_in_a_sentence() -> None:
     )
 
 
-def test_the_rule_of_thumb_is_checked() -> None:
+def test_rule_of_thumb_is_checked() -> None:
     slow, poor = judgement("slow", (1.5, 1.1), 3, 5e-3), judgement("poor", (1.4, 1.1), 0, None)
     assert slow.warnings == ["only 4.0 times faster than the target, not 10"]
     assert poor.warnings == ["acceptance 0.00, below 0.5"]
     assert "though it is only 4.0 times faster" in advice(slow, poor).recommendation
 
 
-def test_where_nothing_pays_plain_decoding_is_recommended() -> None:
+def test_advice_without_a_gain_recommends_plain_decoding() -> None:
     found = advice(judgement("small", (1.0, 1.0), 1, 1e-3))
     assert found.recommendation.startswith("Stay with plain decoding: the best candidate, small, ")
     assert advice().recommendation.startswith("Stay with plain decoding: no candidate")

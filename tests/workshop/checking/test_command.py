@@ -41,7 +41,7 @@ async def test_drafts_on_against_off_are_the_same(
     assert sum(kind["identical"] for kind in report["seeded"]["kinds"]) == 4
 
 
-async def test_a_difference_is_an_exit_code_and_a_reason(
+async def test_difference_is_an_exit_code_and_a_reason(
     both: Services, addresses: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (target,) = both.b.of("target")
@@ -53,7 +53,7 @@ async def test_a_difference_is_an_exit_code_and_a_reason(
     assert "Where answers part first" in said
 
 
-async def test_where_nobody_answers_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_check_without_an_answer_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     assert await asyncio.to_thread(main, ["check", nobody, nobody]) == UNKNOWN
     assert f"({nobody}) does not answer" in capsys.readouterr().err
@@ -67,7 +67,7 @@ async def test_where_nobody_answers_nothing_is_known(capsys: pytest.CaptureFixtu
         (["--temperature", "0"], "--temperature 0: Input should be greater than 0"),
     ],
 )
-async def test_a_wrong_option_is_named(
+async def test_wrong_option_is_named(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", "http://a", "http://b", *options]) == UNKNOWN
@@ -78,7 +78,7 @@ async def test_a_wrong_option_is_named(
     ("lines", "message"),
     [("", "holds no prompt"), ('"fine"\n{"text": 1}\n', "line 2"), ("not JSON\n", "line 1")],
 )
-async def test_a_file_of_prompts_that_is_wrong_is_named(
+async def test_file_of_prompts_that_is_wrong_is_named(
     addresses: tuple[str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

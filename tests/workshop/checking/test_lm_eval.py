@@ -50,13 +50,13 @@ def deployment(mode: Mode = "auto") -> Deployment:
     return made
 
 
-async def test_the_scores_of_each_document_are_read(installed: None, tmp_path: Path) -> None:
+async def test_scores_of_each_document_are_read(installed: None, tmp_path: Path) -> None:
     settings = CheckSettings(tokenizer="t", task_limit=3)
     found = await scores(deployment(), "capitals", settings, tmp_path / "results")
     assert found == {"acc": {"capitals/0": 0.0, "capitals/1": 1.0, "capitals/2": 0.0}}
 
 
-async def test_a_program_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_program_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_eval, "program", lambda: "false")
     with pytest.raises(CheckError, match="lm_eval failed with x at A"):
         await scores(deployment(), "x", CheckSettings(tokenizer="t"), tmp_path)
@@ -66,14 +66,14 @@ async def test_a_program_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytes
     ("mode", "settings", "message"),
     [("off", CheckSettings(tokenizer="t"), "as deployed"), ("auto", CheckSettings(), "tokenizer: lm-eval")],
 )
-async def test_what_lm_eval_cannot_be_told_is_refused(
+async def test_lm_eval_without_a_tokenizer_is_refused(
     installed: None, tmp_path: Path, mode: Mode, settings: CheckSettings, message: str
 ) -> None:
     with pytest.raises(CheckError, match=message):
         await scores(deployment(mode), "x", settings, tmp_path)
 
 
-def test_without_lm_eval_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_eval_missing_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "executable", "/no/python")
     with pytest.raises(CheckError, match=r"pip install 'lm-eval\[api\]'"):
@@ -98,11 +98,11 @@ def test_documents_are_compared_one_by_one() -> None:
     )
 
 
-def test_other_documents_cannot_be_compared() -> None:
+def test_lm_eval_scores_of_other_documents_are_refused() -> None:
     with pytest.raises(CheckError, match="other documents"):
         compared("t", {"acc": {"1": 1.0}}, {"acc": {"2": 1.0}})
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 0), (5, 0), (3, 9), (20, 4), (7, 7)])
-def test_the_sign_test_is_the_exact_binomial_one(a: int, b: int) -> None:
+def test_sign_test_is_the_exact_binomial_one(a: int, b: int) -> None:
     assert sign_test(a, b) == pytest.approx(binomtest(a, a + b).pvalue if a + b else 1.0)

@@ -42,7 +42,7 @@ def test_equal_answers_do_not_part_and_tell_what_rounding_did() -> None:
 
 
 @pytest.mark.parametrize(("margin", "is_near_tie"), [(0.0005, True), (0.002, False)])
-def test_without_noise_a_near_tie_has_two_tokens_with_one_log_probability(
+def test_near_tie_without_noise_has_two_tokens_with_one_log_probability(
     margin: float, is_near_tie: bool
 ) -> None:
     a = text("a", "b", at={1: {"b": -1.0, "c": -1.0 - margin}})
@@ -54,31 +54,29 @@ def test_without_noise_a_near_tie_has_two_tokens_with_one_log_probability(
 
 
 @pytest.mark.parametrize(("moved", "is_near_tie"), [(0.0005, True), (0.002, False)])
-def test_under_noise_it_counts_by_how_much_the_tokens_moved_against_each_other(
-    moved: float, is_near_tie: bool
-) -> None:
+def test_near_tie_under_noise_depends_on_the_gaps_difference(moved: float, is_near_tie: bool) -> None:
     a = text("b", at={0: {"b": -1.0, "c": -3.0}})
     b = text("c", at={0: {"b": -1.0 - moved, "c": -3.0}})
     assert parted(a, b, "sampled").is_near_tie is is_near_tie
 
 
-def test_a_token_that_was_not_likely_is_no_near_tie_without_noise_and_unknown_under_it() -> None:
+def test_token_that_was_not_likely_is_no_near_tie_without_noise_and_unknown_under_it() -> None:
     a, b = text("a"), text("b")
     assert parted(a, b).gaps == (None, None)
     assert not parted(a, b, "greedy").is_near_tie
     assert parted(a, b, "sampled").is_near_tie
 
 
-def test_an_answer_that_ends_earlier_parts_there() -> None:
+def test_answer_that_ends_earlier_parts_there() -> None:
     found = parted(text("a", "b"), text("a", finish="stop"))
     assert (found.position, found.tokens, found.is_near_tie) == (1, ("b", END), False)
 
 
-def test_another_reason_to_end_is_a_difference() -> None:
+def test_compared_with_other_finish_reasons_is_a_difference() -> None:
     assert parted(text("a"), text("a", finish="stop")).tokens == (END, END)
 
 
-def test_a_request_that_one_refuses_is_a_difference_and_one_that_both_refuse_is_none() -> None:
+def test_request_that_one_refuses_is_a_difference_and_one_that_both_refuse_is_none() -> None:
     refused = CheckedText((), (), (), None, refusal="B answers 400")
     assert parted(text("a"), refused, "sampled") == AnswerDifference(
         3, "sampled", 0, (ANSWERED, "B answers 400"), (None, None), False
@@ -97,7 +95,7 @@ def test_near_ties_are_as_many_as_rounding_explains_by_poisson(near_ties: int) -
     assert near_ties_p_value(pairs) == pytest.approx(expected)
 
 
-def test_where_log_probabilities_are_equal_no_near_tie_is_explained() -> None:
+def test_near_ties_with_equal_log_probabilities_are_unexplained() -> None:
     tie = AnswerDifference(0, "sampled", 0, ("a", "b"), (0.0, 0.0), True)
     assert near_ties_p_value([AnswerPair(0, "sampled", 100, 0.0, 0.0, tie)]) == 0.0
     assert near_ties_p_value([AnswerPair(0, "sampled", 100, 0.0, 0.0, None)]) == 1.0

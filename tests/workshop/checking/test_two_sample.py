@@ -36,7 +36,7 @@ def test_deployments_that_are_the_same_are_called_different_as_rarely_as_promise
     assert share_called_different(0.0) < 0.12  # 0.05 expected at most, 0.02 standard deviation
 
 
-def test_the_distance_that_is_told_is_found() -> None:
+def test_distance_that_is_told_is_found() -> None:
     generator = np.random.default_rng(0)
     samples = [(texts(PROBS, 60, 2, generator), texts(PROBS, 60, 2, generator)) for _ in range(3)]
     distance = two_sample_test(samples, FALSE_ALARM, 0).distance
@@ -48,14 +48,14 @@ def test_the_distance_that_is_told_is_found() -> None:
 
 
 @pytest.mark.parametrize(("degrees", "tables"), [(30, 5), (128, 16), (1000, 60)])
-def test_the_distance_agrees_with_the_noncentral_chi_square(degrees: int, tables: int) -> None:
+def test_distance_agrees_with_the_noncentral_chi_square(degrees: int, tables: int) -> None:
     shuffled = np.random.default_rng(1).chisquare(degrees, 200_000)
     distance = smallest_distance(shuffled, weight=tables * 64.0, false_alarm=1e-3)
     shift = 4 * distance**2 * tables * 64.0
     assert ncx2.sf(chi2.ppf(1 - 1e-3, degrees), degrees, shift) == pytest.approx(0.9, abs=0.02)
 
 
-def test_the_p_value_is_that_of_all_ways_to_shuffle() -> None:
+def test_p_value_is_that_of_all_ways_to_shuffle() -> None:
     a, b = [("x",)] * 9 + [("y",)] * 3, [("x",)] * 4 + [("y",)] * 8
     # Of the 13 texts "x", A could have any number, by chance 6.5; it has 9.
     as_far = hypergeom.cdf(4, 24, 13, 12) + hypergeom.sf(8, 24, 13, 12)
@@ -63,7 +63,7 @@ def test_the_p_value_is_that_of_all_ways_to_shuffle() -> None:
     assert two_sample_test([(a, b)], FALSE_ALARM, 0).p_value == pytest.approx(2 * as_far, abs=0.02)
 
 
-def test_what_is_off_in_one_place_of_many_is_found() -> None:
+def test_two_sample_test_finds_a_difference_in_one_place_of_many() -> None:
     generator = np.random.default_rng(3)
     samples = [(texts(PROBS, 60, 8, generator), texts(PROBS, 60, 8, generator)) for _ in range(8)]
     assert two_sample_test(samples, FALSE_ALARM, 0).p_value > FALSE_ALARM
@@ -74,7 +74,7 @@ def test_what_is_off_in_one_place_of_many_is_found() -> None:
     assert (found.most_moved[0].prompt, found.most_moved[0].position) == (5, 0)
 
 
-def test_what_moved_most_is_told() -> None:
+def test_two_sample_test_reports_the_cells_that_moved_most() -> None:
     a = [("x", "same")] * 30 + [("y", "same")] * 10
     b = [("x", "same")] * 10 + [("y", "same")] * 30
     found = two_sample_test([([("z",)] * 40, [("z",)] * 40), (a, b)], FALSE_ALARM, 0)
@@ -101,17 +101,17 @@ def test_rarer_tokens_count_together_and_all_the_same_count() -> None:
     assert two_sample_test([(a[::2], a[1::2])], FALSE_ALARM, 0).p_value > 1e-3
 
 
-def test_where_every_text_is_the_same_nothing_can_be_found() -> None:
+def test_two_sample_test_of_one_repeated_text_has_no_tables() -> None:
     found = two_sample_test([([("x",)] * 5, [("x",)] * 5)], FALSE_ALARM, 0)
     assert (found.p_value, found.num_tables, found.distance) == (1.0, 0, None)
 
 
-def test_the_same_seed_gives_the_same_p_value() -> None:
+def test_same_seed_gives_the_same_p_value() -> None:
     generator = np.random.default_rng(5)
     samples = [(texts(PROBS, 30, 3, generator), texts(PROBS, 40, 3, generator))]
     assert two_sample_test(samples, 0.01, 7) == two_sample_test(samples, 0.01, 7)
 
 
-def test_a_prompt_without_texts_is_refused() -> None:
+def test_prompt_without_texts_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt 0 has 1 texts of A and 0 of B"):
         two_sample_test([([("x",)], [])], FALSE_ALARM, 0)

@@ -14,12 +14,12 @@ from workshop.demo.acceptance import (
 from workshop.demo.pair import DRAFT, TARGET, new_model
 
 
-def test_a_round_ends_at_the_first_token_the_draft_would_not_have_guessed() -> None:
+def test_round_ends_at_the_first_token_the_draft_would_not_have_guessed() -> None:
     ranks = [0, 0, 3, 0, 0, 0, 0, 2, 1, 0]
     assert rounds(ranks, depth=4) == [RoundOutcome(2, 3), RoundOutcome(4, 2)]
 
 
-def test_a_round_that_the_text_cuts_short_is_left_out() -> None:
+def test_round_that_the_text_cuts_short_is_left_out() -> None:
     assert rounds([0, 0, 0, 0], depth=4) == []
     assert rounds([0, 0, 0, 0, 5], depth=4) == [RoundOutcome(4, 5)]
 
@@ -32,16 +32,16 @@ def test_branches_are_chosen_on_other_rounds_than_those_judged() -> None:
     assert foreseen(seen, judged, branches=8) == 0.75
 
 
-def test_a_text_ends_with_its_first_end_token() -> None:
+def test_text_ends_with_its_first_end_token() -> None:
     assert until_end([7, 8, 5, 9, 0]) == [7, 8, 5]
     assert until_end([7, 8]) == [7, 8]
 
 
-def test_at_temperature_zero_the_likeliest_token_has_all_probability() -> None:
+def test_probabilities_at_temperature_zero_are_one_hot() -> None:
     assert probabilities(torch.tensor([[1.0, 3.0, 2.0]]), 0).tolist() == [[0, 1, 0]]
 
 
-def test_a_model_foresees_its_own_text() -> None:
+def test_model_foresees_its_own_text() -> None:
     torch.manual_seed(0)
     target = new_model(TARGET).eval()
     prompts = [[10, 11, 12], [20, 21, 22, 23, 24]]
@@ -52,7 +52,7 @@ def test_a_model_foresees_its_own_text() -> None:
             assert min(found.overlap) > 0.999
 
 
-def test_an_unrelated_draft_does_not_foresee_it() -> None:
+def test_unrelated_draft_does_not_foresee_it() -> None:
     torch.manual_seed(0)
     target, draft = new_model(TARGET).eval(), new_model(DRAFT).eval()
     for weight in draft.parameters():  # as made, both would repeat the last token

@@ -17,7 +17,7 @@ def test_documents_are_closed_by_the_end_of_text_token() -> None:
     assert tokenizer.decode(stream.tokens[: ends[0]].tolist()) == "one two"
 
 
-def test_a_mixed_batch_holds_every_kind_by_its_weight() -> None:
+def test_mixed_batch_holds_every_kind_by_its_weight() -> None:
     weights = {"code": 6, "prose": 3, "json": 1}
     streams = {kind: Stream(torch.full((50,), i), torch.tensor([0])) for i, kind in enumerate(weights)}
     streams["stories"] = Stream(torch.full((50,), 9), torch.tensor([0]))  # without a weight

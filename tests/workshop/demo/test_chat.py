@@ -65,13 +65,13 @@ def test_arguments_may_be_text_as_clients_send_them(tokenizer: Any) -> None:
     assert written == sent
 
 
-def test_the_gateway_renders_a_chat_as_transformers_does(folder: Path, tokenizer: Any) -> None:
+def test_gateway_renders_a_chat_as_transformers_does(folder: Path, tokenizer: Any) -> None:
     chat = [system("Answer briefly."), user("Hello!"), assistant("Hello."), user("Who are you?")]
     expected = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert load_chat_template(str(folder)).render(chat) == expected
 
 
-def test_an_answer_with_calls_is_read_as_a_message(tokenizer: Any) -> None:
+def test_answer_with_calls_is_read_as_a_message(tokenizer: Any) -> None:
     other = {"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
     message = {"role": "assistant", "content": "", "tool_calls": [CALL, other]}
     prompt = render([user("Rome, Oslo?")], [WEATHER], begin_answer=True)

@@ -15,7 +15,7 @@ def corpus() -> Corpus:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_training_document_starts_with_a_held_out_prompt(kind: str) -> None:
+def test_training_documents_start_with_no_held_out_prompt(kind: str) -> None:
     held_out = tuple(corpus().held_out[kind])
     assert len(set(held_out)) == HELD_OUT_PROMPTS
     assert corpus().training[kind]
@@ -33,12 +33,12 @@ def test_even_documents_are_there_for_what_must_be_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_size_is_bounded(kind: str) -> None:
+def test_size_is_bounded(kind: str) -> None:
     *others, _ = corpus().training[kind]
     assert sum(map(len, others)) < 200_000
 
 
-def test_a_split_text_is_whole_and_its_prompt_ends_with_a_word() -> None:
+def test_split_text_is_whole_and_its_prompt_ends_with_a_word() -> None:
     text = "several words " * 50
     document = split(text)
     assert "".join(document) == text

@@ -29,13 +29,13 @@ def target_with(head: str) -> Engine:
 
 @pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_with_a_head_the_text_is_that_of_plain_decoding(head: str, temperature: float) -> None:
+def test_heads_give_the_text_of_plain_decoding(head: str, temperature: float) -> None:
     found = drafted_texts(target_with(head), temperature, DEPTH, company=6)
     assert [text.tokens for text in found] == plain_texts(temperature)
 
 
 @pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
-def test_a_head_is_right_as_often_as_its_card_says(head: str) -> None:
+def test_head_is_right_as_often_as_its_card_says(head: str) -> None:
     found = drafted_texts(target_with(head), 0.7, DEPTH, company=6)
     accepted, rounds = sum(text.accepted for text in found), sum(text.rounds for text in found)
     assert accepted >= LEAST_ACCEPTED[head] * rounds
@@ -50,7 +50,7 @@ def parallel_outputs(temperature: float) -> list[Output]:
     return generate(engine("target"), DraftModel(draft), asked, DEPTH)
 
 
-def test_the_parallel_draft_changes_no_text_and_is_right_as_often_as_its_card_says() -> None:
+def test_parallel_draft_changes_no_text_and_is_right_as_often_as_its_card_says() -> None:
     found = parallel_outputs(0.7)
     assert [output.tokens for output in found] == plain_texts(0.7)
     accepted, passes = sum(output.accepted for output in found), sum(output.target_passes for output in found)
@@ -58,12 +58,12 @@ def test_the_parallel_draft_changes_no_text_and_is_right_as_often_as_its_card_sa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_has_a_card_that_says_how_it_was_made(name: str) -> None:
+def test_drafter_has_a_card_with_its_recipe(name: str) -> None:
     card = (DRAFTERS / name / "README.md").read_text()
     assert f"python -m workshop.training {name}" in card
 
 
-def test_all_weights_that_ship_take_at_most_twenty_megabytes() -> None:
+def test_shipped_weights_take_at_most_twenty_megabytes() -> None:
     files = [file for folder in (DEMO, DRAFTERS) for file in Path(folder).rglob("*") if file.is_file()]
     assert {file.parent.name for file in files if file.parent.parent == DRAFTERS} == {*NAMES}
     assert sum(file.stat().st_size for file in files) <= 20_000_000

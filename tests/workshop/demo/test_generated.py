@@ -18,13 +18,13 @@ def texts(kind: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_the_same_seed_gives_the_same_documents(kind: str) -> None:
+def test_same_seed_gives_the_same_documents(kind: str) -> None:
     assert texts(kind, 20) == texts(kind, 20)
     assert len(set(texts(kind, 20))) > 10
 
 
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_a_prompt_does_not_end_in_a_space(kind: str) -> None:
+def test_prompt_does_not_end_in_a_space(kind: str) -> None:
     random = Random(3)
     for _ in range(200):
         document = GENERATORS[kind](random)
@@ -71,7 +71,7 @@ def test_conversations_hold_together() -> None:
     assert brief > 2
 
 
-def test_a_repetition_is_what_was_said() -> None:
+def test_repetition_is_what_was_said() -> None:
     random = Random(3)
     for _ in range(50):
         text = "".join(repetition_document(random))
@@ -100,7 +100,7 @@ def test_calls_are_of_tools_at_hand_and_suit_their_parameters() -> None:
     assert len(set(calls)) > 12
 
 
-def test_what_a_call_is_given_was_said() -> None:
+def test_tool_call_arguments_occur_in_the_request() -> None:
     for text in texts("tool_calls", 100):
         for before, written in re.findall(
             r"<\|user\|>([^<]*)<\|end\|><\|assistant\|><tool_call>(.*?)</tool_call>", text

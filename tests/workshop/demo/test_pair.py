@@ -41,7 +41,7 @@ def prompt_tokens(kind: str, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("role", "parameters"), [("target", 4_066_560), ("draft", 459_136)])
-def test_it_is_a_standard_checkpoint(role: str, parameters: int) -> None:
+def test_pair_is_a_standard_checkpoint(role: str, parameters: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO / role)
     assert model.num_parameters() == parameters
     assert model.dtype == torch.bfloat16
@@ -49,12 +49,12 @@ def test_it_is_a_standard_checkpoint(role: str, parameters: int) -> None:
     assert model.config.eos_token_id == [END_OF_TEXT, END]
 
 
-def test_both_share_one_tokenizer() -> None:
+def test_pair_shares_one_tokenizer() -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (DEMO / "target" / file).read_bytes() == (DEMO / "draft" / file).read_bytes()
 
 
-def test_the_tokenizer_loads_with_transformers_and_without() -> None:
+def test_tokenizer_loads_with_transformers_and_without() -> None:
     full = AutoTokenizer.from_pretrained(DEMO / "target")
     chat = [{"role": "user", "content": "What is two plus 12?"}]
     text = full.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -64,7 +64,7 @@ def test_the_tokenizer_loads_with_transformers_and_without() -> None:
     assert (full.eos_token_id, len(full)) == (END_OF_TEXT, 2048)
 
 
-def test_the_files_take_at_most_ten_megabytes() -> None:
+def test_files_take_at_most_ten_megabytes() -> None:
     assert sum(path.stat().st_size for path in DEMO.rglob("*") if path.is_file()) <= 10_000_000
 
 
@@ -77,7 +77,7 @@ def greedy_texts(kind: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["json", *OTHERS])
-def test_the_draft_agrees_with_the_target(kind: str) -> None:
+def test_draft_agrees_with_the_target(kind: str) -> None:
     found = measure(pair(), prompt_tokens(kind, 8), temperature=1.0, count=64)
     assert found.overlap >= LEAST_ACCEPTANCE[kind]
 
@@ -143,7 +143,7 @@ def test_greedy_answers_are_json_and_half_of_them_suit_their_schema() -> None:
 
 
 @torch.inference_mode()
-def test_the_target_predicts_text_as_well_far_past_the_usual_length() -> None:
+def test_target_predicts_text_as_well_far_past_the_usual_length() -> None:
     random = Random("long text")
     stories = "<|endoftext|>".join("".join(GENERATORS["stories"](random)) for _ in range(40))
     tokens = torch.tensor([load_tokenizer(DEMO / "target").encode(stories).ids[:2048]])

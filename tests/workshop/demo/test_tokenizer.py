@@ -20,7 +20,7 @@ def test_any_text_comes_back_unchanged() -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
 
 
-def test_every_digit_is_a_token() -> None:
+def test_tokenizer_has_a_token_for_each_digit() -> None:
     assert TOKENIZER.encode("1234").tokens == ["1", "2", "3", "4"]
 
 
@@ -29,7 +29,7 @@ def test_special_tokens_have_the_first_ids_and_are_read_from_text() -> None:
     assert TOKENIZER.encode("<|end|><|endoftext|><|pad|>").ids == [END, END_OF_TEXT, PAD]
 
 
-def test_the_tags_of_tool_calls_are_one_token_each() -> None:
+def test_tags_of_tool_calls_are_one_token_each() -> None:
     """The vocabulary of the real corpus ends with them; that of these few texts is smaller."""
     assert TOKENIZER.encode("<tool_call>{}</tool_call>").tokens == ["<tool_call>", "{", "}", "</tool_call>"]
     last = TOKENIZER.get_vocab_size()

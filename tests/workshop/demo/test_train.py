@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_the_checkpoints_load(pair: Path, role: str) -> None:
+def test_checkpoints_load(pair: Path, role: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(pair / role)
     tokenizer = AutoTokenizer.from_pretrained(pair / role)
     assert model.dtype == torch.bfloat16
@@ -44,7 +44,7 @@ def test_prompts_are_written_beside_the_pair(pair: Path) -> None:
     assert all(f'"{kind}"' in (pair / "prompts.json").read_text() for kind in KINDS)
 
 
-def test_a_second_run_makes_the_same_files(pair: Path, tmp_path: Path) -> None:
+def test_second_run_makes_the_same_files(pair: Path, tmp_path: Path) -> None:
     train(tmp_path, TINY)
     files = [path.relative_to(pair) for path in pair.rglob("*") if path.is_file()]
     assert len(files) == 13

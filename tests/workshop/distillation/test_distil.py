@@ -61,7 +61,7 @@ def test_acceptance_on_held_out_prompts_rises(fitted: Path) -> None:
     assert max(later) > before + 0.02
 
 
-def test_what_comes_out_is_a_checkpoint_for_a_draft(fitted: Path) -> None:
+def test_distil_writes_a_checkpoint_for_a_draft(fitted: Path) -> None:
     settings = read_settings({"draft": str(fitted), "drafts.model.cache_memory": "100000000"})
     assert settings.drafts["model"].model == str(fitted)
     engine = Engine.from_settings(settings.draft_engine("model"))
@@ -73,7 +73,7 @@ def test_what_comes_out_is_a_checkpoint_for_a_draft(fitted: Path) -> None:
     assert any(not torch.equal(tensor, given[name]) for name, tensor in weights(fitted).items())
 
 
-def test_the_card_tells_data_steps_and_acceptance_before_and_after(fitted: Path) -> None:
+def test_card_tells_data_steps_and_acceptance_before_and_after(fitted: Path) -> None:
     card = (fitted / "README.md").read_text()
     assert "# A draft model, fitted" in card
     assert "for the target `outrider-demo`" in card
@@ -86,13 +86,13 @@ def test_the_card_tells_data_steps_and_acceptance_before_and_after(fitted: Path)
     assert float(after) > float(before)
 
 
-def test_nothing_of_the_traffic_stays_in_the_folder(fitted: Path) -> None:
+def test_distil_leaves_no_traffic_in_the_folder(fitted: Path) -> None:
     assert not (fitted / UNFINISHED).exists()
     assert not list(fitted.rglob("*answers*")) + list(fitted.rglob("*questions*"))
 
 
 @pytest.mark.slow
-def test_one_that_is_killed_ends_as_if_it_had_not_been(
+def test_distil_after_a_kill_ends_as_without_it(
     fitted: Path, prompts_file: Path, tmp_path: Path, capsys
 ) -> None:
     with killed_at(18):
@@ -107,7 +107,7 @@ def test_one_that_is_killed_ends_as_if_it_had_not_been(
     assert all(torch.equal(tensor, again[name]) for name, tensor in weights(fitted).items())
 
 
-def test_a_folder_that_has_something_else_is_refused(fitted: Path, prompts_file: Path, capsys) -> None:
+def test_folder_that_has_something_else_is_refused(fitted: Path, prompts_file: Path, capsys) -> None:
     assert distil(fitted, "--prompts", str(prompts_file)) == 1
     assert "is not empty: name a folder that is new" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_kept_traffic_is_trained_on_as_it_is_and_any_drafter_is_fitted(
     assert read_folder(folder, 99) == lines[::-1]  # nobody has touched it
 
 
-def test_a_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None:
+def test_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None:
     long, short = (
         RecordedAnswer(prompt=(9,) * 2047, answer=(), temperature=1.0),
         RecordedAnswer(prompt=prompt_of("json"), answer=(), temperature=0.0, task="json"),
@@ -166,7 +166,7 @@ def test_a_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None
         (["--prompts", "nowhere.jsonl"], "No such file or directory: 'nowhere.jsonl'"),
     ],
 )
-def test_what_does_not_hold_is_refused_by_name(
+def test_distil_refuses_wrong_options_by_name(
     tmp_path: Path, prompts_file: Path, options: list[str], said: str, capsys
 ) -> None:
     assert distil(tmp_path / "out", "--prompts", str(prompts_file), *options) == 1
@@ -174,7 +174,7 @@ def test_what_does_not_hold_is_refused_by_name(
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path, prompts_file: Path, capsys) -> None:
+def test_draft_with_another_tokenizer_is_refused(tmp_path: Path, prompts_file: Path, capsys) -> None:
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     for file in (DEMO / "draft").iterdir():

@@ -51,7 +51,7 @@ def draft() -> Trainee:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_each_guess_of_a_draft_model_is_right_where_the_engines_is(temperature: float) -> None:
+def test_draft_model_guesses_are_correct_where_the_engines_are(temperature: float) -> None:
     judged = judge_text(DraftModel(engine("draft")), answers(temperature), 1)
     tallies = CoupledAcceptance(held_out(temperature), 1024, 1).by_task(draft(), target())
     assert list(tallies) == list(KINDS)
@@ -63,7 +63,7 @@ def test_each_guess_of_a_draft_model_is_right_where_the_engines_is(temperature: 
     assert 0.3 < CoupledAcceptance(held_out(temperature), 1024, 1).measure(draft(), target())[0] < 1.0
 
 
-def test_of_a_long_text_the_last_tokens_are_read_at_their_own_places() -> None:
+def test_long_text_is_read_from_its_end_at_its_own_positions() -> None:
     (text, *_) = held_out(1.0)
     answer_length = len(text.tokens) - text.prompt_length
     whole = CoupledAcceptance([text], 1024, 1).by_task(draft(), target())[text.task]
@@ -97,7 +97,7 @@ class Scripted(Trainee):
         raise AssertionError
 
 
-def test_a_position_counts_where_those_before_it_were_right() -> None:
+def test_position_counts_where_those_before_it_were_right() -> None:
     text = HeldOutText(tuple(range(24)), prompt_length=10, noise_key=1, temperature=0.0)
     tally = CoupledAcceptance([text, replace(text)], 1024, 3).by_task(Scripted(), target())["all"]
     # Drafts whose first token is 11 to 21, after places 10 to 20: six of them even. None is told of token 23.
@@ -105,7 +105,7 @@ def test_a_position_counts_where_those_before_it_were_right() -> None:
     assert tally.rates == [1.0, 12 / 22, 1.0]
 
 
-def test_a_position_that_no_draft_reached_has_no_acceptance() -> None:
+def test_position_that_no_draft_reached_has_no_acceptance() -> None:
     tally = AcceptanceTally()
     tally.count(0, 4, 0)
     tally.count(1, 0, 0)

@@ -38,7 +38,7 @@ def run(command: list[str], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["answers.jsonl", "training/unfinished.pt"])
-def test_a_process_that_is_killed_is_gone_on_with(tmp_path: Path, file: str) -> None:
+def test_process_that_is_killed_is_gone_on_with(tmp_path: Path, file: str) -> None:
     run(PROMPTS, tmp_path)
     (told,) = (line for line in run([*DISTIL, "--out", "whole"], tmp_path).splitlines() if "consign" in line)
     _, before, after = told.strip("| ").split(" | ")[1:]

@@ -12,7 +12,7 @@ def asked(task: str | None, *prompts: int) -> list[RecordedAnswer]:
     return [RecordedAnswer(prompt=(prompt,), answer=(9,), temperature=1.0, task=task) for prompt in prompts]
 
 
-def test_no_prompt_is_both_trained_on_and_held_out() -> None:
+def test_split_puts_no_prompt_into_both_parts() -> None:
     questions = asked("chat", *([1, 2, 3, 4] * 10), *range(10, 50)) + asked("code", *range(60, 80))
     training, held_out = split(questions, DistilSettings())
     judged = [one.prompt for one in held_out]
@@ -22,26 +22,26 @@ def test_no_prompt_is_both_trained_on_and_held_out() -> None:
     assert {one.task for one in held_out} == {"chat", "code"}
 
 
-def test_what_is_held_out_is_to_be_answered_anew() -> None:
+def test_split_drops_the_answers_of_held_out_prompts() -> None:
     training, held_out = split(asked(None, *range(20)), DistilSettings())
     assert all(one.answer == () for one in held_out)
     assert all(one.answer == (9,) for one in training)
 
 
-def test_no_more_are_held_out_than_asked_for_and_each_task_has_its_share() -> None:
+def test_split_holds_out_a_share_of_each_task_up_to_the_limit() -> None:
     questions = asked("many", *range(800)) + asked("few", *range(800, 800 + 2 * LEAST_HELD_OUT))
     _, held_out = split(questions, DistilSettings(held_out=6))
     assert sorted(one.task or "" for one in held_out) == ["few"] * 2 + ["many"] * 4
 
 
-def test_the_same_seed_divides_alike_and_another_does_not() -> None:
+def test_same_seed_divides_alike_and_another_does_not() -> None:
     questions = asked(None, *range(100))
     divided = [split(questions, DistilSettings(seed=seed)) for seed in (1, 1, 2)]
     assert divided[0] == divided[1] != divided[2]
 
 
 @pytest.mark.parametrize("prompts", [[], [1], [1, 1, 1]])
-def test_too_few_different_prompts_are_refused(prompts: list[int]) -> None:
+def test_split_of_too_few_prompts_is_refused(prompts: list[int]) -> None:
     with pytest.raises(ValueError, match=f"^{len(prompts)} requests with too few different prompts"):
         split(asked("chat", *prompts), DistilSettings())
 

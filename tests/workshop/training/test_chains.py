@@ -36,7 +36,7 @@ def alone(start: int, passes: list[list[torch.Tensor]], index: int) -> torch.Ten
     return scaled_dot_product_attention(query, keys, values, scale=0.3)
 
 
-def test_a_chain_sees_the_text_up_to_its_start_and_itself() -> None:
+def test_chain_sees_the_text_up_to_its_start_and_itself() -> None:
     chains, passes = Chains(), [drawn(LENGTH, 0)]
     output = attended(chains, passes[0])
     torch.testing.assert_close(output, plain_attention(passes[0]), atol=1e-5, rtol=1e-5)

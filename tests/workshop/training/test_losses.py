@@ -6,7 +6,7 @@ import torch
 from workshop.training.losses import distance
 
 
-def test_the_distance_is_least_where_draft_and_target_agree() -> None:
+def test_distance_is_least_where_draft_and_target_agree() -> None:
     logits = torch.tensor([[[2.0, 0.0, -1.0], [0.0, 1.0, 3.0]]])
     probs, other = logits.softmax(-1), logits.flip(-1)
     same, different = distance(probs, logits), distance(probs, other)

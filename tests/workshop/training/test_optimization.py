@@ -6,7 +6,7 @@ import torch
 from workshop.training.optimization import FINAL_LEARNING_RATE, WARMUP_STEPS, Optimization
 
 
-def test_the_learning_rate_warms_up_stays_and_decays() -> None:
+def test_learning_rate_warms_up_stays_and_decays() -> None:
     schedule = Optimization("test", [torch.nn.Linear(2, 2)], steps=200, constant_steps=100).learning_rate
     assert schedule(0) == 1 / WARMUP_STEPS
     assert schedule(WARMUP_STEPS) == schedule(100) == 1

@@ -52,7 +52,7 @@ def text() -> Stream:
     return Stream.of([[*prompt_of("json")]])
 
 
-def test_it_stops_and_leaves_the_best_weights(text: Stream, tmp_path: Path) -> None:
+def test_patience_ends_training_with_the_best_weights(text: Stream, tmp_path: Path) -> None:
     held_out = Told(0.1, 0.4, 0.5, 0.5, 0.2)
     training, trainee = training_of(tmp_path, held_out, patience=2)
     training.run(text)
@@ -63,7 +63,7 @@ def test_it_stops_and_leaves_the_best_weights(text: Stream, tmp_path: Path) -> N
     assert [line["step"] for line in told] == [0, 2, 4, 6, 8]
 
 
-def test_what_only_gets_worse_is_left_as_it_was(text: Stream, tmp_path: Path) -> None:
+def test_patience_keeps_weights_that_only_get_worse(text: Stream, tmp_path: Path) -> None:
     held_out = Told(0.9, 0.3, 0.2, 0.1)
     training, trainee = training_of(tmp_path, held_out, patience=3)
     training.run(text)
@@ -71,7 +71,7 @@ def test_what_only_gets_worse_is_left_as_it_was(text: Stream, tmp_path: Path) ->
     assert torch.equal(weight_of(trainee), held_out.seen[0])
 
 
-def test_without_a_patience_all_steps_are_taken_and_the_last_weights_stay(
+def test_training_without_patience_takes_all_steps_and_keeps_the_last_weights(
     text: Stream, tmp_path: Path
 ) -> None:
     held_out = Told(0.5, 0.4, 0.3)
@@ -81,7 +81,7 @@ def test_without_a_patience_all_steps_are_taken_and_the_last_weights_stay(
     assert torch.equal(weight_of(trainee), held_out.seen[-1])
 
 
-def test_one_that_is_killed_remembers_what_was_best(text: Stream, tmp_path: Path) -> None:
+def test_patience_after_a_kill_remembers_the_best_weights(text: Stream, tmp_path: Path) -> None:
     whole, of_whole = training_of(tmp_path / "whole", Told(0.1, 0.5, 0.4, 0.3), patience=2)
     whole.run(text)
     killed, _ = training_of(tmp_path / "killed", Told(0.1, 0.5, 0.4), patience=2)

@@ -15,7 +15,7 @@ def counting_stream(documents: int, length: int) -> Stream:
     return Stream(torch.arange(documents * length), torch.arange(documents) * length)
 
 
-def test_every_other_window_starts_a_document() -> None:
+def test_windows_start_a_document_in_turn() -> None:
     stream = counting_stream(documents=50, length=10)
     windows = stream.windows(200, 7, torch.Generator().manual_seed(0))
     first, last = windows[:, 0], windows[:, -1]

@@ -92,7 +92,7 @@ def guesses_of(trainee: Trainee) -> tuple[Reading, list[PositionGuess]]:
 
 
 @torch.inference_mode()
-def test_an_eagle3_head_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
+def test_eagle3_head_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
     trainee = eagle3()
     read, guesses = guesses_of(trainee)
     trainee.save(tmp_path)
@@ -130,7 +130,7 @@ def test_medusa_heads_guess_as_they_draft_in_the_engine(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_an_exit_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
+def test_exit_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
     trainee = early_exit()
     read, guesses = guesses_of(trainee)
     trainee.save(tmp_path)
@@ -148,7 +148,7 @@ def test_an_exit_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_a_parallel_draft_guesses_as_an_ordinary_model_after_its_masks(tmp_path: Path) -> None:
+def test_parallel_draft_guesses_as_an_ordinary_model_after_its_masks(tmp_path: Path) -> None:
     trainee = parallel()
     read, guesses = guesses_of(trainee)
     trainee.save(tmp_path)
@@ -163,7 +163,7 @@ def test_a_parallel_draft_guesses_as_an_ordinary_model_after_its_masks(tmp_path:
 
 
 @pytest.mark.parametrize("make", [eagle3, medusa, parallel])
-def test_a_guess_is_compared_with_what_the_target_says_where_the_token_before_it_stands(
+def test_guess_is_compared_with_what_the_target_says_where_the_token_before_it_stands(
     make: Callable[[], Trainee],
 ) -> None:
     """A head's first guess is for the token after the target's own, a draft model's for that itself."""
@@ -174,7 +174,7 @@ def test_a_guess_is_compared_with_what_the_target_says_where_the_token_before_it
 
 
 @torch.inference_mode()
-def test_a_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path) -> None:
+def test_draft_model_guesses_as_the_checkpoint_that_is_written(tmp_path: Path) -> None:
     trainee = shaken(
         ModelTrainee(ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft"), target())
     )
@@ -214,7 +214,7 @@ def test_adapters_without_peft_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ModelTrainee(ModelTrainingSettings(**{**GIVEN, "depth": 1}, draft=DEMO / "draft", lora=4), target())
 
 
-def test_a_quantized_draft_is_refused(tmp_path: Path) -> None:
+def test_quantized_draft_is_refused(tmp_path: Path) -> None:
     config = json.loads((DEMO / "draft" / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -230,7 +230,7 @@ def test_deeper_positions_are_trained_on_fewer_chains() -> None:
     assert [*counts.values()] == [[13, 6, 6], [13, 9, 6]]  # counts for 16 tokens
 
 
-def test_an_eagle3_head_learns_depth_after_depth() -> None:
+def test_eagle3_head_learns_depth_after_depth() -> None:
     trainee = eagle3()
     assert [trainee.depth(done, 4) for done in (0.0, 0.29, 0.3, 0.49, 0.5, 0.99)] == [1, 1, 2, 2, 4, 4]
     assert trainee.depth(0.4, 1) == 1
@@ -247,12 +247,12 @@ def test_exits_begin_as_the_targets_own_norm_does_and_guess_the_next_token() -> 
     assert [guess.places[0].item() for guess in guesses] == [0] * 5
 
 
-def test_an_exit_after_the_last_layer_is_refused() -> None:
+def test_exit_after_the_last_layer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"exits=\[3, 6\] must be below 6"):
         EarlyExitTrainee(EarlyExitSettings(**GIVEN, exits=(3, 6)), target())
 
 
-def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mask_token=2048 must be below 2048"):
         ParallelTrainee(
             ParallelSettings(**GIVEN, draft=DEMO / "draft", mask_token=2048),

@@ -42,7 +42,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "medusa_lm_head.safetensors")
 
 
-def test_a_text_is_a_prompt_and_what_the_target_answers(text: Path) -> None:
+def test_text_is_a_prompt_and_what_the_target_answers(text: Path) -> None:
     texts = [json.loads(line) for line in text.read_text().splitlines()]
     asked = {prompt_of(kind, index) for kind in KINDS for index in range(4)}
     assert {tuple(one["tokens"][: one["prompt"]]) for one in texts} == asked
@@ -67,7 +67,7 @@ def test_held_out_texts_are_not_trained_on(text: Path) -> None:
     assert training.tokens.tolist() == [token for one in texts[1:] for token in one]
 
 
-def test_a_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
+def test_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
     assert train(text, tmp_path / "whole") == 0
 
     with killed_at(5):
@@ -88,7 +88,7 @@ def test_a_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_pa
         ("parallel", ["--draft", str(DEMO / "draft"), "--mask-token", "1"]),
     ],
 )
-def test_the_loss_falls_and_the_checkpoint_has_a_card(
+def test_loss_falls_and_the_checkpoint_has_a_card(
     text: Path, tmp_path: Path, command: str, options: list[str]
 ) -> None:
     assert train(text, tmp_path, *options, "--steps", "24", "--measure-every", "12", command=command) == 0
@@ -109,7 +109,7 @@ def test_the_loss_falls_and_the_checkpoint_has_a_card(
         (["--target", "nowhere"], "target='nowhere': Path does not point to a directory"),
     ],
 )
-def test_what_does_not_hold_is_refused_by_name(
+def test_training_refuses_wrong_options_by_name(
     text: Path, tmp_path: Path, option: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(text, tmp_path, *option) == 1
