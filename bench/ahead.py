@@ -7,7 +7,7 @@ draft-ahead and without, at several fixed depths, in turns; compared are the bes
 tokens per second, medians of the repetitions, mean over the tasks.
 
 The time line adds up to the time between two Verdicts: the target's and the draft's steps, waiting for a step
-to begin, the wire with the event loops at its ends, and the gateway (RoundTimes of bench/answers.py). The
+to begin, the wire with the event loops at its ends, and the gateway (RoundParts of bench/answers.py). The
 bound charges each of the target's passes what a plain step costs, and nothing else.
 """
 

@@ -30,7 +30,7 @@ SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 Parts = Callable[[float, float, float, float], dict[str, float]]
 
 
-class RoundTimes(NoTrace):
+class RoundParts(NoTrace):
     """Listens to one answer in place of its trace, and notes what the time between two Verdicts is made of.
 
     target, draft: their steps, each from building the batch to token ids on the host, as the workers report
@@ -96,7 +96,7 @@ class Run:
     seconds: float  # from its first Verdict on: taking the prompt in is the same for all
     generated: tuple[int, ...]
     stats: Stats
-    rounds: list[dict[str, float]]  # as RoundTimes has them
+    rounds: list[dict[str, float]]  # as RoundParts has them
 
     @property
     def tokens(self) -> int:
@@ -122,7 +122,7 @@ def rounds_of(
 
 async def answer(workers: Sequence[WorkerInfo], request: Request, depth: int) -> Run:
     """By a gateway that has connections of its own."""
-    fleet, times = Fleet(lambda: workers, TRUST), RoundTimes()
+    fleet, times = Fleet(lambda: workers, TRUST), RoundParts()
     asked = time.perf_counter()
     sequence, rounds = rounds_of(fleet, request, depth, times)
     begun = None

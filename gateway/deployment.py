@@ -28,7 +28,7 @@ from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS
 from protos.trust import Trust
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def draft_deployment(name: str) -> str:

@@ -18,7 +18,6 @@ TWICE = {
     "Echo",
     "Generation",
     "Grammars",
-    "Guess",
     "Layout",
     "Load",
     "Message",

@@ -20,7 +20,7 @@ class GatewayDrafter(SequenceDrafter):
         self._sequence = sequence
         self._past = past
 
-    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+    async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Looks up a Draft. A long prompt enters the index in parts, between which other tasks run."""
         new = self._sequence.since(len(self._index))
         for begin in range(0, len(new), NOTED_AT_A_TIME):

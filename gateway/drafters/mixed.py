@@ -79,7 +79,7 @@ class MixedDrafter(SequenceDrafter):
         self._base = 0  # tokens that the newest guesses follow
         self._guess, self._draft = Guess(), Draft()
 
-    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+    async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Returns a Draft; the index's has no alternatives."""
         await self._taking_in.propose(0)
         self._judge()
@@ -89,7 +89,7 @@ class MixedDrafter(SequenceDrafter):
         if self._promises.of_index(guess) > self._promises.of_other(depth):
             draft = as_drawn(Draft.chain(guess.tokens), self._sequence.sampling.verification)
             return Proposal(draft, self._base, drafter=self._names[1])
-        proposal = await self._other.propose(depth, leaves)
+        proposal = await self._other.propose(depth, alternatives)
         if proposal.base == self._base:
             self._draft = proposal.draft
         return replace(proposal, drafter=self._names[0])

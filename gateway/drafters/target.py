@@ -11,7 +11,7 @@ class VerdictDrafter(SequenceDrafter):
     def __init__(self, sequence: GatewaySequence) -> None:
         self._sequence = sequence
 
-    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+    async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Returns the Draft; it is empty if the newest Verdict brought none."""
         draft, self._sequence.draft = self._sequence.draft, None
         if draft is None or depth == 0:

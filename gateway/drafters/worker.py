@@ -1,5 +1,7 @@
 """Worker drafters: models in draft workers, reached over gRPC."""
 
+import logging
+
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.received import received_draft
 from gateway.drafters.waiting import traceparent_of_waiting
@@ -16,6 +18,8 @@ from outrider.decoding.draft import Draft
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
 REFUSALS = (WorkerLostError, InvalidRequestError, GenerationFailedError)
 
 
@@ -31,7 +35,7 @@ class WorkerDrafter(SequenceDrafter):
         self._vocab_size = 0  # number of the token ids that all workers know
         self._asked = 0  # number of the newest Propose; one turn of the target may have several
 
-    async def propose(self, depth: int, leaves: int = 0) -> Proposal:
+    async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Sends a Propose, which voids whatever the worker was asked before."""
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
@@ -40,7 +44,7 @@ class WorkerDrafter(SequenceDrafter):
         self._asked += 1
         asked = self._asked
         propose = rounds_pb2.Propose(
-            turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, leaves=leaves
+            turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, leaves=alternatives
         )
         try:
             stream.send(rounds_pb2.DraftRequest(propose=propose))
@@ -81,6 +85,7 @@ class WorkerDrafter(SequenceDrafter):
 
     def _lost(self, stream: DraftStream, error: Exception) -> WorkerLostError:
         """Returns what to raise, and gives the stream up unless there is a newer one already."""
+        logger.debug("sequence %d lost %s: %s", self._sequence.number, stream.address, error)
         if stream is self._stream:
             self.close()
         had_it = isinstance(error, GenerationFailedError | SequenceLostError)

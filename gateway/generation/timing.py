@@ -1,4 +1,4 @@
-"""When a request had its turn, its first token and its last."""
+"""Times of a request: its turn, its first token, its last."""
 
 import asyncio
 import time
@@ -11,15 +11,15 @@ CANCELLED = (asyncio.CancelledError, GeneratorExit)  # how an answer ends that n
 
 @dataclass
 class Timing:
-    """Of one request, seconds from its arrival; None: that did not come about."""
+    """Seconds from the arrival of one request; None: that did not come about."""
 
     operation: str  # "text_completion" or "chat"
-    begun: float  # by time.monotonic
+    begun: float  # time.monotonic()
     queue_s: float | None = None
     first_token_s: float | None = None
     total_s: float | None = None
     tokens: int = 0
-    error: str | None = None  # what ended it
+    error: str | None = None  # class of the exception that ended it
 
     def has_turn(self) -> None:
         self.queue_s = time.monotonic() - self.begun
@@ -30,13 +30,13 @@ class Timing:
         self.tokens += tokens
 
     def end(self) -> None:
-        """The last token is there; how its chunk is read changes nothing."""
+        """Sets the end: the last token is there. How its chunk is read changes nothing."""
         if self.total_s is None:
             self.total_s = time.monotonic() - self.begun
 
     @property
     def per_output_token_s(self) -> float | None:
-        """After the first token."""
+        """Mean seconds per token after the first; None: unknown."""
         if self.error is not None or self.tokens < 2 or self.first_token_s is None or self.total_s is None:
             return None
         return (self.total_s - self.first_token_s) / (self.tokens - 1)
@@ -44,7 +44,7 @@ class Timing:
 
 @contextmanager
 def timed(operation: str) -> Iterator[Timing]:
-    """From arrival to the end, however that comes."""
+    """Measures from arrival to the end, however that comes."""
     timing = Timing(operation, time.monotonic())
     try:
         yield timing

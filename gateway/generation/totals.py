@@ -1,4 +1,4 @@
-"""What this gateway has done since its start, and the depths in force: for metrics and GetLoads."""
+"""Counters of this gateway since its start, and the depths in force: for metrics and GetLoads."""
 
 import secrets
 import time
@@ -12,14 +12,14 @@ from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
 
-MAX_TASKS = 64  # labels come from clients: what is beyond these counts as OTHER
+MAX_TASKS = 64  # labels come from clients; more count as OTHER
 OTHER, UNLABELLED, NO_DRAFTER = "other", "none", "none"
-MAX_KEPT = 2**14  # answered requests that nobody has collected
+MAX_KEPT = 2**14  # answered requests that were not collected
 
 
 @dataclass(frozen=True)
 class StatsKey:
-    """What acceptance depends on."""
+    """Key of the counters: what acceptance depends on."""
 
     task: str
     drafter: str
@@ -27,7 +27,7 @@ class StatsKey:
 
 @dataclass(frozen=True)
 class InForce:
-    """The depths of the sequences under way whose depth is decided alike."""
+    """Depths of the sequences under way that one reason decides."""
 
     sequences: int
     mean_depth: float  # tokens
@@ -44,7 +44,7 @@ class Totals:
 
     @contextmanager
     def timing(self, operation: str) -> Iterator[Timing]:
-        """While a request is answered; its times are kept."""
+        """Keeps the times of a request while it is answered."""
         with timed(operation) as timing:
             try:
                 yield timing
@@ -53,7 +53,7 @@ class Totals:
 
     @contextmanager
     def counting(self, loop: SequenceLoop, task: str | None, speculation: Speculation) -> Iterator[None]:
-        """While a sequence is generated; what it did stays counted."""
+        """Counts a sequence while it is generated, and keeps its counters after that."""
         drafter = NO_DRAFTER if speculation.mode == "off" else speculation.drafter or NO_DRAFTER
         kind = StatsKey(self.label(task), drafter)
         self._under_way[loop] = kind
@@ -64,7 +64,7 @@ class Totals:
             self._ended.setdefault(kind, Stats()).add(loop.stats)
 
     def stats(self) -> dict[StatsKey, Stats]:
-        """Since the start, sequences under way included."""
+        """Returns the counters since the start, with sequences under way."""
         by_kind: dict[StatsKey, Stats] = {}
         for kind, stats in [
             *self._ended.items(),
@@ -74,7 +74,7 @@ class Totals:
         return by_kind
 
     def in_force(self) -> dict[str, InForce]:
-        """By what decides the depth; a DepthReason."""
+        """Returns the depths in force by DepthReason."""
         sequences, depths = Counter[str](), Counter[str]()
         for loop in self._under_way:
             depth, reason = loop.depth()
@@ -83,7 +83,7 @@ class Totals:
         return {reason: InForce(count, depths[reason] / count) for reason, count in sequences.items()}
 
     def label(self, task: str | None) -> str:
-        """Under which the task is counted."""
+        """Returns the label under which the task is counted."""
         if task is None:
             return UNLABELLED
         if len(self._tasks) < MAX_TASKS:

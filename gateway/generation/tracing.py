@@ -1,4 +1,4 @@
-"""The spans of a request: the server's, the generation's. Those of its rounds are in answer_trace.py.
+"""The spans of a request: the server's, the generation's. The spans of rounds are in answer_trace.py.
 
 Only the OpenTelemetry API is used here. Without a set-up (cluster/tracing.py), and for requests that are
 not sampled, its spans record nothing, and nothing is computed for them.
@@ -41,7 +41,7 @@ def served(name: str, traceparent: str, attributes: Mapping[str, AttributeValue]
 
 @contextmanager
 def untraced() -> Iterator[Span]:
-    """In place of ``served`` for what is no request to generate."""
+    """Stands for ``served`` if a request generates nothing."""
     yield INVALID_SPAN
 
 
@@ -80,16 +80,16 @@ class GenerationTrace:
         return self._span.is_recording()
 
     def answer(self, choice: int, speculation: Speculation) -> NoTrace:
-        """For the spans of one answer's rounds."""
+        """Returns the listener that makes the spans of one answer's rounds."""
         return AnswerTrace(self._span, choice, speculation) if self.is_recording else NO_TRACE
 
     def admitted(self) -> None:
-        """It has left the queue."""
+        """Records that it has left the queue."""
         if self.is_recording:
             self._span.set_attribute("outrider.queue_ms", 1e3 * (time.perf_counter() - self._begun))
 
     def said(self, chunk: Chunk) -> None:
-        """A chunk is about to be sent."""
+        """Records that a chunk is about to be sent."""
         if not self._had_token and chunk.tokens:
             self._had_token = True
             if self.is_recording:
@@ -97,7 +97,7 @@ class GenerationTrace:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
 
     def finished(self, usage: Usage, finish_reasons: list[str]) -> None:
-        """All answers are; a reader that leaves now has had it all."""
+        """Records that all answers are complete; a reader that leaves now has had them."""
         self._is_finished = True
         if self.is_recording:
             self._span.set_attributes(
@@ -111,7 +111,7 @@ class GenerationTrace:
             )
 
     def texts(self, prompts: list[str], answers: list[str]) -> None:
-        """What was asked and answered, for deployments that want it in their traces."""
+        """Records prompts and answers, for deployments that want them in their traces."""
         self._span.set_attributes(
             {
                 "gen_ai.input.messages": json.dumps([_message("user", text) for text in prompts]),

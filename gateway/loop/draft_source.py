@@ -25,6 +25,7 @@ from gateway.loop.draft_states import (
     DraftsSilent,
     DraftState,
 )
+from gateway.loop.lease import Lease
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.route import Route
 from gateway.routing.tuning import TUNING as ROUTING
@@ -34,8 +35,7 @@ from outrider.decoding.draft import agreed
 from outrider.pace.controller import Pace
 from outrider.pace.tuning import TUNING
 
-logger = logging.getLogger("ray.serve")
-debug = logging.getLogger(__name__).debug
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
 SHORTEST_PAUSE, DOUBLINGS = 16, 6  # tokens of plain decoding before a silent drafter is asked again, doubled
@@ -86,14 +86,16 @@ class DraftSource:
         """Tokens of the next Draft, 0 for plain decoding; and the DepthReason, or the pace's own."""
         return self._policy.depth() if self._state.reason is None else (0, self._state.reason)
 
-    @property
-    def wanted_with_verdict(self) -> tuple[int, int]:
-        """Depth and alternatives, at most, of the Draft that the target makes after the next Verdict."""
-        return self._policy.wanted_with_verdict
+    def lease(self) -> Lease:
+        """Returns the lease of a target in rounds: it ends with the Verdict, unless it makes all Drafts."""
+        depth, alternatives = self._policy.wanted_with_verdict
+        if not self._target_may_continue:
+            return Lease(depth=depth, alternatives=alternatives)
+        return Lease.of(self._sequence, depth, alternatives)
 
     @property
-    def target_may_continue(self) -> bool:
-        """Whether the target may verify its own Drafts before they were seen here; not in a trial."""
+    def _target_may_continue(self) -> bool:
+        """Whether the target may verify its own Drafts before they were seen here."""
         return self._policy.target_may_continue and self._state.reason is None
 
     async def _follow(self) -> None:
@@ -142,7 +144,7 @@ class DraftSource:
     def continued(self) -> Proposal | None:
         """Returns the Draft with which the target goes on alone; None if another drafter is to draft."""
         draft = self._sequence.draft
-        is_wanted = self.target_may_continue and self._route.stays
+        is_wanted = self._target_may_continue and self._route.stays
         if draft is None or not is_wanted:
             return None
         self._sequence.draft = None
@@ -364,8 +366,7 @@ class DraftSource:
 
     def _become(self, state: DraftState) -> None:
         if type(state) is not type(self._state):
-            names = type(self._state).__name__, type(state).__name__
-            debug("sequence %d, %s: %s to %s", self._sequence.number, self._route.current().name, *names)
+            logger.debug("sequence %d: its drafter is %s", self._sequence.number, type(state).__name__)
         self._state = state
 
     async def aclose(self) -> None:

@@ -13,12 +13,12 @@ class Lease:
 
     until: int = 0  # length of the sequence, tokens; 0: the target waits after its Verdict
     depth: int = 0  # tokens of the Drafts that the target's own drafter makes meanwhile
-    leaves: int = 0  # alternatives of these Drafts
+    alternatives: int = 0  # most alternatives of these Drafts
 
     @classmethod
-    def of(cls, sequence: GatewaySequence, depth: int = 0, leaves: int = 0) -> "Lease":
+    def of(cls, sequence: GatewaySequence, depth: int = 0, alternatives: int = 0) -> "Lease":
         """Returns the longest lease from the committed tokens on."""
-        return cls(min(len(sequence) + LEASE_TOKENS, sequence.limit), depth, leaves)
+        return cls(min(len(sequence) + LEASE_TOKENS, sequence.limit), depth, alternatives)
 
     def is_used_up(self, sequence: GatewaySequence) -> bool:
         """Whether half of it is decoded, so that the target must hear of the next one."""

@@ -30,8 +30,7 @@ from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet, TargetStream
 from outrider.telemetry.reasons import DepthReason, FailureReason, SpanReason
 
-logger = logging.getLogger("ray.serve")
-debug = logging.getLogger(__name__).debug
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again, doubled
 
@@ -142,7 +141,7 @@ class SequenceLoop:
             first = RoundPhase(parts, NO_PROPOSAL, reason) if depth > 0 else PlainPhase(parts, reason)
             phase: SequencePhase | None = first if sequence.finish_reason is None else None
             while phase is not None:
-                debug("sequence %d at %s: %s", sequence.number, stream.address, type(phase).__name__)
+                logger.debug("sequence %d at %s: %s", sequence.number, stream.address, type(phase).__name__)
                 async with aclosing(phase.run()) as steps:
                     async for step in steps:
                         yield step

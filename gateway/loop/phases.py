@@ -162,7 +162,7 @@ class RoundPhase(SequencePhase):
         self._events.emit(RoundBegan(self.reason if self._first.draft else SpanReason.FIRST_TOKEN))
         while proposal is not None:
             if isinstance(self._state, Idle):
-                self._state, self._lease = Verifying(), self._lease_now()
+                self._state, self._lease = Verifying(), self._source.lease()
                 self._turns.verify(proposal.draft, self._lease)
             with self._sending_ahead(proposal):
                 reply, target_s = await self._turns.reply(self._plain_round)
@@ -253,17 +253,10 @@ class RoundPhase(SequencePhase):
         except GatewayError:  # what waits for the Verdict notices too
             self._state = Verifying()
 
-    def _lease_now(self) -> Lease:
-        """Returns the lease: empty unless all Drafts come from the target itself, so that it may go on."""
-        depth, leaves = self._source.wanted_with_verdict
-        if not self._source.target_may_continue:
-            return Lease(depth=depth, leaves=leaves)
-        return Lease.of(self._sequence, depth, leaves)
-
     def _renew(self) -> None:
         """Lets a target that goes on alone go further, or with other Drafts than before."""
-        before, lease = self._lease, self._lease_now()
-        is_as_before = (lease.depth, lease.leaves) == (before.depth, before.leaves)
+        before, lease = self._lease, self._source.lease()
+        is_as_before = (lease.depth, lease.alternatives) == (before.depth, before.alternatives)
         if not lease.until or (is_as_before and not before.is_used_up(self._sequence)):
             return
         self._lease = lease

@@ -64,7 +64,7 @@ class TargetTurns:
             turn=self._turn(self._trace.current),
             draft=draft_to_message(draft),
             next_depth=lease.depth,
-            next_leaves=lease.leaves,
+            next_leaves=lease.alternatives,
             until=lease.until,
         )
         self._stream.send(rounds_pb2.TargetRequest(verify=verify))
@@ -85,7 +85,7 @@ class TargetTurns:
             turn=self._turn(self._trace.current),
             until=lease.until,
             next_depth=lease.depth,
-            next_leaves=lease.leaves,
+            next_leaves=lease.alternatives,
         )
         self._stream.send(rounds_pb2.TargetRequest(top_up=top_up))
 

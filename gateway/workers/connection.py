@@ -1,12 +1,15 @@
 """The one gRPC stream of this gateway to a worker, which carries all its sequences there."""
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
 
 from protos import rounds_pb2
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 SEND_TIMEOUT_S = 2.0  # a worker that takes no message for so long counts as lost
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError, TimeoutError)
@@ -83,6 +86,7 @@ class WorkerConnection:
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
+            logger.debug("the connection of %d sequences is over: %s", len(self._listeners), reason)
             for listener in [*self._listeners.values()]:
                 listener.broken(reason)
 

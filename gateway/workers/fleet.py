@@ -1,6 +1,7 @@
 """Workers that exist, and streams to them. Nothing polls: Serve pushes the table."""
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
@@ -11,6 +12,8 @@ from gateway.workers.streams import Link, Role, WorkerInfo, WorkerStream
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
 from protos.trust import Trust
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
@@ -103,6 +106,7 @@ class Fleet:
             if holding.busy(now) <= chosen.busy(now) + IMBALANCE:
                 chosen = holding
         self._prefixes[draft].note(sequence.prompt, chosen.worker.address)
+        logger.debug("sequence %d goes to %s, of %d", sequence.number, chosen.place, len(links))
         return chosen
 
     async def close(self) -> None:

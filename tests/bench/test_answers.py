@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import answers
-from bench.answers import PARTS, RoundTimes, Run, mean_round
+from bench.answers import PARTS, RoundParts, Run, mean_round
 from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
 from gateway.proposal import Proposal
@@ -27,7 +27,7 @@ def verdict(step_ms: int, total_ms: int, continued: bool = False) -> VerdictFell
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, *events: tuple[int, Event]) -> list[dict[str, float]]:
     """Events with their times, milliseconds; rounds in milliseconds, to a nanosecond."""
-    times = RoundTimes()
+    times = RoundParts()
     for at_ms, event in events:
         monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda now=at_ms / 1e3: now))
         times.on(event)
