@@ -18,7 +18,7 @@ def announce_when_ready(settings: Settings, key: str | None, metrics_address: st
     """Starts a thread that waits for the service: ``serve run`` blocks in Serve's own code.
 
     Args:
-        key: an API key, where they are needed.
+        key: an API key, if keys are needed.
         metrics_address: host:port of Ray's exporter.
     """
     arguments = settings, key, metrics_address
@@ -39,7 +39,7 @@ def announcement(settings: Settings, key: str | None, metrics_address: str, heal
     Args:
         key: an API key, if they are needed.
         metrics_address: host:port of Ray's exporter.
-        health: what GET /health answers to whoever has the key.
+        health: answer of GET /health with the key.
     """
     addresses = settings.addresses
     url = f"http://{addresses.http_host}:{addresses.http_port}"

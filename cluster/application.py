@@ -42,9 +42,9 @@ def app(arguments: dict[str, Any]) -> Application:
     Raises:
         SettingsError: a setting is not accepted, or their file cannot be read.
         VocabularyMismatch: draft and target do not share a vocabulary.
-        UnsupportedModelError: a model cannot be served, or not by so many ranks.
+        UnsupportedModelError: a model cannot be served, or not by this number of ranks.
         ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
-            too little memory, or somebody could ask without an API key who should not.
+            too little memory, or callers without an API key could ask who should not.
     """
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()

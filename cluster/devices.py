@@ -45,14 +45,14 @@ def memories(
     here: bool = True,
     asked: Mapping[str, int] = NOT_ASKED,
 ) -> dict[str, int] | None:
-    """Bytes of each device by group of settings; None where one of them is not known. A draft is among them
+    """Returns bytes of each device by group of settings; None if a device is not known. A draft is among them
     in any case, without one as the target is.
 
     Args:
         settings: with the GPUs of each worker.
-        memory: bytes, if the caller knows better; of all, unless ``draft_memory`` says otherwise of drafts.
+        memory: bytes, if the caller knows better; for all devices, drafts' too without ``draft_memory``.
         here: whether the devices are this machine's.
-        asked: bytes of each GPU by group of settings, as nodes have told (cluster/gpus.py).
+        asked: bytes of each GPU by group of settings, as nodes report them (cluster/gpus.py).
     """
     found = {"target": memory or asked.get("target") or _memory_of(settings.target, here)}
     drafts: Mapping[str, WorkerSettings] = settings.drafts or {DEFAULT_DRAFT: settings.target}

@@ -1,7 +1,8 @@
 """``python -m cluster.leave``: ends a pod's work before it is stopped, as its preStop hook.
 
-Serve is told that the node goes. It starts replacements of the replicas here elsewhere, sends no new requests
-to the proxy here, and lets both end what they have accepted. The hook returns when nothing of Serve is left.
+Serve learns that the node leaves. It starts replacements of this node's replicas elsewhere, sends no new
+requests to this node's proxy, and lets both finish accepted requests. The hook returns when nothing of Serve
+is left here.
 """
 
 import argparse

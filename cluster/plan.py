@@ -94,7 +94,7 @@ class Device:
             return not self.first.gpus and not worker.gpus
         return self.first.gpus < 1 and self.gpu + worker.gpus <= 1
 
-    def beside(self, worker: WorkerSettings, part: Part) -> "Device":
+    def with_part(self, worker: WorkerSettings, part: Part) -> "Device":
         """Returns the device with another part."""
         taken = part.per_device * (worker.gpus or 0.0)
         return replace(self, gpu=self.gpu + taken, parts=(*self.parts, part))
@@ -171,7 +171,7 @@ class DeploymentPlan:
         engine = self._settings.model_copy(update={"drafts": drafts}).draft_engine(name)
         per_device = _per_device(draft.most_replicas, draft.gpus)
         part = _part("draft", group, model, engine, draft.gpus, place.memory, per_device, depth=0)
-        return [*devices[:index], place.beside(draft, part), *devices[index + 1 :]]
+        return [*devices[:index], place.with_part(draft, part), *devices[index + 1 :]]
 
     def other_drafts(self) -> Iterator[tuple[str, Device]]:
         """Yields models that could draft instead, and their device."""
@@ -227,10 +227,10 @@ def _refusal(part: Part, memory: int, before: int) -> str:
     plan = part.plan
     uses = ("weights", "cache", "activations", "graphs", "runtime")
     needs = ", ".join(f"{use} {getattr(plan, use) / GB:.2f}" for use in uses)
-    beside = f" beside {before / GB:.2f} GB of others" if before else ""
+    others = f" next to {before / GB:.2f} GB of others" if before else ""
     reason = (
         f"{part.title}={plan.model!r} takes {part.taken / GB:.2f} GB ({part.per_device} times {needs}) of a "
-        f"device with {memory / GB:.2f} GB{beside}"
+        f"device with {memory / GB:.2f} GB{others}"
     )
     room = (memory - before) // part.per_device
     options = []

@@ -44,7 +44,7 @@ def draft_table(deployment: DeploymentPlan) -> str:
         lines.append(_row(name, [f"{plan.weights / GB:.3f}", share, *sizes, sequences]))
     lines += [
         f"GB on each device; sequences of {context:,} tokens. A step reads the weights once, so their part",
-        "of the target's is the step's, where both devices read as fast. 1B and 8B have the shapes of",
+        "of the target's is the step's, if both devices read as fast. 1B and 8B have the shapes of",
         "Llama 3 and the target's vocabulary.",
     ]
     return "\n".join(lines)

@@ -54,7 +54,7 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
     settings: settings with the GPUs of each worker.
     settings: with the GPUs of each worker.
     here: whether the devices are this machine's.
-    asked: bytes of each GPU by group of settings, as nodes have told.
+    asked: bytes of each GPU by group of settings, as nodes report them.
     """
     from cluster.devices import memories
     from cluster.plan import DeploymentPlan
@@ -86,7 +86,7 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
 def main() -> None:
     answer, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries are no part of the answer
     gc.disable()  # it would take a fifth of the time
-    import outrider.engine.loading.skeleton  # noqa: F401 torch and transformers, while nobody asks yet
+    import outrider.engine.loading.skeleton  # noqa: F401 loads torch and transformers before the question comes
 
     settings, here, asked = pickle.load(sys.stdin.buffer)
     pickle.dump(find(settings, here=here, asked=asked), answer)

@@ -76,9 +76,9 @@ def _known(setting: Sequence[str]) -> str:
     for path in _paths(group[1] if len(group) == 2 else DEFAULT_DRAFT):
         by_name.setdefault(path[-1], []).append(".".join(path))
     near = [path for match in get_close_matches(name, by_name) for path in by_name[match]]
-    beside = [path for path in near if path.rpartition(".")[0] == ".".join(group)]
+    same_group = [path for path in near if path.rpartition(".")[0] == ".".join(group)]
     if near:
-        return " or ".join(beside or near) + " is one"
+        return " or ".join(same_group or near) + " is one"
     return f"{'.'.join(group) or 'a deployment'} has {', '.join(_fields(group))}"
 
 

@@ -382,7 +382,7 @@ def _share(replicas: int, gpus: float) -> float:
 
 
 def _left(processes: int, of_each: float, drafts: int, gpus: float) -> float:
-    """Returns the share of a GPU for each draft, beside the target's processes; 0.0: none is left.
+    """Returns the share of a GPU for each draft, next to the target's processes; 0.0: none is left.
 
     Args:
         processes: ranks of all replicas.
@@ -399,8 +399,8 @@ def _left(processes: int, of_each: float, drafts: int, gpus: float) -> float:
     if taken > gpus:
         return 0.0
     on_last = processes - (taken - 1) * together
-    beside_each = (1 - min(together, processes) * of_each) / math.ceil(drafts / taken)
-    part = max(beside_each, (1 - on_last * of_each) / drafts)
+    next_to_each = (1 - min(together, processes) * of_each) / math.ceil(drafts / taken)
+    part = max(next_to_each, (1 - on_last * of_each) / drafts)
     return math.floor(part * RAYS_GRAINS + ROUNDING) / RAYS_GRAINS
 
 

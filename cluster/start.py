@@ -56,7 +56,7 @@ def start_ray(settings: Settings) -> None:
 def start_serve(settings: Settings, key: str | None) -> None:
     """Opens the gRPC proxy before anything is bound, which ``serve run`` itself never does.
 
-    key: an API key with which the service can be asked whether it is ready, where one is needed.
+    key: an API key to ask the service whether it is ready, if keys are needed.
     """
     if _serve_is_running():
         logger.warning(
@@ -151,7 +151,7 @@ def check_models(settings: Settings, preflight: Preflight) -> Settings:
         raise found.refusal
     if found.table is None:
         logger.warning(
-            "Nothing here tells how much memory the devices have, so it is not planned: "
+            "The devices' memory is not known here, so it is not planned: "
             "name the accelerator of target and draft (A100-40G or A100-80G, as an A100 may be either), "
             "or see `outrider plan --memory`"
         )

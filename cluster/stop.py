@@ -41,7 +41,7 @@ class _Stop:
         if self._is_asked:
             raise KeyboardInterrupt
         self._is_asked = True
-        # The main thread may be anywhere in Ray, where calling Ray once more could block.
+        # The main thread may be inside Ray, and calling Ray once more could block.
         threading.Thread(target=self._end, name="stop", daemon=True).start()
 
     def _end(self) -> None:

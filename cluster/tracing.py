@@ -1,7 +1,7 @@
 """Tracing of every process, by the standard OTEL_* variables. Off unless OTEL_TRACES_EXPORTER is set.
 
-They are read where the deployment is started, and nowhere else; the processes are given them when they are
-made. A variable that a process has already, say from its pod, is left as it is.
+The start of the deployment reads them, and hands them to each process that it makes. A variable that a
+process has already, say from its pod, stays.
 """
 
 import os

@@ -10,7 +10,7 @@ COMMANDS = {
     "plan": "what a deployment takes of its devices, and of their time",
     "advise": "which draft suits a target, judged on your own prompts",
     "distil": "fit a draft to what its target says to your own prompts",
-    "trace": "say where the time of traced requests went",
+    "trace": "report how the time of traced requests was spent",
     "check": "prove that two deployments say the same, or tell how they differ",
 }
 

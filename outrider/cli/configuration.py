@@ -1,7 +1,7 @@
 """Writes the tables of settings in the docs: ``python -m outrider.cli.configuration``.
 
-A table tells what the fields of a model say of themselves, whatever models are nested in it: name, unit,
-default, what is accepted, meaning.
+A table has a row for each field of a model and of the models nested in it: name, unit, default, accepted
+values, meaning.
 """
 
 import json

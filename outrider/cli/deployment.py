@@ -58,7 +58,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     """Returns the settings with the GPUs of each worker, and bytes of each device by group of settings.
 
     Raises:
-        ValueError: they are not accepted, or nothing tells how much memory a device has.
+        ValueError: settings are not accepted, or a device's memory is not known.
         UnsupportedModelError: the devices cannot share the target.
     """
     from cluster.arguments import read_settings
@@ -76,7 +76,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     settings = settings.with_gpus(wanted if memory else len(gpus_here()))
     found = memories(settings, memory, draft_memory)
     if found is None:
-        raise ValueError("nothing here tells how much memory a device has: --memory and --draft-memory do")
+        raise ValueError("the memory of a device is not known here: give --memory and --draft-memory")
     return settings, found
 
 

@@ -41,7 +41,7 @@ class SparseProbs:
 
 @dataclass(frozen=True)
 class Draft:
-    """Draft: proposed tokens as a tree in an order where parents come before children.
+    """Draft: proposed tokens as a tree whose parents come before their children.
 
     Node i holds ``tokens[i]`` and follows node ``parents[i]``, or the last committed token if that is ROOT.
     ``draft_probs[i]`` is given under rejection sampling and block verification only (chains).

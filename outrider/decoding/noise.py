@@ -58,7 +58,7 @@ def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_
 
     The high half of token 8k + j is the j-th group of 16 bits of the Philox block with the counter
     (k, position, 0, CHOICE_HIGH), its words lined up as second, first, fourth, third, lowest bits first. The
-    low half is found likewise under CHOICE_LOW.
+    low half is found in the same way under CHOICE_LOW.
     """
     purposes = (Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW)
     streams = torch.stack([_streams(keys, positions, purpose, rows.device)[rows] for purpose in purposes])

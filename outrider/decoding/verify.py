@@ -132,7 +132,7 @@ def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
 
 
 def _leftover(draft: Draft, target_probs: Tensor, length: int, weight: float) -> Tensor:
-    """Returns target minus draft after ``length`` nodes, where positive: float64 [vocab_size]."""
+    """Returns target minus draft after ``length`` nodes, or 0 if it is negative: float64 [vocab_size]."""
     leftover = weight * target_probs[length].to("cpu", torch.float64)
     if length < len(draft):
         given = draft.draft_probs[length]
@@ -150,7 +150,7 @@ def _draw_own(leftover: Tensor, target_probs: Tensor, noise_key: int, position: 
 def _draw(weights: Tensor, uniform: float) -> int:
     """Returns the index at which the running sum of weights, float64 [num_weights], passes that share of it.
 
-    Always an index with a weight above 0; the heaviest where the sum is not finite, 0 where there is none.
+    The index always has a weight above 0. It is the heaviest if the sum is not finite, and 0 without weights.
     """
     running = weights.nan_to_num(nan=0.0).cumsum(dim=0)
     total = float(running[-1])

@@ -72,23 +72,23 @@ OF_GATEWAYS = (
         "tokens of the Drafts that the target verified",
         DRAFTED,
     ),
-    _counter("vllm_spec_decode_num_accepted_tokens", "tokens", "drafted tokens that stand", DRAFTED),
+    _counter("vllm_spec_decode_num_accepted_tokens", "tokens", "accepted drafted tokens", DRAFTED),
     _counter(
         "vllm_spec_decode_num_accepted_tokens_per_pos",
         "tokens",
-        "drafted tokens that stand, by position in the Draft; the first is 0",
+        "accepted drafted tokens, by position in the Draft; the first is 0",
         (*DRAFTED, "position"),
     ),
     _counter(
         "outrider_verified_tokens",
         "tokens",
-        "drafted tokens whose position was reached; the acceptance rate is accepted / verified",
+        "drafted tokens whose position was reached; the acceptance rate is accepted / reached",
         DRAFTED,
     ),
     _counter(
         "outrider_drafted_by_rounds",
         "rounds",
-        "Drafts that the target verified, by the drafter that made them: a mixed one takes some from each",
+        "Drafts that the target verified, by the drafter that made them: a mixed drafter has two",
         (*DRAFTED, "drafted_by"),
     ),
     _counter(
@@ -100,7 +100,7 @@ OF_GATEWAYS = (
     _counter(
         "outrider_drafted_by_accepted_tokens",
         "tokens",
-        "tokens of these Drafts that stand",
+        "accepted tokens of these Drafts",
         (*DRAFTED, "drafted_by"),
     ),
     _counter(
@@ -112,19 +112,19 @@ OF_GATEWAYS = (
     _counter(
         "outrider_judged_verified_tokens",
         "tokens",
-        "tokens asked of drafters that do not draft, up to the first that is not what the target said",
+        "tokens asked of drafters that do not draft, up to the first wrong token",
         (*DRAFTED, "judged"),
     ),
     _counter(
         "outrider_judged_right_tokens",
         "tokens",
-        "of these, tokens that are what the target said",
+        "tokens asked of drafters that do not draft, and correct",
         (*DRAFTED, "judged"),
     ),
     _gauge(
         "outrider_rollout_share",
         "share",
-        "of the sequences that begin, those that a new draft drafts; 0: it is judged beside the others",
+        "share of new sequences for which a new draft drafts; 0: it is only judged",
         ROLLED_OUT,
     ),
     _counter(
@@ -137,7 +137,7 @@ OF_GATEWAYS = (
     _counter(
         "outrider_forced_tokens",
         "tokens",
-        "committed tokens that are neither drafted nor the target's choice: a grammar left nothing else",
+        "committed tokens that a grammar forced: neither drafted nor the target's choice",
         DRAFTED,
     ),
     _counter(
@@ -189,7 +189,7 @@ OF_GATEWAYS = (
     _counter(
         "outrider_fallbacks",
         "fallbacks",
-        "falls back to plain decoding: a Draft was late, the draft worker was lost, or it had nothing to say",
+        "falls back to plain decoding: a Draft was late or empty, or the draft worker was lost",
         (*DRAFTED, "reason"),
     ),
     _counter(
@@ -202,9 +202,7 @@ OF_GATEWAYS = (
         (*DRAFTED, "reason"),
     ),
     _gauge("outrider_depth", "tokens", "mean depth in force, by what decides it", ("reason",)),
-    _gauge(
-        "outrider_sequences", "sequences", "sequences under way, by what decides their depth", ("reason",)
-    ),
+    _gauge("outrider_sequences", "sequences", "running sequences, by what decides their depth", ("reason",)),
     _gauge(
         "outrider_plain_tokens_per_second",
         "tokens per second",
@@ -244,7 +242,5 @@ OF_WORKERS = (
         "cache blocks that can be given out, those kept for their prefix included",
         ("role",),
     ),
-    _gauge(
-        "outrider_device_memory_free_bytes", "bytes", "memory of the device that nobody has taken", ("role",)
-    ),
+    _gauge("outrider_device_memory_free_bytes", "bytes", "free memory of the device", ("role",)),
 )

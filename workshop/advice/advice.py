@@ -101,7 +101,7 @@ class Advice:
             return "Stay with plain decoding: no candidate can draft for this target."
         best = self.ranking[0]
         if best.score < PAYS:
-            return f"Stay with plain decoding: the best candidate, {best.name}, brings nothing beside it."
+            return f"Stay with plain decoding: the best candidate, {best.name}, is not faster."
         speeds = _listed(
             [f"{best.speedup(index):.2f} at {streams}" for index, streams in enumerate(self.streams)]
         )

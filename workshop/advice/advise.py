@@ -18,7 +18,6 @@ from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.tuning import TUNING
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task
-from workshop.advice.beside import BesideJudge
 from workshop.advice.candidates import DraftCandidate, checked, draft_name
 from workshop.advice.judged import Counts, JudgedAnswer, counted, counted_mixed
 from workshop.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
@@ -27,6 +26,7 @@ from workshop.advice.progress import HopelessError, Progress
 from workshop.advice.settings import AdviceSettings
 from workshop.advice.speed import ExpectedCosts, Prices, could_pay, expected
 from workshop.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
+from workshop.advice.target_drafter import TargetDrafterJudge
 
 PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # a target without a drafter
 MARGIN = 10.0  # times that measured steps may be too long
@@ -174,7 +174,7 @@ class Adviser:
         if info.place is Place.GATEWAY:
             judged = self._of_suffixes() if info.remembers else self._of_index(info)
         elif info.place is Place.TARGET_WORKER:
-            judged, steps = self._beside(candidate, plan)
+            judged, steps = self._of_target_drafter(candidate, plan)
         else:
             of_model = self._of_model(candidate, plan)
             judged, steps = of_model.judged, of_model.steps
@@ -184,9 +184,9 @@ class Adviser:
             for task, _ in by_task(answers):
                 rows = [row for row, answer in enumerate(answers) if answer.task == task]
                 mine = [judged[temperature][row] for row in rows]
-                beside = None if index is None else [index[temperature][row] for row in rows]
+                suffixes = None if index is None else [index[temperature][row] for row in rows]
                 counts[temperature, task] = {
-                    depth: counted(mine, depth) if beside is None else counted_mixed(mine, beside, depth)
+                    depth: counted(mine, depth) if suffixes is None else counted_mixed(mine, suffixes, depth)
                     for depth in range(1, self._asked.depth + 1)
                 }
         return counts, steps
@@ -204,8 +204,8 @@ class Adviser:
                 self._suffixes[temperature] = judge_suffix(answers, self._asked.depth, past_tokens)
         return self._suffixes
 
-    def _beside(self, candidate: DraftCandidate, plan: Planned) -> tuple[AllJudged, StepTimes]:
-        judge = BesideJudge(candidate.target_engine(self._settings))
+    def _of_target_drafter(self, candidate: DraftCandidate, plan: Planned) -> tuple[AllJudged, StepTimes]:
+        judge = TargetDrafterJudge(candidate.target_engine(self._settings))
         self._progress.allow(self._asked.candidate_seconds)
         try:
             judged = {

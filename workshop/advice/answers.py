@@ -59,8 +59,8 @@ def read_prompts(file: Path, tokenizer: Any) -> list[Prompt]:
 
     Args:
     Args:
-        file: a JSON object a line, with ``prompt`` or ``messages``, and ``task`` where it has a label.
-        tokenizer: of transformers, the target's.
+        file: a JSON object on each line, with ``prompt`` or ``messages``, and optionally ``task``, its label.
+        tokenizer: the target's, of transformers.
 
     Raises:
         OSError: the file cannot be read.

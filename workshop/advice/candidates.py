@@ -33,8 +33,8 @@ class DraftCandidate:
 
     def settings(self, given: Settings) -> Settings:
         """Returns the settings of a deployment that drafts this way."""
-        beside = self.info.name if self.info.place is Place.TARGET_WORKER else None
-        change: dict[str, Any] = {"drafter": beside, "head": self.head}
+        target_drafter = self.info.name if self.info.place is Place.TARGET_WORKER else None
+        change: dict[str, Any] = {"drafter": target_drafter, "head": self.head}
         if self.early_exit is not None:
             change |= {"early_exit": self.early_exit, "skipped_layers": ()}
         target = given.target.model_copy(update=change)
@@ -90,16 +90,16 @@ def candidates(
     yield DraftCandidate("ngram", drafter("ngram"))
     yield DraftCandidate("suffix", drafter("suffix"))
     if target.drafter is not None:
-        yield from _beside(settings, target.drafter, target.head)
+        yield from _target_drafters(settings, target.drafter, target.head)
     for name, head in heads.items():
-        yield from _beside(settings, name, head)
+        yield from _target_drafters(settings, name, head)
 
 
-def _beside(settings: Settings, name: str, head: str | None) -> Iterator[DraftCandidate]:
+def _target_drafters(settings: Settings, name: str, head: str | None) -> Iterator[DraftCandidate]:
     """Raises ValueError."""
     info = drafter(name)
     if info.place is not Place.TARGET_WORKER:
-        raise ValueError(f"{name}={head}: {name!r} is no drafter that stands beside the target")
+        raise ValueError(f"{name}={head}: {name!r} is no target drafter")
     if name != EARLY_EXIT:
         yield DraftCandidate(name, info, head=head)
     elif head is not None and head.isdecimal():

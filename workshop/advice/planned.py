@@ -39,16 +39,16 @@ def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str
     target, room = deployment.target, memories["target"]
     taken, steps = 0, None
     if candidate.info.place is Place.DRAFT_WORKER:
-        *beside, draft = deployment.devices[-1].parts
+        *others, draft = deployment.devices[-1].parts
         taken, steps = draft.plan.total, draft.costs()
-        room -= draft.taken if beside else 0
+        room -= draft.taken if others else 0
     elif candidate.info.place is Place.TARGET_WORKER:
-        steps = _steps_beside(candidate.target_engine(settings), target.costs())
+        steps = _target_drafter_steps(candidate.target_engine(settings), target.costs())
     cache = target.largest_cache(min(room // target.per_device, target.allowed))
     return Planned(cache, taken, target.costs(), steps)
 
 
-def _steps_beside(engine: EngineSettings, target: StepCosts) -> StepCosts:
+def _target_drafter_steps(engine: EngineSettings, target: StepCosts) -> StepCosts:
     """Returns costs of a target drafter: its own weights, or its share of the target's; little cache."""
     drafter = beside_target(engine)
     assert drafter is not None

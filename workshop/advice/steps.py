@@ -120,7 +120,7 @@ def measured_steps(
 
     Args:
         batches: numbers of sequences, the smallest first. Those for which the cache has no room are left
-            out, and larger ones where the smaller have taken long.
+            out, and larger numbers if the smaller ones have taken long.
         sizes: tokens of each sequence.
         prompt: that each sequence looks back at.
 

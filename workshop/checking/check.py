@@ -173,7 +173,7 @@ class _Both:
         if largest <= self._settings.tolerance:
             return []
         return [
-            f"log-probabilities of {where} differ by up to {largest:.2g} nats, where"
+            f"log-probabilities of {where} differ by up to {largest:.2g} nats, while"
             f" {self._settings.tolerance:g} count as rounding"
         ]
 

@@ -1,4 +1,4 @@
-"""Two answers to one seeded request: where they part, and whether rounding explains it.
+"""Comparison of two answers to one seeded request: where they part, and whether rounding explains it.
 
 Under one seed both deployments choose each token with the same noise. So if their tokens differ, the gap
 between the two log-probabilities differs between the deployments, by the margin of the choice at least.

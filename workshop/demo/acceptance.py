@@ -1,7 +1,7 @@
 """Measures how far the demo pair agrees on the target's own text: `python -m workshop.demo.acceptance`.
 
-The target writes under keyed noise, as it does when serving; both models then read the text. As long as a
-drafted token stands, draft and target have read the same tokens, so one pass over the finished text holds
+The target writes under keyed noise, as it does when serving; both models then read the text. Up to
+the first refused token, draft and target have read equal tokens. So one pass over the finished text holds
 every round.
 """
 

@@ -17,7 +17,7 @@ def write(model: Any, prompts: Tensor, count: int, choose: Choose, mask: Tensor 
 
     Args:
         prompts: int64 [rows, prompt_length].
-        mask: int64 [rows, prompt_length], 0 where a prompt is padded on its left; None for no padding.
+        mask: int64 [rows, prompt_length], 0 at the padding on a prompt's left; None: no padding.
 
     Returns:
         int64 [rows, prompt_length + count], the prompts included.

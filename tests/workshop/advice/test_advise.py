@@ -244,7 +244,7 @@ def test_command_advises_from_its_arguments_to_its_report(
         (["target.tensor_parallel=2"], "tensor_parallel=2: the target answers in one process"),
         (["--head", "medusa"], "--head medusa: name its drafter too"),
         (["--head", "early_exit=/no/exits"], "/no/exits"),
-        (["--head", "ngram=x"], "'ngram' is no drafter that stands beside the target"),
+        (["--head", "ngram=x"], "'ngram' is no target drafter"),
         (["--accelerator", "Z80"], "accelerator 'Z80' is not known: give one of"),
         (["--tokens", "1"], "--tokens 1: Input should be greater than or equal to 2"),
         (["--temperatures", "-1"], "--temperatures -1: Input should be greater than or equal to 0"),

@@ -19,9 +19,9 @@ from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
 from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task, read_prompts
-from workshop.advice.beside import BesideJudge
 from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer, counted
 from workshop.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
+from workshop.advice.target_drafter import TargetDrafterJudge
 
 DEPTH = 8
 SEED = 1
@@ -109,7 +109,7 @@ def test_drafts_beside_the_target_are_those_of_serving(name: str, tmp_path: Path
     prompts = [Prompt(kind, prompt_of(kind)) for kind in KINDS]
     given = answered(engine("target"), prompts, 0.7, TOKENS, SEED)
     assert [text.tokens for text in served] == [answer.tokens for answer in given]
-    judge = BesideJudge(target.settings)
+    judge = TargetDrafterJudge(target.settings)
     judged = judge.judge(given, depth)
     for answer, one, text in zip(given, judged, served, strict=True):
         for draft, length in zip(text.drafts, text.lengths, strict=True):

@@ -66,7 +66,7 @@ class _StateRecorder(ModelRunner):
         return sequence.blocks[block], place
 
 
-class BesideJudge:
+class TargetDrafterJudge:
     """Target with a drafter in its process, and how long that drafter takes."""
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -106,7 +106,7 @@ class BesideJudge:
 
         go_on: called before each step; may raise.
         """
-        runs = [_BesideRun(answer, self._read(answer)) for answer in answers]
+        runs = [_JudgedSequence(answer, self._read(answer)) for answer in answers]
         while self._engine.has_work:
             self._engine.step()
         for run in runs:
@@ -141,7 +141,7 @@ class BesideJudge:
         return MeasuredSteps({count: {count: median(taken)} for count, taken in self._taken.items()})
 
 
-class _BesideRun:
+class _JudgedSequence:
     """Answer as far as the drafter has been told of it."""
 
     def __init__(self, answer: TargetAnswer, sequence: Sequence) -> None:
