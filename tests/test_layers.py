@@ -12,16 +12,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Floors: each package, and the packages that it may import.
 MAY_IMPORT = {
-    "outrider.decoding": set(),
-    "outrider.drafters": {"outrider.decoding"},
-    "outrider.pace": {"outrider.decoding", "outrider.drafters"},
+    "outrider.decoding": {"outrider.learning"},
+    "outrider.drafters": {"outrider.decoding", "outrider.learning"},
+    "outrider.pace": {"outrider.decoding", "outrider.learning", "outrider.drafters"},
+    "outrider.learning": set(),
     "outrider.telemetry": set(),
     "outrider.demo": set(),
-    "protos": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
-    "outrider.engine": {"outrider.decoding", "outrider.drafters", "outrider.pace"},
-    "outrider.client": {"protos"},
+    "protos": {"outrider.decoding", "outrider.learning", "outrider.drafters", "outrider.pace"},
+    "outrider.engine": {"outrider.decoding", "outrider.learning", "outrider.drafters", "outrider.pace"},
+    "outrider.client": {"outrider.learning", "protos"},
     "actors": {
         "outrider.decoding",
+        "outrider.learning",
         "outrider.drafters",
         "outrider.engine",
         "outrider.pace",
@@ -30,6 +32,7 @@ MAY_IMPORT = {
     },
     "gateway": {
         "outrider.decoding",
+        "outrider.learning",
         "outrider.drafters",
         "outrider.pace",
         "outrider.telemetry",

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.errors import DeadlineError, OverloadedError, WorkerLostError
+from outrider.learning.mean import Mean
 
 STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-FORGETTING = 0.1  # weight of the newest request in the mean duration
+DURATION_MEMORY = 10.0  # requests after which an older one weighs 1/e in the mean duration
 
 
 class Admission:
@@ -18,7 +19,7 @@ class Admission:
         self._places = asyncio.Semaphore(max_requests)
         self._max_requests = max_requests
         self._max_waiting = max_waiting
-        self._mean_duration_s = SHORTEST_RETRY_S
+        self._duration_s = Mean(SHORTEST_RETRY_S, DURATION_MEMORY)
         self.running = 0
         self.waiting = 0
         self._idle = asyncio.Event()  # nobody runs or waits
@@ -66,7 +67,7 @@ class Admission:
             self.running -= 1
             self._notice_idleness()
             self._places.release()
-            self._mean_duration_s += FORGETTING * (loop.time() - began - self._mean_duration_s)
+            self._duration_s.observe(loop.time() - began)
 
         leaving = loop.call_at(deadline, leave)  # whoever has the place may be held up by a slow reader
         try:
@@ -91,5 +92,5 @@ class Admission:
 
     def retry_after_s(self) -> float:
         """Until about when the queue as it stands has been served."""
-        estimate = self._mean_duration_s * (self.waiting + 1) / self._max_requests
+        estimate = self._duration_s.value * (self.waiting + 1) / self._max_requests
         return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)

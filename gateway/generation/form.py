@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 from gateway.errors import DeadlineError, InvalidRequestError
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
 from outrider.decoding.grammar_trials import GrammarTrials, TrialVocabulary
+from outrider.learning.lru import Lru
 
 MAX_CHOICES = 4096
 AT_ONCE = 8  # grammars that are tried at a time, so that one that takes long holds up no other
@@ -114,7 +114,7 @@ class Grammars:
         self._trials = GrammarTrials(TrialVocabulary(tokenizer.to_str(), size))
         self._compile_s = compile_s
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
-        self._tried: OrderedDict[bytes, _Trial] = OrderedDict()  # key: SHA-256 of the grammar
+        self._tried: Lru[bytes, _Trial] = Lru(MAX_KEPT)  # key: SHA-256 of the grammar
 
     def warm_up(self) -> None:
         """Starts what tries grammars. Returns at once."""
@@ -147,12 +147,7 @@ class Grammars:
     async def _error(self, grammar: str, deadline: float) -> GrammarError | None:
         """Waits for a trial, which requests of the same grammar share; a trial that nobody waits for ends."""
         key = sha256(grammar.encode()).digest()
-        if key not in self._tried:
-            self._tried[key] = _Trial(self._threads.submit(self._outcome, grammar))
-        trial = self._tried[key]
-        self._tried.move_to_end(key)
-        while len(self._tried) > MAX_KEPT:
-            self._tried.popitem(last=False)
+        trial = self._tried.get(key, lambda: _Trial(self._threads.submit(self._outcome, grammar)))
         trial.waiting += 1
         try:
             told = asyncio.wrap_future(trial.outcome)
@@ -161,11 +156,11 @@ class Grammars:
         finally:
             trial.waiting -= 1
             if not trial.waiting and trial.outcome.cancel():  # it had not begun
-                self._tried.pop(key, None)
+                self._tried.drop(key)
         if not told.done():
             raise DeadlineError("the form was not compiled within the request's deadline")
         if told.exception() is not None:
-            self._tried.pop(key, None)
+            self._tried.drop(key)
         return told.result()
 
     def _outcome(self, grammar: str) -> GrammarError | None:

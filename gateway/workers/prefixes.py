@@ -2,8 +2,9 @@
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator
+
+from outrider.learning.lru import Lru
 
 SPAN = 64  # tokens; beginnings are multiples of it
 REMEMBERED = 65536  # beginnings
@@ -13,23 +14,20 @@ class Prefixes:
     """Remembers the newest address for every beginning, and forgets the least recently used."""
 
     def __init__(self) -> None:
-        self._address_of: OrderedDict[bytes, str] = OrderedDict()
+        self._address_of: Lru[bytes, str] = Lru(REMEMBERED)
 
     def note(self, prompt: tuple[int, ...], address: str) -> None:
         """Records that the worker at ``address`` takes this prompt in."""
         for digest in _beginnings(prompt):
-            self._address_of[digest] = address
-            self._address_of.move_to_end(digest)
-        while len(self._address_of) > REMEMBERED:
-            self._address_of.popitem(last=False)
+            self._address_of.put(digest, address)
 
     def holder(self, prompt: tuple[int, ...]) -> str | None:
         """Returns the address where the longest known beginning of the prompt was taken in last."""
         address = None
         for digest in _beginnings(prompt):
-            if digest not in self._address_of:
+            if (holder := self._address_of.peek(digest)) is None:
                 break
-            address = self._address_of[digest]
+            address = holder
         return address
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import grpc
 
+from outrider.learning.backoff import Backoff
 from protos import generation_pb2, generation_pb2_grpc
 
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0  # seconds between attempts, doubled each time
+PAUSE = Backoff(0.2, 3.0)  # seconds between attempts
 AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 # Serve's proxy says INTERNAL for a lost gateway, as for a defect: Ray's words tell them apart.
 LOST_GATEWAY = ("actor died", "actor is temporarily unavailable")
@@ -41,7 +42,7 @@ class Answer:
         """Yields the pieces. Raises grpc.RpcError if a repeated request cannot help, or has not in time."""
         said = 0  # tokens yielded
         deadline = time.monotonic() + self._client.patience_s
-        pause_s = SHORTEST_PAUSE_S
+        failures = 0  # since the newest token
         while self.finish_reason is None:
             try:
                 skipped = 0
@@ -50,14 +51,14 @@ class Answer:
                         skipped += 1
                         continue
                     said, skipped = said + 1, skipped + 1
-                    deadline, pause_s = time.monotonic() + self._client.patience_s, SHORTEST_PAUSE_S
+                    deadline, failures = time.monotonic() + self._client.patience_s, 0
                     yield piece
             except grpc.RpcError as error:
-                pause_s = max(pause_s, _asked_delay_s(error))
+                pause_s = max(PAUSE.after(failures), _asked_delay_s(error))
                 if not _may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                failures += 1
                 self.repeats += 1
 
     def _pieces(self) -> Iterator[Piece]:

@@ -13,6 +13,7 @@ from outrider.cli.command_line import main
 from outrider.cli.service import API_KEY
 from outrider.client import client as generation
 from outrider.client.client import Client
+from outrider.learning.backoff import Backoff
 from protos import generation_pb2, generation_pb2_grpc
 
 CHUNKS = [([5], ["The "]), ([6, 7, 8], ["c", "", "ä"]), ([9], ["t"]), ([10, 11], [" s", "at"])]
@@ -56,7 +57,7 @@ class Gateway(generation_pb2_grpc.GenerationServicer):
 
 @pytest.fixture
 def gateway(monkeypatch) -> Iterator[tuple[Gateway, str]]:
-    monkeypatch.setattr(generation, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(generation, "PAUSE", Backoff(0.001, 3.0))
     gateway = Gateway()
     server = grpc.server(futures.ThreadPoolExecutor(2))
     generation_pb2_grpc.add_GenerationServicer_to_server(gateway, server)

@@ -6,11 +6,11 @@ may be lost before this one compiles it.
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -20,6 +20,7 @@ from outrider.decoding.grammar import GrammarError, Matcher, compiled, token_tab
 from outrider.decoding.grammar_trials import STACK, GrammarTrials, TrialVocabulary
 from outrider.engine.sequence import Sequence
 from outrider.engine.tasks.task import Task
+from outrider.learning.lru import Lru
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Grammars:
         self._ends = end_token_ids
         self._trials = trials
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
-        self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._compiled: Lru[str, Future[Compiled]] = Lru(MAX_KEPT)
         self._waiting: dict[int, tuple[Sequence, Future[Compiled]]] = {}  # key: number of the sequence
 
     @classmethod
@@ -89,12 +90,13 @@ class Grammars:
             return
         if self._tokens is None or sequence.sampling.ignore_eos:
             raise GrammarError("grammar: needs a tokenizer.json, and an end of sequence that is not ignored")
-        if grammar not in self._compiled:
-            with _stack(COMPILE_STACK):  # submitting starts a thread
-                self._compiled[grammar] = self._threads.submit(self._compile, grammar)
-        self._compiled.move_to_end(grammar)
-        self._waiting[sequence.number] = sequence, self._compiled[grammar]
+        compiling = self._compiled.get(grammar, partial(self._submit, grammar))
+        self._waiting[sequence.number] = sequence, compiling
         self._drop()
+
+    def _submit(self, grammar: str) -> "Future[Compiled]":
+        with _stack(COMPILE_STACK):  # submitting starts a thread
+            return self._threads.submit(self._compile, grammar)
 
     def _compile(self, grammar: str) -> "Compiled":
         assert self._trials is not None
@@ -103,12 +105,11 @@ class Grammars:
         return Compiled(compiled(grammar, self._tokens), taken)
 
     def _drop(self) -> None:
-        """Drops what was not asked for for longest, if there are more or larger grammars than are kept."""
-        taken = {grammar: _bytes(compiling) for grammar, compiling in self._compiled.items()}
-        total = sum(taken.values())
-        while len(self._compiled) > MAX_KEPT or (total > MAX_KEPT_BYTES and len(self._compiled) > 1):
-            grammar, _ = self._compiled.popitem(last=False)
-            total -= taken[grammar]
+        """Drops the grammars that were not asked for for longest, if they take more memory than is kept."""
+        total = sum(map(_bytes, self._compiled.values()))
+        while total > MAX_KEPT_BYTES and len(self._compiled) > 1:
+            _, dropped = self._compiled.evict()
+            total -= _bytes(dropped)
 
     def forget(self, sequence: Sequence) -> None:
         """Stops waiting for the grammar of a sequence that is closed."""
@@ -117,7 +118,7 @@ class Grammars:
             return
         if compiling.cancel():  # it had not begun
             assert sequence.sampling.grammar is not None
-            self._compiled.pop(sequence.sampling.grammar, None)
+            self._compiled.drop(sequence.sampling.grammar)
 
     def ready(self, tasks: Mapping[int, Task]) -> Mapping[int, Task]:
         """Those of the tasks, by number of their sequence, that can take part in a step."""

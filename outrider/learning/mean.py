@@ -1,0 +1,48 @@
+"""Exponential means: older observations weigh less and less.
+
+All of them are set by one number, the memory: an observation weighs 1/e after that many later ones.
+"""
+
+from dataclasses import dataclass
+
+
+def kept(memory: float, observations: float = 1.0) -> float:
+    """Returns the share of its weight that an observation keeps while later ones come.
+
+    Args:
+        memory: observations; greater than 1, or 1 to keep nothing.
+        observations: number of later observations; may be a fraction.
+    """
+    return float((1.0 - 1.0 / memory) ** observations)
+
+
+@dataclass
+class Mean:
+    """Exponential mean that begins at a prior value."""
+
+    value: float
+    memory: float  # observations
+
+    def observe(self, value: float, observations: float = 1.0) -> None:
+        """Learns a value that stands for ``observations`` equal ones; with 0 of them nothing changes."""
+        self.value += (1.0 - kept(self.memory, observations)) * (value - self.value)
+
+
+@dataclass
+class Rate:
+    """Ratio of two sums that both lose weight with each observation, such as correct to reached tokens."""
+
+    memory: float  # observations
+    hits: float = 0.0
+    total: float = 0.0
+
+    def observe(self, hits: float, total: float = 1.0) -> None:
+        """Learns from one observation; (0, 0) only lets older ones lose weight."""
+        share = kept(self.memory)
+        self.hits = share * self.hits + hits
+        self.total = share * self.total + total
+
+    def value(self, prior: float, weight: float = 0.0) -> float:
+        """Returns the ratio, pulled to a prior ratio by its weight; the prior if nothing was observed."""
+        total = self.total + weight
+        return (self.hits + weight * prior) / total if total else prior

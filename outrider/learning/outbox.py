@@ -1,0 +1,34 @@
+"""Messages that leave together, with at most one write for each turn of the event loop."""
+
+import asyncio
+from typing import Generic, TypeVar
+
+MessageT = TypeVar("MessageT")
+
+
+class Outbox(Generic[MessageT]):
+    """Collects messages until one writer takes them. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._messages: list[MessageT] = []
+        self._is_woken = asyncio.Event()
+
+    def append(self, message: MessageT) -> None:
+        """Adds a message and wakes the writer."""
+        self._messages.append(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the writer even if there is no message."""
+        self._is_woken.set()
+
+    def flush(self) -> list[MessageT]:
+        """Returns all messages and empties the outbox."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    async def woken(self) -> list[MessageT]:
+        """Waits for ``append`` or ``wake``, then returns what ``flush`` does."""
+        await self._is_woken.wait()
+        self._is_woken.clear()
+        return self.flush()
