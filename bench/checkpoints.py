@@ -1,17 +1,14 @@
 """Checkpoints that benchmarks run on, made when first asked for under ./checkpoints and kept there."""
 
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from bench.inflate import Size, inflate, size_of
-from bench.inflated_heads import inflate_eagle3, inflate_exits, inflate_medusa, inflated_input
-from outrider.demo.prompts import DEMO, DRAFTERS
+from bench.inflate import Size, inflate
+from outrider.demo.prompts import DEMO
 
 FOLDER = Path("checkpoints")
 DRAFT = DEMO / "draft"
@@ -21,7 +18,6 @@ INFLATED = {
     "60M": Size(hidden=640, layers=12, intermediate=1600, heads=20, kv_heads=10),
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
 }
-INFLATED_DRAFT = Size(hidden=1024, layers=12, intermediate=3008, heads=32, kv_heads=16)  # 150 M
 # The shapes of Llama 3, 8 B and 1 B, and of one to see that a benchmark runs.
 LLAMAS: dict[str, dict[str, Any]] = {
     "8B": {
@@ -59,31 +55,6 @@ PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely a
 def inflated_target(name: str) -> Path:
     """The demo target inflated to a size of INFLATED, float32."""
     return _inflated("target", FOLDER / f"target-{name}", INFLATED[name])
-
-
-def inflated_draft() -> Path:
-    """The demo draft inflated to INFLATED_DRAFT, float32."""
-    return _inflated("draft", FOLDER / "draft-150M", INFLATED_DRAFT)
-
-
-def inflated_head(drafter: str, name: str) -> Path:
-    """What ships for the demo target as that drafter, for it inflated to a size of INFLATED, float32."""
-    path = FOLDER / f"{drafter}-{name}"
-    if not path.exists():
-        print(f"making {path}", flush=True)
-        old = size_of(AutoConfig.from_pretrained(DEMO / "target"))
-        writers: dict[str, Callable[..., None]] = {
-            "eagle3": partial(inflate_eagle3, old=old),
-            "medusa": inflate_medusa,
-            "early_exit": partial(inflate_exits, old=old),
-        }
-        writers[drafter](DRAFTERS / drafter, path, new=INFLATED[name])
-    return path
-
-
-def inflated_input_of(layer: int, name: str) -> int:
-    """Where that layer's input, counted in the demo target, is in it inflated to a size of INFLATED."""
-    return inflated_input(layer, size_of(AutoConfig.from_pretrained(DEMO / "target")), INFLATED[name])
 
 
 def llama(name: str, device: str) -> Path:

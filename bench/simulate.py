@@ -27,14 +27,13 @@ from bench import virtual
 from bench.report import save, table
 from bench.simulated import (
     Ahead,
-    Parallel,
     SimulatedDraft,
     SimulatedFleet,
     rank_at,
     runner_up_rate_for,
     simulated_fleet,
 )
-from bench.simulated_runner import NO_HOST, Hardware, Host
+from bench.simulated_runner import Hardware
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
@@ -184,18 +183,12 @@ async def closed_loop(
     speculation: Speculation,
     load: Load,
     ahead: Ahead = NO_AHEAD,
-    parallel: Parallel | None = None,
-    host: Host = NO_HOST,
 ) -> Counter:
-    """host: of the target."""
-    settings = SETTINGS
-    if parallel is not None:
-        settings = SETTINGS.model_copy(update={"drafts": {"model": "parallel"}})
-    streams = Streams(dict.fromkeys(acceptance, speculation), load, settings)
+    streams = Streams(dict.fromkeys(acceptance, speculation), load, SETTINGS)
     target, draft = pair
     rank_of = partial(streams.rank_of, acceptance, ahead.runner_up_rate)
-    drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead, parallel)}
-    async with simulated_fleet(target.seconds, drafts, HOP_S, host=host) as fleet:
+    drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead)}
+    async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
         await streams.run(fleet)
     return streams.counter
 

@@ -11,17 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.simulated_head import SimulatedHead
 from bench.simulated_runner import (
-    MASK,
     MAX_LENGTH,
-    NO_HOST,
     RIGHT,
     SETTINGS,
     VOCAB_SIZE,
     WRONG,
     Cost,
-    Host,
     RankOf,
 )
 from bench.simulated_worker import SimulatedStream, SimulatedWorker
@@ -42,34 +38,20 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """A draft that guesses all positions in one pass, and does not see what was drawn before them."""
-
-    kept: float = 1.0  # share of its acceptance that each position keeps of the one before
-
-
-@dataclass(frozen=True)
 class SimulatedDraft:
     """One draft, in a worker of its own."""
 
     cost: Cost
     rank_of: RankOf
     ahead: Ahead = Ahead()
-    parallel: Parallel | None = None  # None: it needs a pass for each token
 
     def guesses(self, row: ChoiceContext) -> tuple[int, ...]:
         rank = self.rank_of(row.noise_key, row.position)
-        masks = row.path.count(MASK)
-        key = f"{row.noise_key}/{row.position}/kept"
-        if self.parallel and masks and not _is_drawn(self.parallel.kept**masks, key):
-            rank = None
         return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
 
     def worker(self) -> SimulatedWorker:
         settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches})
-        return SimulatedWorker(
-            "draft", settings, self.cost, self.guesses, None if self.parallel is None else MASK
-        )
+        return SimulatedWorker("draft", settings, self.cost, self.guesses)
 
 
 class SimulatedFleet(Fleet):
@@ -94,16 +76,9 @@ class SimulatedFleet(Fleet):
 async def simulated_fleet(
     target: Cost,
     drafts: Mapping[str, SimulatedDraft],
-    hop_s: float,
-    head: SimulatedHead | None = None,
-    host: Host = NO_HOST,
+    hop_s: float,  # seconds one way
 ) -> AsyncIterator[SimulatedFleet]:
-    """
-    Args:
-        hop_s: one way.
-        host: of the target, where there is no head.
-    """
-    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,), head=head, host=host)
+    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,))
     workers = {name: draft.worker() for name, draft in drafts.items()}
     async with asyncio.TaskGroup() as running:
         tasks = [running.create_task(worker.run()) for worker in (targets, *workers.values())]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ NUM_BLOCKS = 1 << 14
 VOCAB_SIZE = 1 << 16
 RIGHT = 0  # the target always says so
 WRONG = tuple(range(1, RANKS + 1))  # what a draft may say instead
-MASK = VOCAB_SIZE - 1  # of a draft that guesses in one pass
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
 NOTHING = torch.empty(0)
 NO_VALUES = np.empty((0, 0), np.float32)
@@ -54,38 +52,6 @@ class Hardware:
 
 Cost = Callable[[StepSize], float]  # seconds
 RankOf = Callable[[int, int], int | None]  # noise key and position -> of the target's token among the draft's
-
-
-class Launching(Enum):
-    """When a step is launched whose sequences all were away during the one before, and are back.
-
-    Early only where nobody is worth waiting for: who verifies in the one before will be away after it.
-    """
-
-    LATE = "once the tokens of the one before are processed"
-    AT_ITS_END = "before that, when the one before is over"
-    FORESEEN = "so that it begins when the one before is over, as if that were known beforehand"
-    COMPLETE = "as soon as all that are not in the one before are back"
-
-
-@dataclass(frozen=True)
-class Host:
-    """What a worker's CPU does for a step: to build and launch it, and to process its tokens afterwards."""
-
-    launch_s: float = 0.0
-    launch_sequence_s: float = 0.0
-    process_s: float = 0.0
-    process_sequence_s: float = 0.0
-    launching: Launching = Launching.LATE
-
-    def launching_s(self, sequences: int) -> float:
-        return self.launch_s + sequences * self.launch_sequence_s
-
-    def processing_s(self, sequences: int) -> float:
-        return self.process_s + sequences * self.process_sequence_s
-
-
-NO_HOST = Host()
 
 
 class StepClock:
@@ -118,6 +84,7 @@ class SimulatedRunner:
     context_length = MAX_LENGTH
     end_token_ids = frozenset[int]()
     launches_early = False
+    mask_token: int | None = None
 
     def __init__(
         self,
@@ -125,14 +92,11 @@ class SimulatedRunner:
         cost: Cost,
         rank: Callable[[ChoiceContext], tuple[int, ...]],
         clock: StepClock,
-        mask_token: int | None = None,
     ) -> None:
         """
         Args:
             rank: the model's best tokens at a position, best first.
-            mask_token: of a model that drafts in one pass.
         """
-        self.mask_token = mask_token
         self.settings = settings
         self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
         self.last_step: StepTimings | None = None

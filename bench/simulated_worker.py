@@ -2,40 +2,23 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.messages import Answer
 from actors.translation import DraftTranslation, TargetTranslation
-from bench.simulated_head import BesideSimulated, SimulatedHead
-from bench.simulated_runner import NO_HOST, Cost, Host, Launching, SimulatedRunner, StepClock
+from bench.simulated_runner import Cost, SimulatedRunner, StepClock
 from gateway.sequence import GatewaySequence
 from gateway.workers.streams import Role
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.tasks.task import Task
 from outrider.engine.work import Failed, Result
 from outrider.engine.work import Load as EngineLoad
 from protos import rounds_pb2
 
 EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A step that is under way."""
-
-    tasks: Sequence[Task]
-    replies: Sequence[tuple[int, Any]]  # with the number of their sequence
-    left: int  # sequences that go on without a message
-    launched_at: float
-    device_s: float
-
-    @property
-    def ends_at(self) -> float:
-        return self.launched_at + self.device_s
 
 
 class SimulatedWorker:
@@ -47,30 +30,13 @@ class SimulatedWorker:
         settings: EngineSettings,
         cost: Cost,
         rank: Callable[[ChoiceContext], tuple[int, ...]],
-        mask_token: int | None = None,
-        head: SimulatedHead | None = None,
-        host: Host = NO_HOST,
     ) -> None:
-        """
-        Args:
-            mask_token: of a model that drafts in one pass.
-            head: beside a target.
-            host: where there is no head.
-        """
         self.role: Role = role
         self._translation = TargetTranslation if role == "target" else DraftTranslation
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
-        self._host = host
-        self._runner = SimulatedRunner(
-            settings,
-            lambda size: host.launching_s(int(size.sequences)) + cost(size),
-            rank,
-            self._clock,
-            mask_token,
-        )
-        beside = None if head is None else BesideSimulated(head, self._clock)
-        self._engine = Engine(self._runner, beside, clock=self._clock)
+        self._runner = SimulatedRunner(settings, cost, rank, self._clock)
+        self._engine = Engine(self._runner, clock=self._clock)
         self._streams: dict[int, SimulatedStream] = {}  # by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
@@ -123,22 +89,13 @@ class SimulatedWorker:
             return False
 
     async def _step(self) -> None:
-        """One, and those that are launched early after it."""
-        step: Begun | None = self._begin()
-        while step is not None:
-            following = await self._follows(step)
-            await self._until(self._now() + self._host.processing_s(len(step.tasks)))
-            self._deliver(step)
-            step = following
-
-    def _begin(self) -> Begun:
-        self._runner.selected = []
+        """Replies go out when the step's time is over."""
         results, load = self._engine.step(), self._engine.load()
-        tasks = [task for task, _ in self._runner.selected]
-        launching_s = self._host.launching_s(len(tasks)) if tasks else 0.0
-        launched_at, device_s = self._now() + launching_s, self._clock.fall_back() - launching_s
         replies = [self._reply(result, load) for result in results]
-        return Begun(tasks, replies, load.running + load.waiting, launched_at, device_s)
+        await asyncio.sleep(self._clock.fall_back())
+        for number, reply in replies:
+            if number in self._streams:
+                self._streams[number].answer(reply)
 
     def _reply(self, result: Result, load: EngineLoad) -> tuple[int, Any]:
         if isinstance(result, Failed):
@@ -146,48 +103,6 @@ class SimulatedWorker:
         number = result.sequence
         answer = Answer(self._streams[number].round, result, load, finished_ns=0)
         return number, self._translation.reply(answer)
-
-    async def _follows(self, step: Begun) -> Begun | None:
-        """At the end of a step: the one after, where it was launched early."""
-        following, launching = None, self._host.launching
-        if launching is Launching.COMPLETE:
-            while following is None and (left_s := step.ends_at - self._now()) > 0.0:
-                following = self._begin_early(step)
-                if following is None:
-                    await self._is_woken_within(left_s)
-        elif launching in (Launching.AT_ITS_END, Launching.FORESEEN):
-            others = len(self._streams) - len(step.tasks)
-            lead_s = self._host.launching_s(others) if launching is Launching.FORESEEN else 0.0
-            await self._until(step.ends_at - lead_s)
-            following = self._begin_early(step)
-        await self._until(step.ends_at)
-        if following is None:
-            return None
-        await self._until(following.launched_at)  # the host has no time for tokens before
-        return replace(following, launched_at=max(following.launched_at, step.ends_at))
-
-    def _begin_early(self, step: Begun) -> Begun | None:
-        if step.left:
-            return None  # they would be left out: their next tokens are not known yet
-        self._submit()
-        load = self._engine.load()
-        if not (back := load.running + load.waiting):
-            return None
-        if self._host.launching is Launching.COMPLETE and back < len(self._streams) - len(step.tasks):
-            return None
-        self._clock.advance(max(step.ends_at - self._now(), 0.0))
-        patience = self._engine.patience()  # as it will be at the end of the step
-        self._clock.fall_back()
-        return None if patience > 0.0 else self._begin()
-
-    async def _until(self, moment: float) -> None:
-        if (seconds := moment - self._now()) > 0.0:
-            await asyncio.sleep(seconds)
-
-    def _deliver(self, step: Begun) -> None:
-        for number, reply in step.replies:
-            if number in self._streams:
-                self._streams[number].answer(reply)
 
 
 class Hop:

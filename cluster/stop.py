@@ -36,7 +36,7 @@ class _Stop:
         self._within_s = within_s
         self._is_asked = False
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
         """Raises KeyboardInterrupt at the second signal: ``serve run`` then ends Serve and exits with 0."""
         if self._is_asked:
             raise KeyboardInterrupt

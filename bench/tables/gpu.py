@@ -39,21 +39,3 @@ def gpu_speculation() -> str:
                     [model, str(batch), numerics, number(rate, 0), number(rate / theirs, 1), *ratios]
                 )
     return table(header, lines)
-
-
-def gpu_prompts() -> str:
-    rows = results("gpu")["prompts"]
-    lengths, chunks = distinct(rows, "prompt"), distinct(rows, "chunk")
-    header = ["model", "chunk", *(f"{length:,} tokens, s" for length in lengths)]
-    return table(
-        header,
-        (
-            [model, f"{chunk:,}"]
-            + [
-                number(found(rows, model=model, chunk=chunk, prompt=length)["first token s"])
-                for length in lengths
-            ]
-            for model in distinct(rows, "model")
-            for chunk in chunks
-        ),
-    )

@@ -63,10 +63,6 @@ def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def ms(value: float) -> str:
-    return number(value, 2 if value < 1 else 1 if value < 10 else 0)
-
-
 def met(value: bool) -> str:
     return "yes" if value else "**no**"
 

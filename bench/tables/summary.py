@@ -3,7 +3,6 @@
 from bench.tables.in_process import is_batch_invariant
 from bench.tables.reading import Row, found, number, results, table
 
-OVERHEAD_AIM_MS = 1.0  # of a round
 PLAIN_AIMS = {1: 1.25, 8: 1.5, 32: 1.4}  # to transformers' generate, by batch
 SERVICE, ENGINE, OPENVINO, VLLM = "Outrider, service", "Outrider, one process", "OpenVINO GenAI", "vLLM"
 PEER_AIMS = {"plain": 0.8, "drafts": 1.0}  # ratio of the service's speed to OpenVINO's, at one stream
@@ -96,27 +95,14 @@ def _texts() -> list[list[str]]:
 
 
 def _costs() -> list[list[str]]:
-    plain, overhead_ms = results("plain")["rows"], results("service")["rows"][0]["overhead per round, ms"]
-    (traced,) = results("tracing")["rows"]
+    plain = results("plain")["rows"]
     is_missed = any(row["ratio"] < PLAIN_AIMS[row["batch"]] for row in plain)
     return [
-        [
-            "a round's time beside the steps of draft and target",
-            f"{number(overhead_ms, 1)} ms",
-            f"{OVERHEAD_AIM_MS} ms{_missed(overhead_ms > OVERHEAD_AIM_MS)}",
-            "service",
-        ],
         [
             f"plain decoding to transformers' `generate`, batch {', '.join(str(r['batch']) for r in plain)}",
             _times(*(row["ratio"] for row in plain), between=", "),
             ", ".join(f"{PLAIN_AIMS[row['batch']]:g}" for row in plain) + _missed(is_missed),
             "plain",
-        ],
-        [
-            f"every request traced, {traced['streams']} streams, to none traced",
-            _times(traced["ratio"]),
-            number(traced["bar"]) + _missed(not traced["ok"]),
-            "tracing",
         ],
     ]
 

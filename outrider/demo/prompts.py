@@ -16,7 +16,6 @@ KINDS = (
     "schema_answers",
 )
 DEMO = Path(__file__).parent / "pair"
-DRAFTERS = Path(__file__).parent / "drafters"  # further drafters for its target, by name
 
 
 @cache

@@ -27,10 +27,10 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import CHANNEL_OPTIONS, Role, WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DEMO, DRAFTERS
+from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
-from tests.support.demo_pair import prompt_of
+from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.mtp import write_target
 from tests.support.patience import LIMIT_S, eventually, patient
 from tests.support.process_worker import worker_process

@@ -20,12 +20,12 @@ from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DRAFTERS, KINDS
+from outrider.demo.prompts import KINDS
 from outrider.drafters.past_answers import Scope
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.engine.offline.speculate import Request, generate
 from outrider.pace.settings import PaceSettings
-from tests.support.demo_pair import engine, prompt_of
+from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.near_ties import near_ties
 from tests.support.pair import pair
 from tests.support.patience import LIMIT_S

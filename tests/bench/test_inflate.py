@@ -1,20 +1,13 @@
 """An inflated checkpoint costs more and computes the same function."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from bench.inflate import InflationError, inflate, size_of
-from bench.inflated_heads import inflate_exits
-from outrider.engine.drafters.trained_exits import TrainedExits
-from outrider.engine.forward.part import part_of
-from outrider.engine.loading.weights import attach
-from outrider.engine.settings import EngineSettings
+from bench.inflate import InflationError, inflate
 
 OLD = {"hidden": 32, "layers": 3, "intermediate": 48, "heads": 4, "kv_heads": 2}
 LARGER: dict[str, Any] = {"hidden": 96, "layers": 7, "intermediate": 80, "heads": 8, "kv_heads": 4}
@@ -76,37 +69,6 @@ def test_every_logit_stays(tmp_path: Path, sizes: dict[str, Any], tied: bool) ->
     source = random_llama(tmp_path / "source", tie_word_embeddings=tied)
     inflate(source, tmp_path / "inflated", **sizes)
     assert_same_function(source, tmp_path / "inflated")
-
-
-def test_trained_exits_say_what_they_said(tmp_path: Path) -> None:
-    source = random_llama(tmp_path / "source")
-    old = size_of(LlamaConfig.from_pretrained(source))
-    inflate(source, tmp_path / "inflated", **LARGER)
-    exits = tmp_path / "exits"
-    exits.mkdir()
-    weights = {"linear": torch.randn(32, 32), "norm": torch.randn(32)}
-    save_file(
-        {f"exits.2.{part}.weight": weight for part, weight in weights.items()}, exits / "model.safetensors"
-    )
-    (exits / "config.json").write_text("{}")
-    inflate_exits(exits, tmp_path / "inflated exits", old, replace(old, **LARGER))
-    before, after = (
-        exit_logits(source, exits, 2),
-        exit_logits(tmp_path / "inflated", tmp_path / "inflated exits", 4),
-    )
-    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
-
-
-def exit_logits(target: Path, exits: Path, number: int) -> torch.Tensor:
-    """Of an exit after so many layers."""
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    attach(model, "target")
-    trained = TrainedExits(EngineSettings(model=str(target), drafter="early_exit", head=str(exits)))
-    part = part_of(model, range(number), trained.load(number, model))
-    for one in (model, part):
-        one.set_attn_implementation("eager")
-    with torch.inference_mode():
-        return part(input_ids=torch.arange(3, 15)[None], use_cache=False).logits
 
 
 def test_groups_that_do_not_divide_each_other(tmp_path: Path) -> None:

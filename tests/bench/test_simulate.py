@@ -23,13 +23,11 @@ from bench.simulate import (
     TARGET_70B,
     Load,
     closed_loop,
-    fixed,
     measure_ahead,
     predicted,
 )
 from bench.simulated import (
     Ahead,
-    Parallel,
     SimulatedDraft,
     rank_at,
     runner_up_rate_for,
@@ -208,21 +206,6 @@ def test_a_roofline_is_the_longer_of_reading_and_computing():
     assert hardware.seconds(StepSize(1, 1)) == 10.5
     assert hardware.seconds(StepSize(1, 1, context_tokens=50)) == 15.5
     assert hardware.seconds(StepSize(1, 20, prompt_tokens=10)) == 30.5
-
-
-def test_a_slow_draft_gains_by_drafting_in_one_pass_as_far_as_acceptance_keeps():
-    pair, load = PAIRS["1B on an L4"], replace(LOAD, streams=1)
-
-    def counted(parallel):
-        return virtual.run(closed_loop(pair, {"code": 0.8}, fixed(4), load, parallel=parallel))
-
-    token_by_token, kept, lost = (counted(parallel) for parallel in (None, Parallel(), Parallel(0.5)))
-    plain = virtual.run(closed_loop(pair, {"code": 0.8}, MODES["plain"], load))
-    assert token_by_token.rate(load) < plain.rate(load) < 0.8 * kept.rate(load)
-    assert kept.stats.accepted_at(0) / kept.stats.rounds == pytest.approx(0.8, abs=0.1)
-    for counter, expected in ((kept, 0.8), (lost, 0.4)):
-        second = counter.stats.accepted_at(1) / counter.stats.accepted_at(0)
-        assert second == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize(

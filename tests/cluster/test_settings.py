@@ -7,7 +7,7 @@ import pytest
 
 from cluster.arguments import SettingsError, read_settings
 from cluster.settings import DEMO_NAME, DEMO_PARALLEL, Settings
-from outrider.demo.prompts import DRAFTERS
+from tests.support.demo_pair import DRAFTERS
 
 
 def settings(**arguments: Any) -> Settings:

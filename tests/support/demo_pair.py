@@ -12,6 +12,7 @@ from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
 
 CACHE = 2**27
+DRAFTERS = DEMO.parent / "drafters"  # further drafters for its target, by name
 
 
 @cache

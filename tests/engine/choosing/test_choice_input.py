@@ -15,7 +15,7 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DEMO, DRAFTERS
+from outrider.demo.prompts import DEMO
 from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.choosing.sampler import Choosing, begin_choosing
 from outrider.engine.loop.engine import Engine
@@ -26,7 +26,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Generate, Score
-from tests.support.demo_pair import prompt_of
+from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.grammars import ids, json_grammar
 
 KINDS = ("json", "stories", "code")

@@ -14,14 +14,13 @@ from outrider.decoding.outcomes import RANKS
 from outrider.decoding.philox import noise_key
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DRAFTERS
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.sequence import Sequence
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
-from tests.support.demo_pair import engine, prompt_of
+from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.eagle3 import Form, Reference, hidden_of, reference, write_eagle3
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from outrider.demo.prompts import DEMO, DRAFTERS
+from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.shared_head import SharedHead
@@ -25,6 +25,7 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.beside import Drafted, drafted_texts, plain_texts, rounds
+from tests.support.demo_pair import DRAFTERS
 from tests.support.eagle3 import Form, write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_target

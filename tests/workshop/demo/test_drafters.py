@@ -7,13 +7,13 @@ import pytest
 
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import DEMO, DRAFTERS
+from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts
-from tests.support.demo_pair import engine, prompt_of
+from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 
 DEPTH = 4
 # Accepted tokens per round: under what was measured, and over what the same weights bring in a wrong place.

@@ -2,7 +2,7 @@
 
 Every row's result is the same, bit for bit, alone and beside others, and with any number of threads. That is
 also why matrix products are not a library's: in what order oneDNN and MKL add up may depend on the number of
-rows. Nor do they read memory as fast as it is where rows are few: `python -m bench linear`.
+rows. Nor do they read memory as fast as it is where rows are few.
 """
 
 import ctypes
