@@ -1,0 +1,1 @@
+"""The HTTP API in the forms of OpenAI: completions, chat completions and responses."""

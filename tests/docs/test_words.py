@@ -1,0 +1,209 @@
+"""Docstrings, comments, pages and names of tests can be read alone: the rule is in CONTRIBUTING.md."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster")
+READ = (*PRODUCT, "workshop", "bench", "examples", "k8s", "tests", "docs", ".")
+HEADLESS = "Of|That|Those|Whose|As|By|With|In|For|From|On|At|To|Without"
+DOCSTRING = re.compile(rf'^\s*[rbf]*"""\s*({HEADLESS})\b')
+COMMENT = re.compile(r"# (of|that|by|whose|those|likewise|the same)\b")
+PROTO_COMMENT = re.compile(rf"//+ (of|that|by|whose|those|likewise|the same|{HEADLESS})\b")
+PAGE = re.compile(r"\b(so many|likewise)\b")
+RULES = {".py": (DOCSTRING, COMMENT), ".proto": (PROTO_COMMENT,), ".md": (PAGE,)}
+PRONOUN = re.compile(
+    r"test_(a|an|the|it|its|they|their|that|those|this|these|what|which|who|whom|whose|whoever|nobody"
+    r"|somebody|everybody|one|none|he|she)_"
+)
+
+# Folders with lines that break the rule today. The list only shrinks: a folder without such lines goes.
+HEADLESS_LINES: set[str] = {
+    "actors",
+    "bench",
+    "bench/peers",
+    "bench/tables",
+    "docs",
+    "gateway",
+    "gateway/api",
+    "gateway/api/docs",
+    "gateway/api/openai",
+    "gateway/generation",
+    "gateway/routing",
+    "outrider/drafters",
+    "outrider/engine",
+    "outrider/engine/cache",
+    "outrider/engine/choosing",
+    "outrider/engine/draft_ahead",
+    "outrider/engine/drafters",
+    "outrider/engine/forward",
+    "outrider/engine/kernels",
+    "outrider/engine/kernels/cpu",
+    "outrider/engine/loading",
+    "outrider/engine/loading/self_check",
+    "outrider/engine/loop",
+    "outrider/engine/parallel",
+    "outrider/engine/planning",
+    "outrider/engine/scheduling",
+    "outrider/engine/tasks",
+    "outrider/pace",
+    "protos",
+    "tests/actors",
+    "tests/bench",
+    "tests/docs",
+    "tests/drafters",
+    "tests/engine",
+    "tests/engine/cache",
+    "tests/engine/drafters",
+    "tests/engine/forward",
+    "tests/engine/kernels",
+    "tests/engine/loading",
+    "tests/engine/loop",
+    "tests/engine/parallel",
+    "tests/engine/planning",
+    "tests/fakes",
+    "tests/fuzz",
+    "tests/gateway/api",
+    "tests/gateway/generation",
+    "tests/gateway/routing",
+    "tests/pace",
+    "tests/simulated_cuda",
+    "tests/support",
+    "tests/support/simulated_cuda",
+}
+# Folders whose tests have names that begin with a pronoun or an article. This list only shrinks, too.
+PRONOUN_NAMES: set[str] = {
+    "tests/actors",
+    "tests/bench",
+    "tests/docs",
+    "tests/drafters",
+    "tests/engine",
+    "tests/engine/cache",
+    "tests/engine/draft_ahead",
+    "tests/engine/drafters",
+    "tests/engine/forward",
+    "tests/engine/kernels",
+    "tests/engine/loading",
+    "tests/engine/loop",
+    "tests/engine/parallel",
+    "tests/engine/planning",
+    "tests/engine/scheduling",
+    "tests/engine/tasks",
+    "tests/fuzz",
+    "tests/gateway",
+    "tests/gateway/api",
+    "tests/gateway/generation",
+    "tests/gateway/routing",
+    "tests/pace",
+    "tests/protos",
+    "tests/simulated_cuda",
+}
+# Packages that do not say what they are for. This list only shrinks, too.
+SILENT_PACKAGES: set[str] = {
+    "actors",
+    "bench",
+    "outrider/drafters",
+    "outrider/engine",
+    "outrider/engine/cache",
+    "outrider/engine/choosing",
+    "outrider/engine/draft_ahead",
+    "outrider/engine/drafters",
+    "outrider/engine/forward",
+    "outrider/engine/kernels/cpu",
+    "outrider/engine/loading",
+    "outrider/engine/loading/self_check",
+    "outrider/engine/loop",
+    "outrider/engine/offline",
+    "outrider/engine/parallel",
+    "outrider/engine/planning",
+    "outrider/engine/scheduling",
+    "outrider/engine/tasks",
+    "protos",
+}
+
+
+def files(*suffixes: str) -> list[Path]:
+    """Files of ours with these suffixes, without generated ones."""
+    found = (path for top in READ for path in (ROOT / top).glob("*" if top == "." else "**/*"))
+    return sorted(path for path in {*found} if path.suffix in suffixes and "_pb2" not in path.name)
+
+
+def folder_of(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def by_folder(found: dict[str, list[str]], known: set[str]) -> list[object]:
+    """Cases for the folders that break a rule, and for those that are known to."""
+    return [pytest.param(name, found.get(name, []), id=name) for name in sorted({*found} | known)]
+
+
+def headless_lines() -> dict[str, list[str]]:
+    """Lines that break the rule, by folder."""
+    found = defaultdict(list)
+    for path in files(*RULES):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if any(rule.search(line) for rule in RULES[path.suffix]):
+                found[folder_of(path)].append(f"{path.name}:{number}: {line.strip()}")
+    return found
+
+
+def pronoun_names() -> dict[str, list[str]]:
+    """Names of tests that begin with a pronoun or an article, by folder."""
+    found = defaultdict(list)
+    for path in files(".py"):
+        if path.name.startswith("test_"):
+            for name in re.findall(r"def (test_\w+)\(", path.read_text()):
+                if PRONOUN.match(name):
+                    found[folder_of(path)].append(f"{path.name}: {name}")
+    return found
+
+
+@pytest.mark.parametrize(("folder", "lines"), by_folder(headless_lines(), HEADLESS_LINES))
+def test_docstrings_and_comments_of_a_folder_name_their_noun(folder: str, lines: list[str]) -> None:
+    assert bool(lines) is (folder in HEADLESS_LINES), "\n".join(lines) or f"{folder!r} can leave the list"
+
+
+@pytest.mark.parametrize(("folder", "names"), by_folder(pronoun_names(), PRONOUN_NAMES))
+def test_names_of_tests_of_a_folder_name_their_unit(folder: str, names: list[str]) -> None:
+    assert bool(names) is (folder in PRONOUN_NAMES), "\n".join(names) or f"{folder!r} can leave the list"
+
+
+def test_packages_say_what_they_are_for() -> None:
+    packages = (path for path in files(".py") if path.name == "__init__.py")
+    silent = {folder_of(path) for path in packages if not ast.get_docstring(ast.parse(path.read_text()))}
+    assert {name for name in silent if name.split("/")[0] != "tests"} == SILENT_PACKAGES
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (DOCSTRING, '    """Of the next Draft; 0 for plain decoding."""'),
+        (DOCSTRING, 'r"""Without a noun."""'),
+        (COMMENT, "depth: int  \x23 of the next Draft"),
+        (PROTO_COMMENT, "uint32 depth = 1;  // Of the next Draft"),
+        (PAGE, "After so many tokens it ends."),
+    ],
+)
+def test_rule_sees_a_line_without_its_noun(rule: re.Pattern[str], line: str) -> None:
+    assert rule.search(line)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (DOCSTRING, '    """Depth of the next Draft; 0 for plain decoding."""'),
+        (COMMENT, "depth: int  # tokens of the next Draft"),
+        (PAGE, "After 64 tokens it ends."),
+    ],
+)
+def test_rule_accepts_a_line_with_its_noun(rule: re.Pattern[str], line: str) -> None:
+    assert not rule.search(line)
+
+
+def test_pronoun_is_seen_at_the_beginning_of_a_name_alone() -> None:
+    assert PRONOUN.match("test_it_waits_for_a_verdict")
+    assert not PRONOUN.match("test_item_that_waits_is_dropped")
