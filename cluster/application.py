@@ -14,8 +14,9 @@ from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
 from cluster.arguments import SettingsError, read_settings
 from cluster.autoscaling import autoscaling
+from cluster.groups import AutoscalingSettings, WorkerSettings
 from cluster.preflight import Preflight
-from cluster.settings import AutoscalingSettings, Settings, WorkerSettings, on_device
+from cluster.settings import Settings, on_device
 from cluster.start import (
     check_models,
     check_placement,

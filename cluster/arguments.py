@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import yaml
 from pydantic import ValidationError
 
-from cluster.refusals import refusal
-from cluster.settings import DEFAULT_DRAFT, Settings
+from cluster.groups import DEFAULT_DRAFT
+from cluster.settings import Settings
+from cluster.settings_errors import refusal
 
 Fields: TypeAlias = dict[str, Any]  # fields by group, or by name within a group
 

@@ -6,7 +6,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
-from cluster.settings import AutoscalingSettings, WorkerSettings
+from cluster.groups import AutoscalingSettings, WorkerSettings
 
 LOOK_BACK_S = 15.0  # seconds over which a replica's reports are averaged; Serve gets a report every 10 s
 ROUNDING = 1e-6  # replicas; rounding of averages wants no further replica

@@ -7,7 +7,8 @@ from types import MappingProxyType
 import torch
 
 from cluster.gpus import gpus_here
-from cluster.settings import DEFAULT_DRAFT, Settings, WorkerSettings
+from cluster.groups import DEFAULT_DRAFT, WorkerSettings
+from cluster.settings import Settings
 from outrider.engine.planning.memory import device_memory
 
 # GB of accelerators by Ray's names, as their data sheets say. A100 and V100 are not among them: Ray calls

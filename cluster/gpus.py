@@ -9,7 +9,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.settings import Settings, WorkerSettings
+from cluster.groups import WorkerSettings
+from cluster.settings import Settings
 
 ASK_S = 60.0  # seconds for a process to start on every node, and its driver to answer
 ALIKE = 1.1  # times by which GPUs of one size may differ

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from transformers import LlamaConfig
 
-from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings, WorkerSettings, on_device
+from cluster.groups import DEFAULT_DRAFT, DraftSettings, WorkerSettings
+from cluster.settings import Settings, on_device
 from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory

@@ -11,10 +11,11 @@ import ray
 from ray import serve
 from ray.serve.config import ProxyLocation
 
-from cluster.announce import announce_when_ready
 from cluster.gpus import ask_nodes
+from cluster.groups import TargetSettings, WorkerSettings
 from cluster.preflight import Preflight
-from cluster.settings import Settings, TargetSettings, WorkerSettings
+from cluster.settings import Settings
+from cluster.startup_banner import announce_when_ready
 from cluster.stop import stop_in_order
 
 logger = logging.getLogger("ray.serve")

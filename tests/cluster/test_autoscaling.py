@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingContext
 
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from cluster.autoscaling import LoadPolicy, autoscaling
-from cluster.settings import AutoscalingSettings, DraftSettings
+from cluster.groups import AutoscalingSettings, DraftSettings
 from tests.support.in_ray import left_in_ray
 from tests.support.machines import raylets
 from tests.support.patience import LIMIT_S, START_S, wait_until

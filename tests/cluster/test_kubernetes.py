@@ -21,7 +21,7 @@ from tests.support.running import free_port, serve_run
 
 pytestmark = pytest.mark.slow
 
-LEAVE_S = int(START_S)
+DRAIN_S = int(START_S)
 PODS = ("gateway", "target", "draft", "target")  # each is a node with the resource of its group
 TOKENS = 300
 
@@ -101,10 +101,10 @@ def test_pod_that_leaves_hands_its_target_over(deployed: Deployed) -> None:
         for number, piece in enumerate(client.generate("The ", **request)):
             said += piece.text
             if number == 20:
-                command = [sys.executable, "-m", "cluster.leave", f"--within={LEAVE_S}", f"--node={before}"]
+                command = [sys.executable, "-m", "cluster.drain", f"--within={DRAIN_S}", f"--node={before}"]
                 leaving = subprocess.Popen(command, env=deployed.environment)
         assert leaving is not None
-        assert leaving.wait(LEAVE_S) == 0
+        assert leaving.wait(DRAIN_S) == 0
     assert said == undisturbed
     wait_until(lambda: [w["role"] for w in deployed.workers()].count("target") == 1, START_S)
     assert deployed.node_of("target") != before

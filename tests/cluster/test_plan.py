@@ -10,9 +10,9 @@ from cluster import application
 from cluster.arguments import read_settings
 from cluster.devices import memories, parse_bytes
 from cluster.gpus import ask_nodes, size_for
+from cluster.groups import WorkerSettings
 from cluster.plan import DeploymentPlan
 from cluster.preflight import Preflight, find
-from cluster.settings import WorkerSettings
 from outrider.cli.command_line import main
 
 GB = 10**9

@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings
+from cluster.groups import DEFAULT_DRAFT, DraftSettings
+from cluster.settings import Settings
 from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.early_exit import EarlyExit

@@ -1,4 +1,4 @@
-"""``python -m cluster.leave``: ends a pod's work before it is stopped, as its preStop hook.
+"""``python -m cluster.drain``: ends a pod's work before it is stopped, as its preStop hook.
 
 Serve learns that the node leaves. It starts replacements of this node's replicas elsewhere, sends no new
 requests to this node's proxy, and lets both finish accepted requests. The hook returns when nothing of Serve
@@ -58,7 +58,7 @@ def _on(node: str, details: dict[str, Any]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cluster.leave", description="Drains a node of Ray.")
+    parser = argparse.ArgumentParser(prog="python -m cluster.drain", description="Drains a node of Ray.")
     parser.add_argument("--within", type=int, required=True, metavar="S", help="seconds until it is stopped")
     parser.add_argument("--node", metavar="ID", help="[the one that this runs on]")
     return parser

@@ -1,8 +1,8 @@
 """What `serve run` prints once the service is ready."""
 
 from cluster import announce
-from cluster.announce import announcement
 from cluster.arguments import read_settings
+from cluster.startup_banner import announcement
 
 PROMISE = "same seed, same text: up to rounding, in bfloat16"
 TARGET = {"role": "target", "draft": "", "promise": PROMISE}

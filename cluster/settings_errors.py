@@ -7,7 +7,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from cluster.settings import DEFAULT_DRAFT, DraftSettings, Settings
+from cluster.groups import DEFAULT_DRAFT, DraftSettings
+from cluster.settings import Settings
 
 NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # pydantic's names
 OTHER_NAMES = ("config", "draft")  # arguments that become something else
