@@ -1,7 +1,7 @@
 # The commands of README.md and CONTRIBUTING.md. PYTHON picks the interpreter that .venv is made from.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := outrider protos actors gateway cluster workshop bench tests
+SOURCES := outrider protos actors gateway cluster workshop bench examples tests
 
 .PHONY: install serve test test-all test-services test-others test-processors lint style types dead protos bench
 
