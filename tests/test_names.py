@@ -12,10 +12,8 @@ PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster", "workshop", "be
 # Names that two rooms define today. The list only shrinks: with the second class its name goes.
 TWICE = {
     "Answer",
-    "Asked",
     "CalledFunction",
     "Client",
-    "Echo",
     "Generation",
     "Grammars",
     "Layout",
@@ -27,9 +25,6 @@ TWICE = {
     "Prepared",
     "Request",
     "Run",
-    "Served",
-    "Start",
-    "Stopwatch",
     "Task",
     "Usage",
 }
@@ -54,7 +49,7 @@ ALIASED = {
     "outrider/engine/sequence.py",
     "outrider/engine/step_input.py",
     "outrider/engine/tasks/propose.py",
-    "workshop/advice/beside.py",
+    "workshop/advice/target_drafter.py",
 }
 
 

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from outrider.learning.mean import Mean, Rate
+
 RANKS = 6  # guesses for one position that are counted each, the draft's own first
 PRIOR_RATE = 0.7  # acceptance rate before the first verdict
 PRIOR_HITS = (0.4, 0.2, 0.1, 0.06, 0.04)  # shares of alternatives, the best first
 PRIOR_VERDICTS = 10.0  # verdicts that the prior counts as
-FORGETTING = 0.01  # weight of the newest observation
-FORGETTING_OF_ONE = 0.1  # weight in the rate of one sequence
+MEMORY = 100.0  # verdicts; drafted tokens for the acceptance rate
+SEQUENCE_MEMORY = 10.0  # drafted tokens, for the acceptance rate of one sequence
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,13 @@ class Outcomes:
     """
 
     def __init__(self) -> None:
-        self.acceptance_rate = PRIOR_RATE
-        self._refusals = PRIOR_VERDICTS
-        self._hits = [PRIOR_VERDICTS * share for share in PRIOR_HITS]  # rank 1 first
+        self._acceptance = Mean(PRIOR_RATE, MEMORY)
+        # How often each alternative is correct if the draft's own guess is not; rank 1 first.
+        self._hits = [Rate(MEMORY, PRIOR_VERDICTS * share, PRIOR_VERDICTS) for share in PRIOR_HITS]
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self._acceptance.value
 
     def observe(self, accepted: int, reached: int, rank: int | None) -> None:
         """Learns from a verdict.
@@ -39,18 +45,14 @@ class Outcomes:
             rank: of the target's own token among the draft's guesses, RANKS for a token further down; None if
                 no drafted token was refused.
         """
-        self.acceptance_rate = faded(self.acceptance_rate, accepted, reached, FORGETTING)
-        if rank is None:
-            return
-        kept = 1.0 - FORGETTING
-        self._refusals = kept * self._refusals + 1.0
-        self._hits = [kept * hits for hits in self._hits]
-        if 1 <= rank < RANKS:
-            self._hits[rank - 1] += 1.0
+        self._acceptance.observe(accepted / max(reached, 1), reached)
+        if rank is not None:
+            for place, hits in enumerate(self._hits, start=1):
+                hits.observe(place == rank)
 
     def hit_rates(self) -> list[float]:
         """Returns how often each alternative is correct if the draft's own guess is not: [RANKS - 1]."""
-        return [hits / self._refusals for hits in self._hits]
+        return [hits.value(0.0) for hits in self._hits]
 
     def likeliest(self, acceptance_rate: float, depth: int, count: int) -> list[Branch]:
         """Returns the ``count`` likeliest verdicts on a chain, the likeliest first.
@@ -73,12 +75,3 @@ class Outcomes:
         """Returns the likeliest verdicts that refuse a drafted token; ranks from 1."""
         ways = self.likeliest(acceptance_rate, depth, RANKS * (depth + 1))
         return [way for way in ways if way.accepted < depth][:count]
-
-
-def faded(acceptance_rate: float, accepted: int, reached: int, forgetting: float) -> float:
-    """Returns the exponential mean of the acceptance rate after ``reached`` more tokens.
-
-    forgetting: weight of each token.
-    """
-    kept = (1.0 - forgetting) ** reached
-    return kept * acceptance_rate + (1.0 - kept) * accepted / reached if reached else acceptance_rate

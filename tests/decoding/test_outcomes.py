@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import agreed
-from outrider.decoding.outcomes import PRIOR_RATE, RANKS, Branch, Outcomes, faded
+from outrider.decoding.outcomes import PRIOR_RATE, RANKS, Branch, Outcomes
 
 RATES = st.floats(0.0, 1.0)
 DEPTHS = st.integers(0, 8)
@@ -134,33 +134,6 @@ def test_verdict_on_no_token_leaves_the_acceptance_rate() -> None:
     outcomes = Outcomes()
     outcomes.observe(0, 0, None)
     assert outcomes.acceptance_rate == PRIOR_RATE
-
-
-@given(RATES, st.floats(0.0, 1.0))
-def test_faded_without_reached_tokens_keeps_the_rate(rate: float, forgetting: float) -> None:
-    assert faded(rate, 0, 0, forgetting) == rate
-
-
-@given(RATES, st.integers(1, 8), st.data())
-def test_faded_rate_lies_between_the_old_one_and_the_newest(
-    rate: float, verified: int, data: st.DataObject
-) -> None:
-    newest = data.draw(st.integers(0, verified)) / verified
-    found = faded(rate, round(newest * verified), verified, 0.1)
-    assert min(rate, newest) - 1e-12 <= found <= max(rate, newest) + 1e-12
-
-
-@given(RATES, st.integers(0, 6), st.integers(0, 6), st.booleans())
-def test_tokens_that_are_all_alike_fade_together_as_one_by_one(
-    rate: float, first: int, second: int, is_right: bool
-) -> None:
-    both = faded(rate, is_right * (first + second), first + second, 0.1)
-    one_by_one = faded(faded(rate, is_right * first, first, 0.1), is_right * second, second, 0.1)
-    assert both == pytest.approx(one_by_one)
-
-
-def test_faded_with_weight_one_forgets_the_old_rate() -> None:
-    assert faded(0.9, 1, 4, 1.0) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from outrider.decoding.draft import agreed
 from outrider.drafters.index import Index
 from outrider.drafters.occurrences import Guess
 from outrider.drafters.past_answers import PastAnswers, Scope
@@ -12,6 +11,7 @@ from outrider.drafters.suffix import SuffixIndex
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.offline.speculate import Generation
+from outrider.learning.agreement import agreement
 from workshop.advice.answers import TargetAnswer
 from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
 from workshop.advice.progress import SILENT, Progress
@@ -55,10 +55,10 @@ def judge_text(
     runs = [_JudgedRun(answer) for answer in answers]
     while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
-            correct = agreed(drafted, run.rest)
-            for offset in range(min(correct + 1, len(drafted), len(run.rest))):
-                run.starts[run.place + offset] = DraftStart(1, int(offset < correct))
-            run.go_on(max(correct + (correct < len(drafted)), 1))
+            found = agreement(drafted, run.rest)
+            for offset in range(found.reached):
+                run.starts[run.place + offset] = DraftStart(1, int(offset < found.correct))
+            run.go_on(max(found.correct + (found.correct < len(drafted)), 1))
     for run in runs:
         drafter.forget(run.generation)
     return [_of_single_tokens(run.judged, depth) for run in runs]
@@ -71,7 +71,7 @@ def judge_starts(
     runs = [_JudgedRun(answer) for answer in answers]
     while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
-            run.starts[run.place] = DraftStart(len(drafted), agreed(drafted, run.rest))
+            run.starts[run.place] = DraftStart(len(drafted), agreement(drafted, run.rest).correct)
             run.go_on(1)
     for run in runs:
         drafter.forget(run.generation)
@@ -142,6 +142,6 @@ def _along(index: Index, guess: Callable[[int], Guess], answer: TargetAnswer, de
     for place in range(FIRST, len(answer.tokens)):
         guesses.append(guess(depth))
         tokens = guesses[-1].tokens
-        starts.append(DraftStart(len(tokens), agreed(tokens, answer.tokens[place:])))
+        starts.append(DraftStart(len(tokens), agreement(tokens, answer.tokens[place:]).correct))
         index.append([answer.tokens[place]])
     return JudgedAnswer(answer.tokens, tuple(starts), tuple(guesses))

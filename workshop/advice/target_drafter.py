@@ -13,7 +13,6 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from outrider.decoding.draft import agreed
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, beside_target
 from outrider.engine.forward.forward_pass import ForwardPass
@@ -24,6 +23,7 @@ from outrider.engine.sequence import NO_DRAFT, Sequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.work import Verify
+from outrider.learning.agreement import agreement
 from workshop.advice.answers import TargetAnswer
 from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
 from workshop.advice.judging import NOTHING
@@ -184,6 +184,7 @@ class _JudgedSequence:
 
     def take(self, drafted: tuple[int, ...]) -> None:
         """Takes the Draft before the place's token; then the answer goes on by that token."""
-        self._starts[self._place] = DraftStart(len(drafted), agreed(drafted, self._tokens[self._place :]))
+        correct = agreement(drafted, self._tokens[self._place :]).correct
+        self._starts[self._place] = DraftStart(len(drafted), correct)
         self._place += 1
         self._set_back()

@@ -35,8 +35,8 @@ class RoundOutcome(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of two models along one text."""
+class PairAgreement:
+    """PairAgreement of two models along one text."""
 
     overlap: list[float]  # for each position, the sum over tokens of min(draft_probs, target_probs)
     ranks: list[int]  # for each position, tokens that the draft prefers to the target's, under one noise
@@ -89,7 +89,9 @@ def until_end(tokens: list[int]) -> list[int]:
 
 
 @torch.inference_mode()
-def agreement(target: Any, draft: Any, prompt: list[int], text: list[int], temperature: float) -> Agreement:
+def agreement(
+    target: Any, draft: Any, prompt: list[int], text: list[int], temperature: float
+) -> PairAgreement:
     """Lets both models read a text that the target wrote after a prompt."""
     tokens = torch.tensor([prompt + text])
     span = slice(len(prompt) - 1, -1)
@@ -101,7 +103,7 @@ def agreement(target: Any, draft: Any, prompt: list[int], text: list[int], tempe
     chosen = scores.gather(-1, torch.tensor(text)[:, None])
     draft_probs, target_probs = (probabilities(x, temperature) for x in (draft_logits, target_logits))
     overlap = torch.minimum(draft_probs, target_probs).sum(-1)
-    return Agreement(overlap.tolist(), (scores > chosen).sum(-1).tolist())
+    return PairAgreement(overlap.tolist(), (scores > chosen).sum(-1).tolist())
 
 
 def rounds(ranks: list[int], depth: int) -> list[RoundOutcome]:

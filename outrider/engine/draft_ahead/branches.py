@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence as Items
 
-from outrider.decoding.draft import ROOT, Draft, agreed
-from outrider.decoding.outcomes import FORGETTING_OF_ONE, RANKS, Branch, Outcomes, faded
+from outrider.decoding.draft import ROOT, Draft
+from outrider.decoding.outcomes import RANKS, SEQUENCE_MEMORY, Branch, Outcomes
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.tasks.propose import CoupledProposeTask, chain, extended, leaves_of
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, Prepared, Result
+from outrider.learning.agreement import agreement
+from outrider.learning.mean import Mean
 
 
 class PrepareTask(Task):
@@ -120,13 +122,15 @@ class PrepareTask(Task):
         stood = len(self._draft.path_of(tokens))
         if stood != len(tokens) - 1:
             return None
-        accepted = agreed(self._chain, tokens)
-        verified = min(accepted + 1, len(self._chain))
+        found = agreement(self._chain, tokens)
+        accepted = found.correct
         guessed = self._guessed(accepted)
         rank = None if guessed is None else _rank(tokens[accepted], guessed)
         refused = accepted < len(self._chain)
-        outcomes.observe(accepted, verified, rank if refused else None)
-        sequence.acceptance_rate = faded(sequence.acceptance_rate, accepted, verified, FORGETTING_OF_ONE)
+        outcomes.observe(accepted, found.reached, rank if refused else None)
+        rate = Mean(sequence.acceptance_rate, SEQUENCE_MEMORY)
+        rate.observe(accepted / max(found.reached, 1), found.reached)
+        sequence.acceptance_rate = rate.value
         path = sequence.pending.path_of(tokens)
         if len(path) < len(tokens):
             return AheadOutcome(0, rank, 0.0, self._fed)
