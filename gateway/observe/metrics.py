@@ -37,6 +37,9 @@ OF_DRAFTERS = {
     "accepted": "outrider_drafted_by_accepted_tokens",
 }
 
+# Counters of what each drafter would have drafted.
+JUDGED = {"verified": "outrider_judged_verified_tokens", "right": "outrider_judged_right_tokens"}
+
 
 async def publish_always(generation: Generation, instruments: Instruments) -> None:
     """Publishes every PERIOD_S until it is cancelled."""
@@ -82,7 +85,7 @@ def _count(instruments: Instruments, kind: StatsKey, stats: Stats) -> None:
     for (drafter, reason), times in stats.routed.items():
         instruments.total("outrider_routes", times, **labels, routed_to=drafter, reason=reason)
     for (drafter, what), tokens in stats.judged.items():
-        instruments.total(f"outrider_judged_{what}_tokens", tokens, **labels, judged=drafter)
+        instruments.total(JUDGED[what], tokens, **labels, judged=drafter)
     for (to, reason), times in stats.transitions.items():
         instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
     for reason, times in stats.failures.items():

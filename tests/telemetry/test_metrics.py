@@ -1,6 +1,8 @@
 """The table of metrics, its copy in the docs, and what is recorded under these names."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from outrider.telemetry.table import PAGE, reasons, rewritten, table
 from tests.support.series import series_of
 
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
+ROOT = Path(__file__).parents[2]
 
 
 class Recorded:
@@ -43,6 +46,20 @@ def test_table_has_a_row_for_every_metric_with_unit_and_meaning(metric):
     assert metric.unit in row
     assert metric.meaning in row
     assert bool(metric.buckets) is (metric.kind == "histogram")
+
+
+def strings_of(*packages: str) -> set[str]:
+    """Returns every literal string in the code of these packages."""
+    sources = [path.read_text() for package in packages for path in (ROOT / package).rglob("*.py")]
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.parametrize(("metrics", "package"), [(OF_GATEWAYS, "gateway"), (OF_WORKERS, "actors")])
+def test_metric_of_the_table_is_counted_in_the_code_of_its_process(metrics, package):
+    """A row without a line that counts would be shown as a series that never comes."""
+    counted = strings_of(package)
+    assert not [metric.name for metric in metrics if metric.name not in counted]
 
 
 def test_metric_names_are_unique():
