@@ -33,6 +33,7 @@ from gateway.deployment import Gateway, draft_deployment
 from protos.trust import Trust
 
 logger = logging.getLogger("ray.serve")
+debug = logging.getLogger(__name__).debug
 
 JOINS = "joins"
 
@@ -147,6 +148,7 @@ def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]
 
 def _deployment(worker: type[Worker], name: str, layout: dict[str, Any]) -> Deployment:
     """Returns a deployment with the name of its role; a draft's has its own name too."""
+    debug("deployment %s: %s", name, layout)
     return serve.deployment(
         worker,
         name=name,

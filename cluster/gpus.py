@@ -1,5 +1,6 @@
 """GPUs of nodes, from their drivers. Ray's workers run this module on each node: it imports nothing heavy."""
 
+import logging
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.groups import WorkerSettings
 from cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 ASK_S = 60.0  # seconds for a process to start on every node, and its driver to answer
 ALIKE = 1.1  # times by which GPUs of one size may differ
@@ -45,6 +48,7 @@ def ask_nodes(settings: Settings) -> dict[str, int]:
         return {}
     there = list(zip((node["Resources"] for node in nodes), answers, strict=True))
     found = {group: size_for(worker, there) for group, worker in on_gpus.items()}
+    logger.debug("bytes of a GPU by group, as %d nodes report them: %s", len(nodes), found)
     return {group: size for group, size in found.items() if size is not None}
 
 

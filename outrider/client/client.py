@@ -1,5 +1,6 @@
 """A client of the gRPC API that finishes its answers even if gateways are lost."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUST
 # Serve's proxy says INTERNAL for a lost gateway, as for a defect: Ray's words tell them apart.
 LOST_GATEWAY = ("actor died", "actor is temporarily unavailable")
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class Answer:
                 pause_s = max(PAUSE.after(failures), _asked_delay_s(error))
                 if not _may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise
+                logger.debug(
+                    "attempt ended with %s after %d tokens, again in %.1f s", error.code(), said, pause_s
+                )
                 time.sleep(pause_s)
                 failures += 1
                 self.repeats += 1

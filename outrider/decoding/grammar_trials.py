@@ -8,6 +8,7 @@ needs it, in a thread with more stack. Following an answer takes no more stack, 
 """
 
 import json
+import logging
 import os
 import pickle
 import signal
@@ -31,6 +32,9 @@ MEMORY = 512 * 2**20
 LONGEST_WAIT_S = 120.0
 JOIN_S = 5.0  # seconds for the program to end by itself
 FOLDER = Path(__file__).parents[2]
+
+
+logger = logging.getLogger(__name__)
 
 
 class TrialsError(RuntimeError):
@@ -65,6 +69,7 @@ class GrammarTrials:
                 raise TrialsError("no more grammars are tried: this process ends")
             if self._program is None or not self._program.runs:
                 self._program = _Program(self._vocabulary)
+                logger.debug("program that tries grammars started")
             return self._program
 
     def run(self, grammar: str, processor_s: int) -> int:
@@ -84,6 +89,7 @@ class GrammarTrials:
             with suppress(OSError):
                 if answer := program.ask(grammar, processor_s):
                     return _bytes(json.loads(answer), processor_s)
+            logger.debug("program that tries grammars lost on a grammar of %d characters", len(grammar))
             program.end()
         raise TrialsError("the process that tries grammars was lost twice")
 

@@ -1,6 +1,7 @@
 """The course of advice: the target answers, candidates guess along the answers, costs are added."""
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from workshop.advice.settings import AdviceSettings
 from workshop.advice.speed import ExpectedCosts, Prices, could_pay, expected
 from workshop.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
 from workshop.advice.target_drafter import TargetDrafterJudge
+
+logger = logging.getLogger(__name__)
 
 PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # a target without a drafter
 MARGIN = 10.0  # times that measured steps may be too long
@@ -130,6 +133,7 @@ class Adviser:
         plan = planned(candidate, self._settings, self._memories)
         counts, steps = self._counts(candidate, plan)
         costs = self._costs(candidate.info, plan, steps)
+        logger.debug("%s costs %s", candidate.name, costs)
         findings = tuple(
             Finding(
                 task,

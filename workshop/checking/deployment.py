@@ -1,6 +1,7 @@
 """One deployment as the check sees it: OpenAI's completions over HTTP."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,13 +9,16 @@ from typing import Any
 
 import httpx
 
+from outrider.learning.backoff import Backoff
 from workshop.checking.errors import CheckError, RefusedError
 from workshop.checking.settings import Mode
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 BUSY = (429, 503)  # status codes that may pass
 ATTEMPTS = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0  # seconds; doubled at each attempt
+PAUSE = Backoff(0.5, 8.0)  # seconds between attempts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,18 +79,17 @@ class Deployment:
         return scored
 
     async def _asked(self, method: str, path: str, **content: Any) -> Any:
-        pause_s = FIRST_PAUSE_S
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(ATTEMPTS):
             try:
                 response = await self._http.request(method, path, **content)
             except httpx.HTTPError as error:
                 raise CheckError(
                     f"{self.name} ({self.url}) does not answer: {error or type(error).__name__}"
                 ) from error
-            if response.status_code not in BUSY or attempt == ATTEMPTS:
+            logger.debug("%s %s at %s: %d", method, path, self.name, response.status_code)
+            if response.status_code not in BUSY or attempt + 1 == ATTEMPTS:
                 break
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(PAUSE.after(attempt))
         if response.is_error:
             raise RefusedError(
                 f"{self.name} ({self.url}) answers {response.status_code}: {_message(response)}"
