@@ -1,8 +1,7 @@
 """One generation as the engine sees it: tokens, and how much of them the cache holds."""
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,7 @@ NO_DRAFT = Draft()
 
 
 @dataclass(eq=False)
-class Sequence:
+class EngineSequence:
     """Tokens of one generation and its place in the cache.
 
     The cache holds ``tokens[:cached]`` at slots 0, 1, ... and after them the nodes of ``pending`` in order.
@@ -67,7 +66,7 @@ class Sequence:
         """Slots that hold something: the next token fed goes here."""
         return self.cached + len(self.pending)
 
-    def row(self, generated: Items[int], path: tuple[int, ...], mask: Mask | None = None) -> ChoiceContext:
+    def row(self, generated: Sequence[int], path: tuple[int, ...], mask: Mask | None = None) -> ChoiceContext:
         """What the choice of a token depends on.
 
         Args:
@@ -112,7 +111,7 @@ class Sequence:
                 "allowed_token_ids and bad_token_ids leave no token that the form of the answer allows next"
             )
 
-    def ends_in_form(self, told: Items[int], token: int) -> bool:
+    def ends_in_form(self, told: Sequence[int], token: int) -> bool:
         """Whether the grammar lets the answer end with ``token``, after the tokens ``told``."""
         if self.matcher is None or not self.names_tokens_beside_a_form:
             return True

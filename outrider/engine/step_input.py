@@ -1,6 +1,6 @@
 """All that a forward pass depends on, and its form as numbers: what rank 0 tells the ranks of its group."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,7 @@ class StepInput:
 
     def to_numbers(self) -> Numbers:
         """Each list after its length."""
-        numbers: list[Items[int] | Numbers] = [[len(self.moves), len(self.cleared), len(self.feeds)]]
+        numbers: list[Sequence[int] | Numbers] = [[len(self.moves), len(self.cleared), len(self.feeds)]]
         for move in self.moves:
             numbers += [[len(move.source)], move.source, move.target]
         numbers += [self.cleared]
@@ -53,7 +53,7 @@ class StepInput:
         return np.concatenate([np.asarray(part, np.int64) for part in numbers])
 
     @classmethod
-    def of(cls, feeds: Items[Feed]) -> "StepInput":
+    def of(cls, feeds: Sequence[Feed]) -> "StepInput":
         """These feeds, and no change of the cache before them."""
         return cls([], np.zeros(0, np.int64), [*feeds])
 

@@ -6,8 +6,7 @@ tests/support/simulated_cuda/README.md.
 
 import random
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -121,7 +120,7 @@ def requests(**sampling: Any) -> list[Request]:
     ]
 
 
-def texts_of(outputs: Items[Output]) -> list[tuple[int, ...]]:
+def texts_of(outputs: Sequence[Output]) -> list[tuple[int, ...]]:
     return [output.tokens for output in outputs]
 
 
@@ -168,7 +167,7 @@ class Guesses(Drafter):
     texts: dict[tuple[int, ...], tuple[int, ...]]
     siblings: int
 
-    def propose(self, asked: Items[Asked]) -> list[Draft]:
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         return [self._draft(one) for one in asked]
 
     def _draft(self, asked: Asked) -> Draft:

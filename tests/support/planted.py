@@ -17,7 +17,7 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft, Verdict
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.verify import VerifyTask
 from tests.support.local_worker import LocalWorker
 from tests.support.patience import LIMIT_S
@@ -76,7 +76,7 @@ def _top_p_at_draft_only(target: LocalWorker) -> Planted:
 
 
 def _shared_block(target: LocalWorker) -> Planted:
-    def wrong(right: Any, cache: PagedCache, sequence: Sequence, index: int) -> bytes:
+    def wrong(right: Any, cache: PagedCache, sequence: EngineSequence, index: int) -> bytes:
         return right(cache, sequence, index)[:1]  # too little to tell blocks apart
 
     return _only_in(target, PagedCache, "_digest", wrong)

@@ -2,7 +2,7 @@
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Generate, Generated, Result
 
 BLOCK = 8
@@ -13,7 +13,7 @@ PROMPTS = [tuple(range(start, start + 20)) for start in (3, 40, 80, 120, 160)]
 POISONED = (*range(200, 215), POISON, 216, 217)
 
 
-def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> Sequence:
+def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> EngineSequence:
     sequence = engine.open(len(prompt), key, SAMPLING)
     engine.submit(Generate(sequence.number, 0, prompt, COUNT))
     return sequence
@@ -26,7 +26,7 @@ def run(engine: Engine) -> list[Result]:
     return results
 
 
-def texts(results: list[Result], sequences: list[Sequence]) -> list[list[int]]:
+def texts(results: list[Result], sequences: list[EngineSequence]) -> list[list[int]]:
     return [
         [one.token for one in results if isinstance(one, Generated) and one.sequence == sequence.number]
         for sequence in sequences

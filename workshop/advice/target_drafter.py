@@ -5,8 +5,7 @@ keeps in its cache what it would have kept.
 """
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
@@ -19,7 +18,7 @@ from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.runner import Launched, ModelRunner, Outcome
 from outrider.engine.scheduling.scheduler import Selected
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.work import Verify
@@ -41,7 +40,7 @@ class _StateRecorder(ModelRunner):
         self._states: dict[tuple[int, int], Tensor] = {}  # [num_layers, hidden_size] by block and place
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
     ) -> Outcome:
         outcome = super().run(selected, launched, following)
         for _, item, choices in outcome.chosen:
@@ -51,7 +50,7 @@ class _StateRecorder(ModelRunner):
                 self._states[self._slot(item.sequence, position)] = state
         return outcome
 
-    def states(self, sequence: Sequence) -> Tensor | None:
+    def states(self, sequence: EngineSequence) -> Tensor | None:
         """Returns the states of the cached tokens: [cached, num_layers, hidden_size]; None: none are read."""
         if not self._states:
             return None
@@ -61,7 +60,7 @@ class _StateRecorder(ModelRunner):
         """Forgets the states of closed sequences."""
         self._states.clear()
 
-    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+    def _slot(self, sequence: EngineSequence, position: int) -> tuple[int, int]:
         block, place = divmod(position, self.settings.block_size)
         return sequence.blocks[block], place
 
@@ -88,7 +87,7 @@ class TargetDrafterJudge:
 
     @torch.inference_mode()
     def judge(
-        self, answers: Items[TargetAnswer], depth: int, progress: Progress = SILENT
+        self, answers: Sequence[TargetAnswer], depth: int, progress: Progress = SILENT
     ) -> list[JudgedAnswer]:
         """Judges a Draft before each token of each answer. Raises HopelessError."""
         judged: list[JudgedAnswer] = []
@@ -100,7 +99,7 @@ class TargetDrafterJudge:
         return judged
 
     def _judged_together(
-        self, answers: Items[TargetAnswer], depth: int, go_on: Callable[[], None]
+        self, answers: Sequence[TargetAnswer], depth: int, go_on: Callable[[], None]
     ) -> list[JudgedAnswer]:
         """Judges answers that run together.
 
@@ -128,7 +127,7 @@ class TargetDrafterJudge:
         self._runner.forget()
         return [run.judged for run in runs]
 
-    def _read(self, answer: TargetAnswer) -> Sequence:
+    def _read(self, answer: TargetAnswer) -> EngineSequence:
         """Lets the target read all tokens but the last."""
         request = answer.request
         sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
@@ -144,7 +143,7 @@ class TargetDrafterJudge:
 class _JudgedSequence:
     """Answer as far as the drafter has been told of it."""
 
-    def __init__(self, answer: TargetAnswer, sequence: Sequence) -> None:
+    def __init__(self, answer: TargetAnswer, sequence: EngineSequence) -> None:
         self._tokens = answer.tokens
         self._text = answer.text
         self._place = FIRST

@@ -11,7 +11,7 @@ import torch
 from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import ROOT
 from outrider.engine.cache.blocks import BlockPool
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_input import Move, Numbers, Rows
 
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
@@ -91,7 +91,7 @@ class PagedCache(KeyValues):
         """Blocks that ``length`` tokens fill."""
         return -(-length // self.block_size)
 
-    def reserve(self, sequence: Sequence, length: int) -> bool:
+    def reserve(self, sequence: EngineSequence, length: int) -> bool:
         """Gives the sequence blocks for ``length`` slots; False, with nothing done, if too few are free."""
         missing = self.blocks_for(length) - len(sequence.blocks)
         if missing > self.pool.available:
@@ -102,16 +102,16 @@ class PagedCache(KeyValues):
             )
         return True
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: EngineSequence) -> None:
         """Takes back everything the sequence holds."""
         self._drop_blocks(sequence, 0)
 
-    def discard(self, sequence: Sequence) -> None:
+    def discard(self, sequence: EngineSequence) -> None:
         """As ``release``, for a cache with numbers that are not finite: nobody reads them again."""
         self.clear(sequence, len(sequence.digests) * self.block_size)
         self.release(sequence)
 
-    def clear(self, sequence: Sequence, length: int) -> None:
+    def clear(self, sequence: EngineSequence, length: int) -> None:
         """Has everything that its blocks hold beyond ``length`` tokens filled with zeros.
 
         A mask hides what lies there, but nothing hides a number that is not finite: 0 times it is NaN.
@@ -119,7 +119,7 @@ class PagedCache(KeyValues):
         places = np.arange(length, len(sequence.blocks) * self.block_size)
         self._cleared.append(self._slots(sequence, places))
 
-    def adopt_prefix(self, sequence: Sequence) -> None:
+    def adopt_prefix(self, sequence: EngineSequence) -> None:
         """Shares published blocks with the tokens that come next; the last token is always computed."""
         index, rest = divmod(sequence.cached, self.block_size)
         if rest or sequence.pending:
@@ -135,23 +135,23 @@ class PagedCache(KeyValues):
             index += 1
             sequence.cached = index * self.block_size
 
-    def to_be_published(self, sequence: Sequence) -> list[bytes]:
+    def to_be_published(self, sequence: EngineSequence) -> list[bytes]:
         """Digests of the blocks that its tokens will fill, the next one first."""
         first = sequence.cached // self.block_size
         return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
 
-    def _adoptable(self, sequence: Sequence) -> int:
+    def _adoptable(self, sequence: EngineSequence) -> int:
         """Blocks that another sequence with the same tokens could share."""
         return (len(sequence.tokens) - 1) // self.block_size
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: EngineSequence) -> None:
         """Lets others find the blocks that committed tokens fill. Drafted tokens are never among them."""
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
             self.pool.publish(sequence.blocks[index], digest)
 
-    def roll_back(self, sequence: Sequence, length: int) -> None:
+    def roll_back(self, sequence: EngineSequence, length: int) -> None:
         """Forgets what is cached beyond ``length`` tokens, and everything pending.
 
         A published block is never written again: one that would be is given up and computed anew elsewhere.
@@ -162,13 +162,13 @@ class PagedCache(KeyValues):
         if sequence.cached < len(sequence.digests) * self.block_size:
             self._drop_blocks(sequence, sequence.cached // self.block_size)
 
-    def keep_path(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+    def keep_path(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """Commits the pending nodes of ``path``, root first: their cache is to move up, the rest goes."""
         self._move(sequence, path)
         sequence.cached += len(path)
         sequence.forget_pending()
 
-    def keep_branch(self, sequence: Sequence, path: tuple[int, ...]) -> None:
+    def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """As ``keep_path``, but what follows the path stays pending."""
         last = path[-1] if path else ROOT
         below = sequence.pending.below(last)
@@ -178,7 +178,7 @@ class PagedCache(KeyValues):
         sequence.pending = sequence.pending.part(last, below)
         sequence.ranked = {index[node]: ranked for node, ranked in sequence.ranked.items() if node in index}
 
-    def shrink(self, sequence: Sequence) -> None:
+    def shrink(self, sequence: EngineSequence) -> None:
         """Frees the blocks that only pending nodes fill."""
         self._drop_blocks(sequence, self.blocks_for(sequence.cached))
 
@@ -209,18 +209,18 @@ class PagedCache(KeyValues):
         largest = [stored[:, slots].abs().amax(dim=(0, 2, 3)) for stored in self._stored]
         return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
 
-    def _move(self, sequence: Sequence, nodes: tuple[int, ...]) -> None:
+    def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:
         """Brings pending nodes to the front."""
         if nodes != tuple(range(len(nodes))):
             start = sequence.cached
             source = self._slots(sequence, start + np.asarray(nodes))
             self._moves.append(Move(source, self._slots(sequence, start + np.arange(len(nodes)))))
 
-    def _slots(self, sequence: Sequence, places: Numbers) -> Numbers:
+    def _slots(self, sequence: EngineSequence, places: Numbers) -> Numbers:
         blocks: Numbers = sequence.table[places // self.block_size]
         return blocks * self.block_size + places % self.block_size
 
-    def _digest(self, sequence: Sequence, index: int) -> bytes:
+    def _digest(self, sequence: EngineSequence, index: int) -> bytes:
         """Of the block's tokens and all before it."""
         while len(sequence.hashes) <= index:
             first = len(sequence.hashes) * self.block_size
@@ -229,7 +229,7 @@ class PagedCache(KeyValues):
             sequence.hashes.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
         return sequence.hashes[index]
 
-    def _drop_blocks(self, sequence: Sequence, keep: int) -> None:
+    def _drop_blocks(self, sequence: EngineSequence, keep: int) -> None:
         for block in reversed(sequence.blocks[keep:]):  # the end of a prefix is evicted before its beginning
             self.pool.release(block)
         del sequence.blocks[keep:], sequence.digests[keep:]

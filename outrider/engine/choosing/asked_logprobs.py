@@ -1,6 +1,6 @@
 """Log-probabilities that a step tells with the tokens it chooses, so that the host reads once."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ from outrider.decoding.settings import Sampling, TokenLogprobs
 class AskedLogprobs:
     """Those of rows that ask for some, by the coupled rule: under the others the host chooses the tokens."""
 
-    def __init__(self, rows: Items[ChoiceContext]) -> None:
+    def __init__(self, rows: Sequence[ChoiceContext]) -> None:
         """rows: of the whole step."""
         asking = {
             index: row.sampling

@@ -5,7 +5,7 @@ hold far more, are made while the device computes.
 """
 
 import math
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_input import Feed, Numbers
 
 NUMBERS_OF_ROW = 9  # at most
@@ -44,7 +44,7 @@ class DraftRows:
     depth: int  # nodes of the longest path
 
     @classmethod
-    def of(cls, drafts: Items[Draft], counts: Items[int]) -> "DraftRows | None":
+    def of(cls, drafts: Sequence[Draft], counts: Sequence[int]) -> "DraftRows | None":
         """None where nothing was drafted.
 
         counts: rows of each piece of work: where it has a Draft, the root's and the nodes' in their order.
@@ -73,7 +73,11 @@ class ChoiceInput:
 
     @classmethod
     def of_feeds(
-        cls, feeds: Items[Feed], texts: Items[Sequence], counts: Items[int], drafts: Items[Draft]
+        cls,
+        feeds: Sequence[Feed],
+        texts: Sequence[EngineSequence],
+        counts: Sequence[int],
+        drafts: Sequence[Draft],
     ) -> "ChoiceInput":
         """Tokens are chosen after the last ``counts`` tokens of each feed.
 
@@ -82,7 +86,7 @@ class ChoiceInput:
         return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts))
 
     @classmethod
-    def of_rows(cls, rows: Items[ChoiceContext], drafts: DraftRows | None = None) -> "ChoiceInput":
+    def of_rows(cls, rows: Sequence[ChoiceContext], drafts: DraftRows | None = None) -> "ChoiceInput":
         """Of rows that are there already."""
         positions = np.array([row.position for row in rows], np.int64)
         return cls._of(rows, [1] * len(rows), positions, drafts)
@@ -90,8 +94,8 @@ class ChoiceInput:
     @classmethod
     def _of(
         cls,
-        texts: Items[Sequence | ChoiceContext],
-        counts: Items[int],
+        texts: Sequence[EngineSequence | ChoiceContext],
+        counts: Sequence[int],
         positions: Numbers,
         drafts: DraftRows | None,
     ) -> "ChoiceInput":
@@ -128,7 +132,7 @@ class ChoiceInput:
         return self.at(there.to(device, non_blocking=True))
 
 
-def _positions(feeds: Items[Feed], counts: Items[int]) -> Numbers:
+def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:
     """int64 [num_rows] of the tokens that follow the last ``counts`` of each."""
     stops = np.cumsum(counts)
     ends = np.array([feed.start + len(feed.tokens) for feed in feeds], np.int64)

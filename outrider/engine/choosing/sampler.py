@@ -1,7 +1,7 @@
 """Chooses tokens for a whole step at once, and hands every piece of work its part."""
 
 import operator
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -90,7 +90,7 @@ class Choices:
         row = self.rows[index]
         return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 
-    def logprobs(self, indices: Items[int], tokens: Items[int]) -> tuple[TokenLogprobs, ...]:
+    def logprobs(self, indices: Sequence[int], tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless the request asked."""
         sampling = self.rows[0].sampling
         if sampling.logprobs is None:
@@ -105,8 +105,8 @@ class Choices:
 class Choosing:
     """Tokens that a device is choosing, on their way to the host."""
 
-    rows: Items[list[ChoiceContext]]  # of each piece of work
-    drafts: Items[Draft]  # likewise
+    rows: Sequence[list[ChoiceContext]]  # of each piece of work
+    drafts: Sequence[Draft]  # likewise
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
     ranks: int
@@ -154,7 +154,7 @@ def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None
 
 def choose_tokens(
     logits: torch.Tensor,
-    rows: Items[list[ChoiceContext]],
+    rows: Sequence[list[ChoiceContext]],
     are_finite: torch.Tensor,
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
@@ -164,10 +164,10 @@ def choose_tokens(
 
 def begin_choosing(
     logits: torch.Tensor,
-    rows: Items[list[ChoiceContext]],
+    rows: Sequence[list[ChoiceContext]],
     are_finite: torch.Tensor,
     ranks: int = 1,
-    drafts: Items[Draft] | None = None,
+    drafts: Sequence[Draft] | None = None,
     packed: PackedRows | None = None,
 ) -> Choosing:
     """On a GPU without a wait for it.
@@ -186,10 +186,10 @@ def begin_choosing(
 
 def _begin(
     logits: torch.Tensor,
-    rows: Items[list[ChoiceContext]],
+    rows: Sequence[list[ChoiceContext]],
     are_finite: torch.Tensor,
     ranks: int,
-    drafts: Items[Draft],
+    drafts: Sequence[Draft],
     packed: PackedRows | None,
     asked: AskedLogprobs,
 ) -> Choosing:

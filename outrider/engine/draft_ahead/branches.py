@@ -1,6 +1,6 @@
 """Draft-ahead: what follows the likely verdicts on a Draft, drafted before one comes."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import RANKS, SEQUENCE_MEMORY, Branch, Outcomes
@@ -152,11 +152,11 @@ class PrepareTask(Task):
         return sum(self._steps[:known])
 
 
-def _rank(token: int, ranked: Items[int]) -> int:
+def _rank(token: int, ranked: Sequence[int]) -> int:
     return ranked.index(token) if token in ranked else RANKS
 
 
-def with_path(draft: Draft, tokens: Items[int], node: int) -> tuple[Draft, list[int]]:
+def with_path(draft: Draft, tokens: Sequence[int], node: int) -> tuple[Draft, list[int]]:
     """The Draft with a path of tokens after a node, and that path, the node first."""
     path = [node]
     for token in tokens:

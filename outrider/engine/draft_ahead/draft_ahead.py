@@ -4,7 +4,7 @@ from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.outcomes import RANKS, Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.parallel_branches import ParallelPrepareTask
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask, ParallelSampledProposeTask
 from outrider.engine.work import AheadOutcome, Propose
@@ -34,7 +34,7 @@ class DraftAhead:
         """Of all chains: what a new sequence begins with."""
         return self._outcomes.acceptance_rate
 
-    def observe(self, sequence: Sequence, work: Propose) -> AheadOutcome | None:
+    def observe(self, sequence: EngineSequence, work: Propose) -> AheadOutcome | None:
         """What the Verdict, which the work tells of, shows about what was prepared for it."""
         sequence.in_rounds = _follows_verdict(sequence, work)
         newest = self._newest.get(sequence.number)
@@ -42,7 +42,7 @@ class DraftAhead:
         return newest.observe(work.tokens, self._outcomes) if newest and is_next else None
 
     def propose(
-        self, sequence: Sequence, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None
+        self, sequence: EngineSequence, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None
     ) -> ProposeTask:
         """The task that makes the Draft, with as many guesses as it and its preparation need.
 
@@ -80,13 +80,13 @@ class DraftAhead:
             begun = ParallelPrepareTask(task, branches)
         self._newest[sequence.number] = self.unfinished[sequence.number] = begun
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: EngineSequence) -> None:
         """It has other work, or is closed."""
         self._newest.pop(sequence.number, None)
         self.unfinished.pop(sequence.number, None)
 
 
-def _follows_verdict(sequence: Sequence, work: Propose) -> bool:
+def _follows_verdict(sequence: EngineSequence, work: Propose) -> bool:
     """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True

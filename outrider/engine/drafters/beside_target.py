@@ -1,8 +1,7 @@
 """Drafters that stand beside the target: they read the states of its layers and draft as a Verdict falls."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, StepInput
 
@@ -29,7 +28,7 @@ from outrider.engine.step_input import Feed, StepInput
 class Fed:
     """What a step has put into the target's cache for one sequence, and stays there."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     start: int  # position of the first token
     hidden: Tensor  # [num_tokens, num_layers, hidden_size] of the drafter's layers
 
@@ -51,7 +50,7 @@ class Target(Protocol):
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the target's cache. Raises CacheLostError."""
 
-    def lay_out(self, feeds: Items[Feed]) -> Batch:
+    def lay_out(self, feeds: Sequence[Feed]) -> Batch:
         """A pass over the blocks of the target's cache."""
 
     def are_finite(self, batch: Batch) -> Tensor:
@@ -60,7 +59,7 @@ class Target(Protocol):
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """The same as CUDA graphs, to be captured by all ranks alike."""
 
-    def row_graphs_of(self, functions: Items[ByRows], size: int) -> list[RowGraphs]:
+    def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
         """Of [num_rows, size] to logits [num_rows, vocab_size] each, likewise; they share memory."""
 
 
@@ -71,7 +70,7 @@ class BesideTarget(Drafter):
     cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's, at each rank
     weight_bytes = 0  # that it adds to the target's, at each rank
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
-    guesses: Items[Items[tuple[int, ...]]] = ()
+    guesses: Sequence[Sequence[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -120,10 +119,10 @@ class BesideTarget(Drafter):
         """
         return 0
 
-    def take_in(self, fed: Items[Fed]) -> None:
+    def take_in(self, fed: Sequence[Fed]) -> None:
         """Called with what every step fed, if it has ``cache_shapes``."""
 
-    def watch(self, texts: Items[Sequence]) -> None:
+    def watch(self, texts: Sequence[EngineSequence]) -> None:
         """Called after every step with those that took part, as they stand: for one that learns from them."""
 
 
@@ -132,7 +131,7 @@ def rows_at(rows: Tensor, places: list[int]) -> Tensor:
     return rows[to_device(torch.tensor(places), rows.device)]
 
 
-def feed_of(sequence: Sequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
+def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
     """Tokens of a text, or drafted ones after it, at a position of it: its blocks hold them."""
     return Feed(tokens, num_logits, start, sequence.table[: len(sequence.blocks)], None)
 

@@ -34,7 +34,7 @@ from outrider.engine.forward.part import part_of
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import together
-from outrider.engine.sequence import Sequence as Text
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import NOTHING_FED, Feed, StepInput
 
@@ -106,7 +106,7 @@ class EarlyExit(BesideTarget):
         else:
             self._capture_next(layers)
 
-    def watch(self, texts: Sequence[Text]) -> None:
+    def watch(self, texts: Sequence[EngineSequence]) -> None:
         """Now and then, while it searches: what a part would have said where the target has spoken.
 
         What is found is captured in the same way, a graph at a time.
@@ -122,7 +122,7 @@ class EarlyExit(BesideTarget):
             self._seen = time.perf_counter()
             self._spent += self._seen - begun
 
-    def _go_on(self, texts: Sequence[Text]) -> None:
+    def _go_on(self, texts: Sequence[EngineSequence]) -> None:
         """A trial, or a graph."""
         if self._search is not None:
             self._try(self._search, texts)
@@ -132,7 +132,7 @@ class EarlyExit(BesideTarget):
             if self._graphs.is_complete and self._graphs.slow_because:
                 logger.error("%s: drafting is slower than it could be: %s", self, self._graphs.slow_because)
 
-    def _try(self, search: ExitSearch, texts: Sequence[Text]) -> None:
+    def _try(self, search: ExitSearch, texts: Sequence[EngineSequence]) -> None:
         layers = search.next
         judged = trial(texts, self._target.cache, lambda feeds: self._pass(layers, feeds))
         if judged is None:
@@ -214,6 +214,6 @@ class EarlyExit(BesideTarget):
         return UnsupportedModelError(f"drafter='early_exit' for model={self._target_shape.name!r}: {reason}")
 
 
-def _text_of(asked: Asked) -> Text:
-    assert isinstance(asked.text, Text)
+def _text_of(asked: Asked) -> EngineSequence:
+    assert isinstance(asked.text, EngineSequence)
     return asked.text

@@ -29,7 +29,7 @@ from outrider.decoding.outcomes import RANKS
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.choosing.sampler import Choices, choose_tokens
-from outrider.engine.sequence import Sequence as Text
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_input import Feed
 
 Ranked = tuple[int, ...]  # the best tokens for a position, best first
@@ -48,7 +48,7 @@ class _Tree:
     """The Draft of one text. It ends at its depth, and each path at an end of the generation."""
 
     def __init__(self, asked: Asked) -> None:
-        assert isinstance(asked.text, Text)
+        assert isinstance(asked.text, EngineSequence)
         self.text, self.asked = asked.text, asked
         self.is_coupled = asked.text.sampling.verification == "coupled"
         self.leaves = asked.leaves if self.is_coupled else 0
@@ -195,7 +195,7 @@ def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
     unwritten: tokens of a chain that need no slot beyond those that the text has cached.
     """
     text = asked.text
-    assert isinstance(text, Text)
+    assert isinstance(text, EngineSequence)
     end = text.cached - unwritten
     if cache.reserve(text, end + asked.depth + asked.leaves):
         return asked

@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.drafters.beside_target import feed_of
-from outrider.engine.sequence import Sequence as Text
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_input import Feed
 
 FEWEST, MOST = 8, 24  # positions of one trial
@@ -29,7 +29,7 @@ class Judged:
     positions: int
 
 
-def trial(texts: Sequence[Text], cache: PagedCache, run: Pass) -> Judged | None:
+def trial(texts: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> Judged | None:
     """Judges one pass over the newest tokens of one text; None where no text has enough of them.
 
     The pass writes to blocks of its own: what the target has cached stays.
@@ -40,7 +40,7 @@ def trial(texts: Sequence[Text], cache: PagedCache, run: Pass) -> Judged | None:
     return None
 
 
-def _start(text: Text, cache: PagedCache) -> int | None:
+def _start(text: EngineSequence, cache: PagedCache) -> int | None:
     """Where a block begins, from which on there are enough tokens of the target's own."""
     end = len(text.tokens) - 1
     first = max(text.prompt_length - 1, end - MOST)
@@ -52,8 +52,8 @@ def _start(text: Text, cache: PagedCache) -> int | None:
     return start
 
 
-def _judged(text: Text, start: int, cache: PagedCache, run: Pass) -> Judged | None:
-    copied = Text(
+def _judged(text: EngineSequence, start: int, cache: PagedCache, run: Pass) -> Judged | None:
+    copied = EngineSequence(
         text.number,
         text.prompt_length,
         text.noise_key,

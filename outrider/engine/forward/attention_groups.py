@@ -1,8 +1,7 @@
 """Groups of sequences whose attention is computed in one call, and the masks they need."""
 
 import math
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -121,7 +120,7 @@ class AttentionGroup:
 
 
 def form_groups(
-    spans: Items[QuerySpan], block_size: int, dtype: torch.dtype, device: torch.device
+    spans: Sequence[QuerySpan], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[AttentionGroup]:
     """Splits the spans into groups with alike numbers of queries and alike lengths."""
     single = [span for span in spans if span.count == 1]

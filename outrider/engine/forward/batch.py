@@ -1,6 +1,6 @@
 """One step's work packed into one forward pass: tokens of many sequences in a row."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, 
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.paged_input import PagedInput
 from outrider.engine.loop.step_timings import Path
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_input import Feed, Rows
 
 
@@ -20,7 +20,7 @@ from outrider.engine.step_input import Feed, Rows
 class Item:
     """What one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     tokens: list[int]
     num_committed: int
     num_logits: int  # rows of logits wanted, of the last tokens
@@ -86,7 +86,7 @@ def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
 
 
 def pack(
-    feeds: Items[Feed],
+    feeds: Sequence[Feed],
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,

@@ -15,8 +15,7 @@ ranks of a tensor-parallel model run the same passes, and add up in the order of
 (outrider/engine/parallel/sums.py).
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -96,7 +95,7 @@ class Place:
     path: tuple[int, ...] | None  # slots of its drafted ancestors and itself, where these are no chain
 
 
-def cut(feeds: Items[Feed], rows: int) -> list[list[Feed]]:
+def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
     """The step's tokens in order, so many in each part but the last."""
     parts: list[list[Feed]] = []
     room = 0
@@ -126,7 +125,7 @@ def _part(feed: Feed, first: int, stop: int) -> Feed:
 
 
 def paged_pass(
-    feeds: Items[Feed],
+    feeds: Sequence[Feed],
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -157,7 +156,7 @@ def paged_pass(
 
 
 def gathered_pass(
-    feeds: Items[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
+    feeds: Sequence[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
 ) -> Pass:
     """For attention that gathers blocks. Padding is written to ``spare_slot``."""
     batch = pack(feeds, block_size, dtype, device)

@@ -1,8 +1,7 @@
 """A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
 
 import logging
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -153,7 +152,7 @@ class ForwardPass:
         """For a drafter beside the target."""
         return self._graphs_of(compute, captured_sizes(self.settings), as_chains=False)
 
-    def row_graphs_of(self, functions: Items[ByRows], size: int) -> list[RowGraphs]:
+    def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
         """For a drafter beside the target."""
         model, sizes = self.model, captured_sizes(self.settings)
         # Of the other ranks' logits nothing becomes a choice.
@@ -166,7 +165,7 @@ class ForwardPass:
         ]
 
     def _graphs_of(
-        self, compute: Callable[[Batch], ForwardOutput], sizes: Items[int], *, as_chains: bool
+        self, compute: Callable[[Batch], ForwardOutput], sizes: Sequence[int], *, as_chains: bool
     ) -> Graphs:
         cache = self.cache
         blocks = cache.blocks_for(min(context_length(self.model), cache.capacity))
@@ -212,7 +211,7 @@ class ForwardPass:
             logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
             self._decoder = None
 
-    def _decoder_of(self, model: Any, hidden_layers: Items[int]) -> Decoder | None:
+    def _decoder_of(self, model: Any, hidden_layers: Sequence[int]) -> Decoder | None:
         return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.device, self.dtype))
 
     def _logits(self, step: StepInput) -> torch.Tensor:
@@ -238,15 +237,15 @@ class ForwardPass:
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
-    def _graph_of(self, feeds: Items[Feed], tail: Numbers) -> GraphBatch | None:
+    def _graph_of(self, feeds: Sequence[Feed], tail: Numbers) -> GraphBatch | None:
         return None if self._graphs is None else self._graphs.batch(feeds, tail)
 
-    def _pass_of(self, feeds: Items[Feed], tail: Numbers) -> Batch:
+    def _pass_of(self, feeds: Sequence[Feed], tail: Numbers) -> Batch:
         """One of batch-invariant numerics."""
         given = feeds, self.settings.block_size, self.dtype, self.device, self._spare_slot
         return paged_pass(*given, tail) if self.is_asynchronous else gathered_pass(*given)
 
-    def lay_out(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> Batch:
+    def lay_out(self, feeds: Sequence[Feed], tail: Numbers = NO_TAIL) -> Batch:
         """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
         block_size, dtype, device = self.settings.block_size, self.dtype, self.device
         if self.kernel is None:

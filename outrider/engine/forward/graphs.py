@@ -3,8 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,7 +86,7 @@ class GraphBatch(Batch):
 class CapturedSizes(ABC):
     """A graph for each of some numbers of rows; work on fewer takes the next larger one."""
 
-    def __init__(self, capture: Capture, sizes: Items[int], group: RankGroup | None = None) -> None:
+    def __init__(self, capture: Capture, sizes: Sequence[int], group: RankGroup | None = None) -> None:
         """
         Args:
             sizes: numbers of rows, ascending, of which none is captured yet.
@@ -152,7 +151,7 @@ class RowGraphs(CapturedSizes):
         capture: Capture,
         taken: torch.Tensor,
         given: torch.Tensor,
-        sizes: Items[int],
+        sizes: Sequence[int],
         group: RankGroup | None = None,
     ) -> None:
         """
@@ -198,7 +197,7 @@ class Graphs(CapturedSizes):
         dtype: torch.dtype,
         device: torch.device,
         blocks: int,
-        sizes: Items[int],
+        sizes: Sequence[int],
         group: RankGroup | None = None,
         *,
         as_chains: bool,
@@ -222,7 +221,7 @@ class Graphs(CapturedSizes):
         self._every = torch.arange(sizes[-1], device=device)
         self._output: ForwardOutput | None = None  # of the largest, whose memory the others share
 
-    def batch(self, feeds: Items[Feed], tail: Numbers = NO_TAIL) -> GraphBatch | None:
+    def batch(self, feeds: Sequence[Feed], tail: Numbers = NO_TAIL) -> GraphBatch | None:
         """The step, in a graph's memory; None where there is no graph for it. tail: as PagedInput has it."""
         rows = sum(len(feed.tokens) for feed in feeds)
         size = self._size_for(rows)

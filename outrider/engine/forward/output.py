@@ -1,7 +1,6 @@
 """What a pass computes."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Items
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,7 +43,7 @@ def joined(outputs: Iterable[ForwardOutput]) -> ForwardOutput:
     return ForwardOutput(torch.cat(some), torch.cat(hidden) if hidden else None, torch.cat(are_finite))
 
 
-def states_of(hidden_states: Items[torch.Tensor], layers: Items[int]) -> torch.Tensor | None:
+def states_of(hidden_states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor | None:
     """[num_tokens, num_layers, hidden_size]; None where no layers are asked for.
 
     hidden_states: of transformers, [1, num_tokens, hidden_size] of each layer.

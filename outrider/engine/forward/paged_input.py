@@ -1,7 +1,7 @@
 """A step's work as the paged kernels take it: one buffer of numbers, copied to the device at once."""
 
 import math
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -41,7 +41,7 @@ class Layout:
     tail: int = 0  # numbers for what follows the pass
 
     @classmethod
-    def of(cls, feeds: Items[Feed], block_size: int) -> "Layout":
+    def of(cls, feeds: Sequence[Feed], block_size: int) -> "Layout":
         """With room for these and no more."""
         counts = np.array([len(feed.tokens) for feed in feeds])
         is_few = counts <= FEW_QUERIES
@@ -133,7 +133,7 @@ class PagedInput(Generic[Array]):
 
 def fill(
     layout: Layout,
-    feeds: Items[Feed],
+    feeds: Sequence[Feed],
     block_size: int,
     spare_slot: int,
     tail: Numbers = NO_TAIL,
@@ -189,7 +189,7 @@ class _Spans:
     roots: Numbers  # slots from which on not everything is visible, or is at another place; NO_ROOT: none
 
 
-def _spans(numbers: PagedInput[Numbers], feeds: Items[Feed], firsts: Numbers) -> _Spans:
+def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts: Numbers) -> _Spans:
     """One for each sequence; drafted nodes see only their own ancestors among the drafted."""
     roots = np.full(len(feeds), NO_ROOT)
     for lane, feed in enumerate(feeds):
@@ -203,7 +203,7 @@ def _spans(numbers: PagedInput[Numbers], feeds: Items[Feed], firsts: Numbers) ->
     return _Spans(np.arange(len(feeds)), firsts, counts, starts, roots)
 
 
-def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Items[Feed], firsts: Numbers) -> _Spans:
+def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts: Numbers) -> _Spans:
     """One for each sequence's chain, and one for each drafted node that is off it."""
     spans: list[tuple[int, int, int, int, int]] = []
     for lane, feed in enumerate(feeds):

@@ -1,7 +1,7 @@
 """A model's part: some of its layers between its embedding and its output projection. Weights are shared."""
 
 import copy
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
 
 
-def part_of(model: Any, layers: Items[int], norm: nn.Module | None = None) -> Any:
+def part_of(model: Any, layers: Sequence[int], norm: nn.Module | None = None) -> Any:
     """A model that passes through these layers alone, and leaves the model as it is.
 
     A layer keeps its index, so that its keys and values go where those of the whole model go.
@@ -88,7 +88,7 @@ def _shallow(module: Any) -> Any:
     return copied
 
 
-def _shorten(module: Any, layers: Items[int], count: int) -> None:
+def _shorten(module: Any, layers: Sequence[int], count: int) -> None:
     """Lets its config tell of these layers, if it does of ``count``."""
     config = getattr(module, "config", None)
     if config is None or getattr(config, "num_hidden_layers", None) != count:
@@ -100,7 +100,7 @@ def _shorten(module: Any, layers: Items[int], count: int) -> None:
             setattr(shortened, name, [value[layer] for layer in layers])
 
 
-def _check_layers(part: Any, layers: Items[int]) -> None:
+def _check_layers(part: Any, layers: Sequence[int]) -> None:
     probe, token = Probe(), torch.zeros(1, 1, dtype=torch.int64, device=part.device)
     with torch.inference_mode():
         part(input_ids=token, position_ids=token, use_cache=False, outrider=probe)

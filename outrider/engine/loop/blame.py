@@ -7,7 +7,7 @@ import torch
 
 from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import CacheLostError, RankLostError
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 
 NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words on a CPU, in a plain RuntimeError
 BROKEN = (RankLostError, CacheLostError, torch.AcceleratorError, torch.distributed.DistError)
@@ -23,7 +23,7 @@ class NotFiniteError(Exception):
 class BlamedError(Exception):
     """Its cause came from what is done for one sequence alone."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: EngineSequence) -> None:
         super().__init__(f"sequence {sequence.number}")
         self.sequence = sequence
 
@@ -38,7 +38,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def blaming(sequence: Sequence) -> Iterator[None]:
+def blaming(sequence: EngineSequence) -> Iterator[None]:
     """What raises under it is the sequence's, unless it says more."""
     try:
         yield

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ from outrider.engine.choosing.sampler import Choices
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, rows_at
 from outrider.engine.forward.batch import Item
 from outrider.engine.loop.blame import says_broken
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
 from outrider.engine.work import Result, Verified
@@ -35,7 +34,7 @@ class _Newest:
     """A Draft that came with its sequence's Verdict."""
 
     chain: tuple[int, ...]
-    guesses: Items[tuple[int, ...]]  # at its positions, as far as they are known, best first
+    guesses: Sequence[tuple[int, ...]]  # at its positions, as far as they are known, best first
 
 
 class DraftingBeside:
@@ -87,7 +86,7 @@ class DraftingBeside:
         """Why it is out of use; empty while it is not."""
         return self._drafter.no_drafts_because or self._refused_because
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: EngineSequence) -> None:
         """It is closed."""
         self._newest.pop(sequence.number, None)
         self._drafter.forget(sequence)

@@ -26,7 +26,7 @@ from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
@@ -64,7 +64,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(self.settings, self._cache)
         self._batch_delay = BatchDelay(clock)
-        self._sequences: dict[int, Sequence] = {}  # by number, oldest first
+        self._sequences: dict[int, EngineSequence] = {}  # by number, oldest first
         self._draft_ahead = DraftAhead(self.settings.draft_ahead, runner.mask_token)
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
@@ -90,7 +90,7 @@ class Engine:
 
     def open(
         self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
-    ) -> Sequence:
+    ) -> EngineSequence:
         """A sequence without tokens; it takes up cache once work is submitted for it.
 
         number: by which work names it, above those of all that were opened before; None: the next one.
@@ -103,18 +103,18 @@ class Engine:
         check_sampling(sampling, self.vocab_size, ends)
         limit = min(prompt_length + sampling.max_tokens, self.runner.context_length)
         number = self._opened if number is None else number
-        sequence = Sequence(number, prompt_length, noise_key, sampling, ends, limit, self._clock)
+        sequence = EngineSequence(number, prompt_length, noise_key, sampling, ends, limit, self._clock)
         self._grammars.begin(sequence)
         sequence.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened = number + 1
         self._sequences[sequence.number] = sequence
         return sequence
 
-    def sequence(self, number: int) -> Sequence:
+    def sequence(self, number: int) -> EngineSequence:
         """That is open. Raises KeyError."""
         return self._sequences[number]
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: EngineSequence) -> None:
         """Voids its work and frees its cache. Closing twice does nothing more."""
         if self._sequences.pop(sequence.number, None) is not None:
             self._batch_delay.left(sequence)
@@ -126,7 +126,7 @@ class Engine:
             if self._beside is not None:
                 self._beside.forget(sequence)
 
-    def fail(self, sequence: Sequence, error: BaseException) -> Failed:
+    def fail(self, sequence: EngineSequence, error: BaseException) -> Failed:
         """Closes a sequence that cannot go on, and says so."""
         logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
         self._cache.discard(sequence)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from outrider.decoding.grammar import GrammarError, Matcher, compiled, token_table
 from outrider.decoding.grammar_trials import STACK, GrammarTrials, TrialVocabulary
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.learning.lru import Lru
 
@@ -61,7 +61,7 @@ class Grammars:
         self._trials = trials
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
         self._compiled: Lru[str, Future[Compiled]] = Lru(MAX_KEPT)
-        self._waiting: dict[int, tuple[Sequence, Future[Compiled]]] = {}  # key: number of the sequence
+        self._waiting: dict[int, tuple[EngineSequence, Future[Compiled]]] = {}  # key: number of the sequence
 
     @classmethod
     def of_checkpoint(cls, model: str, vocab_size: int, end_token_ids: frozenset[int]) -> "Grammars":
@@ -79,7 +79,7 @@ class Grammars:
         if self._trials is not None:
             self._trials.start()
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: EngineSequence) -> None:
         """Has the sequence's grammar compiled, if it has one.
 
         Raises:
@@ -111,7 +111,7 @@ class Grammars:
             _, dropped = self._compiled.evict()
             total -= _bytes(dropped)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: EngineSequence) -> None:
         """Stops waiting for the grammar of a sequence that is closed."""
         _, compiling = self._waiting.pop(sequence.number, (None, None))
         if compiling is None or any(compiling is other for _, other in self._waiting.values()):
@@ -126,7 +126,7 @@ class Grammars:
             return tasks
         return {number: task for number, task in tasks.items() if number not in self._waiting}
 
-    def take(self) -> list[tuple[Sequence, BaseException]]:
+    def take(self) -> list[tuple[EngineSequence, BaseException]]:
         """Gives sequences the matchers that are there; returns those whose grammar cannot be compiled."""
         failed = []
         for number, (sequence, compiling) in [*self._waiting.items()]:

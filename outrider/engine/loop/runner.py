@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from outrider.engine.loop.step_timings import Path, StepTimings
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.scheduling.scheduler import Selected
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, StepInput
 from outrider.engine.tasks.generate import GenerateTask
@@ -54,7 +54,7 @@ class Pass:
 class Launched:
     """A step that a device was given."""
 
-    tasks: Items[Task]
+    tasks: Sequence[Task]
     forward: Pass
     choosing: Choosing
     begun: float  # when its building was, by the host's clock
@@ -86,7 +86,7 @@ class Outcome:
     """What came of a step."""
 
     chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
-    blamed: list[tuple[Sequence, Exception]] = field(default_factory=list)  # they cannot go on
+    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # they cannot go on
     passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
     next_step: Launched | None = None  # where it is under way already
 
@@ -117,7 +117,7 @@ class Runner(Protocol):
     launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
     ) -> Outcome:
         """Feeds the items and chooses tokens.
 
@@ -170,7 +170,7 @@ class ModelRunner:
             self._group.dismiss()
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Items[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
     ) -> Outcome:
         """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
 
@@ -241,7 +241,7 @@ class ModelRunner:
         choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
         return Launched(tasks, forward, choosing, begun)
 
-    def _launch_early(self, before: Launched, tasks: Items[GenerateTask]) -> Launched | None:
+    def _launch_early(self, before: Launched, tasks: Sequence[GenerateTask]) -> Launched | None:
         """The step after, which feeds what that one chooses; None where it fails, which costs time alone."""
         try:
             return self._launch_after(before, tasks)
@@ -255,7 +255,7 @@ class ModelRunner:
             logger.warning("a step could not be launched early: %r", error, exc_info=error)
             return None
 
-    def _launch_after(self, before: Launched, tasks: Items[GenerateTask]) -> Launched:
+    def _launch_after(self, before: Launched, tasks: Sequence[GenerateTask]) -> Launched:
         begun, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
         feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
         choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))
@@ -265,7 +265,7 @@ class ModelRunner:
         return Launched(tasks, forward, choosing, begun, before.choosing.arrival)
 
     def _choice_input(
-        self, feeds: list[Feed], tasks: Items[Task], counts: list[int], drafts: list[Draft]
+        self, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
     ) -> ChoiceInput | None:
         """For the kernels that choose tokens, where there are some. Arguments as of ChoiceInput.of_feeds."""
         if not self._forward.is_asynchronous:
@@ -317,7 +317,7 @@ class ModelRunner:
         return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
 
 
-def size_of(items: Items[Item], block_size: int) -> StepSize:
+def size_of(items: Sequence[Item], block_size: int) -> StepSize:
     """How much a step does that feeds these; more than a block of committed tokens is a part of a prompt."""
     prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
     return StepSize(
@@ -343,7 +343,7 @@ def _parts(selected: Selected) -> list[Selected]:
 class _Own:
     """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
 
-    def __init__(self, items: Items[Item], rows: Items[list[ChoiceContext]]) -> None:
+    def __init__(self, items: Sequence[Item], rows: Sequence[list[ChoiceContext]]) -> None:
         """rows: that choose, of each item."""
         self._counts = [item.num_logits for item in items]
         self._choose = [bool(part) for part in rows]

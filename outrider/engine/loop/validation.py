@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling, Verification
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Extend, Generate, Propose, Score, TopUp, Verify, Work
 from outrider.pace.settings import MAX_DEPTH
 
@@ -30,7 +30,7 @@ def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collectio
         )
 
 
-def check_work(sequence: Sequence, work: Work, vocab_size: int) -> None:
+def check_work(sequence: EngineSequence, work: Work, vocab_size: int) -> None:
     """
     Raises:
         ValueError: the work contradicts its sequence or the vocabulary.
@@ -65,7 +65,7 @@ def _check_asked(depth: int, leaves: int) -> None:
         raise ValueError(f"leaves={leaves} must be 0 to {MAX_LEAVES}")
 
 
-def _check_continues(sequence: Sequence, work: Extend | TopUp) -> None:
+def _check_continues(sequence: EngineSequence, work: Extend | TopUp) -> None:
     """The sequence goes on from what the sender holds, or has done so."""
     end = work.base + len(work.tokens)
     if isinstance(work, TopUp) and not sequence.is_free and sequence.verified_round is None:

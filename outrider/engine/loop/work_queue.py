@@ -9,7 +9,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
 from outrider.engine.scheduling.batch_delay import BatchDelay
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.tasks.score import ScoreTask
@@ -44,7 +44,7 @@ class WorkQueue:
         self._max_length = max_length
         self._clock = clock
 
-    def submit(self, sequence: Sequence, work: Work, arrived: float) -> None:
+    def submit(self, sequence: EngineSequence, work: Work, arrived: float) -> None:
         """Takes on work that was checked; it arrived at that time."""
         if isinstance(work, TopUp):
             self._top_up(sequence, work)
@@ -100,7 +100,7 @@ class WorkQueue:
             self._verify(sequence, draft, task.round, self._clock(), task.following)
         return may
 
-    def void(self, sequence: Sequence) -> None:
+    def void(self, sequence: EngineSequence) -> None:
         """Forgets all that is under way for it."""
         self.tasks.pop(sequence.number, None)
         self._draft_ahead.forget(sequence)
@@ -122,7 +122,7 @@ class WorkQueue:
 
     def _verify(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         draft: Draft,
         round: int,
         arrived: float,
@@ -135,13 +135,13 @@ class WorkQueue:
         task = VerifyTask(sequence, draft, round, room, self._vocab_size, arrived, following)
         self.tasks[sequence.number] = task
 
-    def _extend(self, sequence: Sequence, work: Extend) -> None:
+    def _extend(self, sequence: EngineSequence, work: Extend) -> None:
         sequence.ahead = work.base + len(work.tokens), work.draft
         self._go_on(sequence)
         if sequence.number in self.tasks:
             self._batch_delay.left(sequence)  # it was not away for a Draft
 
-    def _go_on(self, sequence: Sequence) -> None:
+    def _go_on(self, sequence: EngineSequence) -> None:
         """Verifies the Draft that follows the newest Verdict, if that was foreseen."""
         if sequence.ahead is None or sequence.number in self.tasks or sequence.has_ended:
             return
@@ -151,7 +151,7 @@ class WorkQueue:
             assert sequence.verified_round is not None
             self._verify(sequence, following, sequence.verified_round, self._clock())
 
-    def _top_up(self, sequence: Sequence, work: TopUp) -> None:
+    def _top_up(self, sequence: EngineSequence, work: TopUp) -> None:
         length = work.base + len(work.tokens) + work.count
         task = self.tasks.get(sequence.number)
         if isinstance(task, GenerateTask):
@@ -164,7 +164,7 @@ class WorkQueue:
             self.tasks[sequence.number] = GenerateTask(sequence, length, self._clock())
 
     @staticmethod
-    def _unseen(sequence: Sequence, work: Verify) -> list[int]:
+    def _unseen(sequence: EngineSequence, work: Verify) -> list[int]:
         """Tokens that it decoded freely beyond those that the sender had seen.
 
         They stand, as they are what the verification of any Draft would say; not under
@@ -175,7 +175,7 @@ class WorkQueue:
         stand = sequence.is_free and sequence.sampling.verification == "coupled"
         return held[told:] if stand and held[:told] == list(work.tokens) else []
 
-    def _commit(self, sequence: Sequence, base: int, tokens: tuple[int, ...]) -> None:
+    def _commit(self, sequence: EngineSequence, base: int, tokens: tuple[int, ...]) -> None:
         """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
         held = sequence.tokens[base:]
         if held != list(tokens[: len(held)]):

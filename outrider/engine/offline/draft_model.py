@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import outrider.engine.sequence
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Propose, Proposed
 
 
@@ -15,7 +15,7 @@ class DraftModel(Drafter):
 
     def __init__(self, draft: Engine) -> None:
         self._draft = draft
-        self._sequences: dict[Text, outrider.engine.sequence.Sequence] = {}
+        self._sequences: dict[Text, EngineSequence] = {}
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """One step per position, for all at once."""
@@ -30,7 +30,7 @@ class DraftModel(Drafter):
             drafts |= {result.sequence: result.draft for result in results if isinstance(result, Proposed)}
         return [drafts[self._held(one.text).number] for one in asked]
 
-    def _held(self, text: Text) -> outrider.engine.sequence.Sequence:
+    def _held(self, text: Text) -> EngineSequence:
         if text not in self._sequences:
             opened = self._draft.open(text.prompt_length, text.noise_key, text.sampling)
             self._sequences[text] = opened

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import outrider.engine.sequence
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Generate, Generated, Verified, Verify
 
 
@@ -66,7 +66,7 @@ class _Run:
     """A request under way."""
 
     generation: Generation
-    sequence: outrider.engine.sequence.Sequence
+    sequence: EngineSequence
     finish: str | None = None
     drafted: int = 0
     accepted: int = 0

@@ -7,7 +7,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loop.blame import BlamedError, blaming
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.score import ScoreTask
@@ -31,7 +31,7 @@ class Scheduler:
         self._settings = settings
         self._cache = cache
 
-    def select(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
+    def select(self, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]) -> Selected:
         """The next step's items, each with cache to write to. Empty only when there are no tasks.
 
         Args:
@@ -109,7 +109,7 @@ class Scheduler:
         nodes = list(tree.tokens[len(sequence.pending) :])
         return Item(sequence, nodes, 0, len(nodes), None if tree.is_chain else tree)
 
-    def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> Selected:
+    def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]) -> Selected:
         selected: Selected = []
         budget = self._settings.prefill_chunk
         rows = self._rows_for_scores(tasks)
@@ -136,7 +136,7 @@ class Scheduler:
                 budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
         return selected
 
-    def _waits_for_prefix(self, sequence: Sequence, computed: set[bytes]) -> bool:
+    def _waits_for_prefix(self, sequence: EngineSequence, computed: set[bytes]) -> bool:
         """Whether an older sequence is at the block that this one needs next: it will be shared.
 
         computed: digests that those before it are about to publish; its own are added.
@@ -150,7 +150,9 @@ class Scheduler:
         computed.update(digests)
         return False
 
-    def _make_room(self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, Sequence]) -> bool:
+    def _make_room(
+        self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]
+    ) -> bool:
         """Gets the sequence cache for its next step, at the cost of younger ones; False: it has to wait."""
         sequence, cache = task.sequence, self._cache
         if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
@@ -169,7 +171,7 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence, tasks: Mapping[int, Task]) -> None:
+    def _preempt(self, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
         sequence.preemptions += bool(sequence.blocks)
         self._cache.release(sequence)
         if sequence.number in tasks:

@@ -6,7 +6,7 @@ from outrider.decoding.sampling import reads_text
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked_logprobs import comes_along
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Generated, Result
 
@@ -16,7 +16,7 @@ UNKNOWN = 0  # stands for a token of which only the place counts
 class GenerateTask(Task):
     """Grows the sequence until it has ``length`` tokens or ends."""
 
-    def __init__(self, sequence: Sequence, length: int, arrived: float) -> None:
+    def __init__(self, sequence: EngineSequence, length: int, arrived: float) -> None:
         super().__init__(sequence, arrived)
         self.length = length
         self._forced: Draft | None = None  # what the grammar forces next; None: it was not asked yet

@@ -1,13 +1,13 @@
 """Drafting with a model: a chain token by token, and runners-up beside it."""
 
 from abc import abstractmethod
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import Branch
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 
@@ -17,7 +17,7 @@ class ProposeTask(Task):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         work: Propose,
         room: int,
         arrived: float,
@@ -50,7 +50,7 @@ class CoupledProposeTask(ProposeTask):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         work: Propose,
         room: int,
         arrived: float,
@@ -121,7 +121,7 @@ class CoupledProposeTask(ProposeTask):
 class SampledProposeTask(ProposeTask):
     """Samples a chain with noise of its own: for rejection sampling and block verification."""
 
-    def __init__(self, sequence: Sequence, work: Propose, room: int, arrived: float) -> None:
+    def __init__(self, sequence: EngineSequence, work: Propose, room: int, arrived: float) -> None:
         super().__init__(sequence, work, room, arrived)
         self.restart()
 
@@ -146,7 +146,7 @@ class SampledProposeTask(ProposeTask):
         return self._tree
 
 
-def chain(sequence: Sequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
+def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
     """The tokens that are known to follow a pending node: best after best, the first one being of that rank.
 
     At most ``depth`` of them, and up to one that ends the generation; none if there are fewer of its rank.
@@ -165,7 +165,7 @@ def chain(sequence: Sequence, depth: int, node: int = ROOT, rank: int = 0) -> li
 
 
 def leaves_of(
-    sequence: Sequence, node: int, tokens: Items[int], leaves: list[Branch]
+    sequence: EngineSequence, node: int, tokens: Sequence[int], leaves: list[Branch]
 ) -> list[tuple[int, int]]:
     """Of a chain of these tokens after a pending node: how much of the chain each follows, and its token."""
     path = [node]
@@ -182,7 +182,7 @@ def leaves_of(
     ]
 
 
-def with_chain(draft: Draft, node: int, tokens: Items[int]) -> Draft:
+def with_chain(draft: Draft, node: int, tokens: Sequence[int]) -> Draft:
     """With further tokens, one after the other, that follow a node or ROOT."""
     parents = [node, *range(len(draft), len(draft) + len(tokens) - 1)]
     return extended(draft, list(zip(parents, tokens, strict=False)))

@@ -7,7 +7,7 @@ from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.outcomes import Branch
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.propose import ProposeTask, extended
 from outrider.engine.work import AheadOutcome, Propose, Result
 
@@ -23,7 +23,7 @@ class MaskedProposeTask(ProposeTask):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         work: Propose,
         room: int,
         arrived: float,
@@ -72,7 +72,7 @@ class ParallelProposeTask(MaskedProposeTask):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         work: Propose,
         room: int,
         arrived: float,
@@ -118,7 +118,9 @@ class ParallelProposeTask(MaskedProposeTask):
 class ParallelSampledProposeTask(MaskedProposeTask):
     """Samples each token with noise of its own: for rejection sampling and block verification."""
 
-    def __init__(self, sequence: Sequence, work: Propose, room: int, arrived: float, mask_token: int) -> None:
+    def __init__(
+        self, sequence: EngineSequence, work: Propose, room: int, arrived: float, mask_token: int
+    ) -> None:
         super().__init__(sequence, work, room, arrived, mask_token)
         self._drawn: list[tuple[int, SparseProbs]] = []
 
@@ -129,7 +131,7 @@ class ParallelSampledProposeTask(MaskedProposeTask):
         return Draft.chain([token for token, _ in self._drawn], [probs for _, probs in self._drawn])
 
 
-def guesses_after(sequence: Sequence, node: int, mask_token: int) -> list[Ranked]:
+def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[Ranked]:
     """What is known of the positions after a pending node: its own guess, and those of the masks below it."""
     guesses = []
     following: int | None = node
@@ -139,7 +141,7 @@ def guesses_after(sequence: Sequence, node: int, mask_token: int) -> list[Ranked
     return guesses
 
 
-def chain_of(guesses: list[Ranked], sequence: Sequence) -> list[int]:
+def chain_of(guesses: list[Ranked], sequence: EngineSequence) -> list[int]:
     """The best guess for each position, up to one that ends the generation."""
     tokens: list[int] = []
     for ranked in guesses:

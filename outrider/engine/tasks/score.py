@@ -7,7 +7,7 @@ from outrider.decoding.sampling import scores
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.loop.blame import NotFiniteError
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Result, Scored
 
@@ -18,7 +18,7 @@ class ScoreTask(Task):
     The last token is not fed: nobody asks what follows it.
     """
 
-    def __init__(self, sequence: Sequence, start: int, arrived: float) -> None:
+    def __init__(self, sequence: EngineSequence, start: int, arrived: float) -> None:
         """start: position of the first token whose log-probability is wanted, at least 1."""
         super().__init__(sequence, arrived)
         self._next = start

@@ -7,7 +7,7 @@ from outrider.decoding.draft import Draft, Verdict
 from outrider.decoding.grammar import Mask
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.work import Result, Timings
 from outrider.pace.step import Step, StepSize
 
@@ -19,7 +19,7 @@ class Task(ABC):
 
     ranks = 1  # best tokens that it wants to know after each of its nodes
 
-    def __init__(self, sequence: Sequence, arrived: float) -> None:
+    def __init__(self, sequence: EngineSequence, arrived: float) -> None:
         """arrived: when the work was asked for, by the engine's clock."""
         self.sequence = sequence
         self.done = False

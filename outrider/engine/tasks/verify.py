@@ -9,7 +9,7 @@ from outrider.decoding.verify import verify_block, verify_rejection
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Forced, Result, Verified
 
@@ -33,7 +33,7 @@ class VerifyTask(Task):
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: EngineSequence,
         draft: Draft,
         round: int,
         room: int,

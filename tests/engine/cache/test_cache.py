@@ -13,7 +13,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.cache.paged_cache import PagedCache, composed
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import NO_DRAFT, Sequence
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Move
 from outrider.engine.work import Generate, Generated, Verified, Verify
@@ -117,7 +117,7 @@ def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> No
     assert rest == text[4:12]
 
 
-def stored(cache: PagedCache, sequence: Sequence) -> list[tuple[float, float]]:
+def stored(cache: PagedCache, sequence: EngineSequence) -> list[tuple[float, float]]:
     """Key and value of every written slot, as the next forward pass finds them."""
     cache.make(*cache.take_changes())
     places = range(sequence.written)
@@ -125,14 +125,14 @@ def stored(cache: PagedCache, sequence: Sequence) -> list[tuple[float, float]]:
     return [(cache.keys[0][slot].item(), cache.values[0][slot].item()) for slot in slots]
 
 
-def grown(rng: random.Random) -> tuple[PagedCache, Sequence]:
+def grown(rng: random.Random) -> tuple[PagedCache, EngineSequence]:
     """A sequence with a random tree pending, in blocks out of order; each key and value tells its token."""
     cache = PagedCache({0: (1, 1, 1)}, 16, BLOCK, torch.float32, torch.device("cpu"))
     held = cache.pool.allocate(5)
     for block in rng.sample(held, 5):
         cache.pool.release(block)
     length, nodes = rng.randrange(1, 12), rng.randrange(16)
-    sequence = Sequence(0, length, 0, GREEDY, frozenset(), 100)
+    sequence = EngineSequence(0, length, 0, GREEDY, frozenset(), 100)
     sequence.tokens = list(range(length))
     parents = [rng.randrange(ROOT, node) if node else ROOT for node in range(nodes)]
     assert cache.reserve(sequence, length + nodes)
@@ -216,7 +216,7 @@ def test_shrinking_frees_what_only_pending_nodes_fill(seed: int) -> None:
     assert sequence.cached == length
     assert stored(cache, sequence) == written[:length]
     assert (sequence.pending, sequence.ranked) == (NO_DRAFT, {})
-    other = Sequence(1, length + 1, 0, GREEDY, frozenset(), 100)
+    other = EngineSequence(1, length + 1, 0, GREEDY, frozenset(), 100)
     other.tokens = [*sequence.tokens, 5]
     cache.adopt_prefix(other)
     assert other.cached == length // BLOCK * BLOCK

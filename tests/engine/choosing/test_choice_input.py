@@ -1,7 +1,6 @@
 """What kernels are told of the rows that choose, before there are rows, is what the rows say."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ class Compared:
         self.differing: list[tuple[ChoiceInput, ChoiceInput]] = []
 
     def choice_input(
-        self, _: ModelRunner, feeds: list[Feed], tasks: Items[Task], counts: list[int], drafts: list[Draft]
+        self, _: ModelRunner, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
     ) -> None:
         self._sent = ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
         self.trees += sum(feed.tree is not None for feed in feeds)
@@ -49,10 +48,10 @@ class Compared:
     def begin_choosing(
         self,
         logits: torch.Tensor,
-        rows: Items[list[ChoiceContext]],
+        rows: Sequence[list[ChoiceContext]],
         are_finite: torch.Tensor,
         ranks: int = 1,
-        drafts: Items[Draft] = (),
+        drafts: Sequence[Draft] = (),
         packed: PackedRows | None = None,
     ) -> Choosing:
         every = [row for part in rows for row in part]

@@ -10,7 +10,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Extend, Prepared, Propose, Proposed, Verified, Verify
 from outrider.pace.settings import MAX_DEPTH
@@ -34,14 +34,14 @@ def run(engine: Engine) -> list:
     return results
 
 
-def opened(engine: Engine, temperature: float) -> Sequence:
+def opened(engine: Engine, temperature: float) -> EngineSequence:
     prompt = prompt_of("code")
     sampling = Sampling(max_tokens=64, ignore_eos=True, temperature=temperature)
     return engine.open(len(prompt), noise_key(1, 0, prompt), sampling)
 
 
 def drafted(
-    engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], depth: int = DEPTH
+    engine: Engine, sequence: EngineSequence, base: int, tokens: tuple[int, ...], depth: int = DEPTH
 ) -> Proposed:
     """Until the Draft is there; nothing is prepared."""
     engine.submit(Propose(sequence.number, base, tokens, depth, base))
@@ -79,7 +79,7 @@ def test_what_is_prepared_is_what_would_be_drafted(temperature: float, steps: in
     assert not ahead.has_work
 
 
-def fallen(rng: random.Random, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
+def fallen(rng: random.Random, sequence: EngineSequence, draft: Draft) -> tuple[int, ...]:
     """A Verdict's tokens: some of the Draft's, and one that is mostly a good guess for the target's own."""
     stood = rng.randrange(len(draft) + 1)
     path = sequence.pending.path_of(draft.tokens[:stood])

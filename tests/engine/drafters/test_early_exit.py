@@ -22,7 +22,7 @@ from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.errors import CacheLostError, UnsupportedModelError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import Sequence as Text
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_input import Feed, Move, Numbers
 from outrider.engine.work import Verified, Verify
@@ -128,7 +128,7 @@ def test_plain_decoding_between_rounds_changes_no_draft(target: Engine) -> None:
     assert all(draft == other for draft, other in both)
 
 
-def begin_with_a_branch(target: Engine, prompt: tuple[int, ...], text: tuple[int, ...]) -> Text:
+def begin_with_a_branch(target: Engine, prompt: tuple[int, ...], text: tuple[int, ...]) -> EngineSequence:
     """A Verdict on a Draft whose chain is wrong and a branch of which stands: its cache has to move."""
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
     sequence = target.open(len(prompt), noise_key(1, 0, prompt), sampling)
@@ -311,7 +311,7 @@ def test_what_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_the_sa
     drafter = target._beside._drafter
     watch = drafter.watch
 
-    def watching(texts: Sequence[Text]) -> None:
+    def watching(texts: Sequence[EngineSequence]) -> None:
         before = capture.captured
         watch(texts)
         watched.append(capture.captured - before)

@@ -1,7 +1,6 @@
 """A target that verifies its own drafter's Drafts by itself: how far, how deep, and what stops it."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -11,7 +10,7 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Extend, Generate, Generated, TopUp, Verified, Verify
 from tests.fakes.beside import ROW, Beside
 from tests.support.beside import TOKENS, engine_with, plain_texts
@@ -36,7 +35,7 @@ def target() -> Iterator[Engine]:
 def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Drafts are what plain decoding says, but for every seventh token."""
 
-    def propose(self: Beside, asked: Items[Asked]) -> list[Draft]:
+    def propose(self: Beside, asked: Sequence[Asked]) -> list[Draft]:
         return [Draft.chain(guesses(len(one.text.tokens) - START, one.depth)) for one in asked]
 
     monkeypatch.setattr(Beside, "propose", propose)
@@ -48,7 +47,7 @@ def guesses(start: int, count: int) -> list[int]:
 
 
 @pytest.fixture
-def sequence(target: Engine) -> Iterator[Sequence]:
+def sequence(target: Engine) -> Iterator[EngineSequence]:
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
     opened = target.open(START, noise_key(1, 0, PROMPT), sampling)
     yield opened
@@ -61,7 +60,7 @@ def text(count: int = TOKENS) -> tuple[int, ...]:
     return plain_texts(0.7)[0][:count]
 
 
-def begin(target: Engine, sequence: Sequence, until: int, depth: int = DEPTH) -> None:
+def begin(target: Engine, sequence: EngineSequence, until: int, depth: int = DEPTH) -> None:
     target.submit(Verify(sequence.number, 0, PROMPT, Draft(), 1, depth, until=until))
 
 
@@ -83,7 +82,7 @@ def said(verdicts: list[Verified]) -> tuple[int, ...]:
 
 
 def test_each_draft_is_verified_at_once_and_the_text_is_that_of_plain_decoding(
-    target: Engine, sequence: Sequence
+    target: Engine, sequence: EngineSequence
 ) -> None:
     begin(target, sequence, END)
     *found, last = run(target)
@@ -95,7 +94,9 @@ def test_each_draft_is_verified_at_once_and_the_text_is_that_of_plain_decoding(
     assert {one.round for one in found} == {1}
 
 
-def test_it_goes_no_further_than_it_may_and_waits_with_its_draft(target: Engine, sequence: Sequence) -> None:
+def test_it_goes_no_further_than_it_may_and_waits_with_its_draft(
+    target: Engine, sequence: EngineSequence
+) -> None:
     until = START + TOKENS // 2
     begin(target, sequence, until)
     found = run(target)
@@ -107,14 +108,16 @@ def test_it_goes_no_further_than_it_may_and_waits_with_its_draft(target: Engine,
     assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
 
 
-def test_without_leave_it_waits_after_each_verdict(target: Engine, sequence: Sequence) -> None:
+def test_without_leave_it_waits_after_each_verdict(target: Engine, sequence: EngineSequence) -> None:
     begin(target, sequence, 0)
     (first,) = run(target)
     assert first.draft
     assert not first.continues
 
 
-def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(target: Engine, sequence: Sequence) -> None:
+def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(
+    target: Engine, sequence: EngineSequence
+) -> None:
     begin(target, sequence, START + 1)  # in force once the first token is there: no further
     target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=2))
     found = [step(target)]
@@ -127,7 +130,7 @@ def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(target: Engine, seq
 
 
 def test_a_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
-    target: Engine, sequence: Sequence
+    target: Engine, sequence: EngineSequence
 ) -> None:
     begin(target, sequence, START + 1)
     found = run(target)
@@ -137,7 +140,7 @@ def test_a_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
     assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
 
 
-def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequence: Sequence) -> None:
+def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequence: EngineSequence) -> None:
     """The sender has not seen the last Verdict: its tokens are said once more."""
     begin(target, sequence, END)
     found = [step(target), step(target)]
@@ -153,7 +156,9 @@ def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequen
     assert seen + plain == text()
 
 
-def test_what_was_sent_ahead_of_its_own_draft_is_verified_instead(target: Engine, sequence: Sequence) -> None:
+def test_what_was_sent_ahead_of_its_own_draft_is_verified_instead(
+    target: Engine, sequence: EngineSequence
+) -> None:
     begin(target, sequence, END)
     found = [step(target), step(target)]
     known = len(sequence.tokens)
@@ -168,7 +173,7 @@ def test_what_was_sent_ahead_of_its_own_draft_is_verified_instead(target: Engine
     assert said([*found, first, second]) == text(len(said([*found, first, second])))
 
 
-def test_closing_ends_it(target: Engine, sequence: Sequence) -> None:
+def test_closing_ends_it(target: Engine, sequence: EngineSequence) -> None:
     begin(target, sequence, END)
     step(target)
     target.close(sequence)

@@ -22,7 +22,7 @@ from outrider.engine.loading.weights import mask_token
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Request, generate
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Prepared, Propose, Proposed
 from tests.support.checkpoints import write_checkpoint
@@ -68,13 +68,13 @@ def by_the_book(tokens: tuple[int, ...], sampling: Sampling, depth: int, leaves:
     return gumbel_max(process(logits, rows), rows, leaves)[0].tolist()
 
 
-def opened(engine: Engine, sampling: Sampling = WARM) -> Sequence:
+def opened(engine: Engine, sampling: Sampling = WARM) -> EngineSequence:
     return engine.open(len(PROMPT), 7, sampling)
 
 
 def drafted(
     engine: Engine,
-    sequence: Sequence,
+    sequence: EngineSequence,
     base: int,
     tokens: tuple[int, ...],
     depth: int = DEPTH,

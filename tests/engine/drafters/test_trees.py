@@ -18,7 +18,7 @@ from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.eagle3 import Form, Reference, hidden_of, reference, write_eagle3
@@ -38,9 +38,9 @@ def target_with(kind: str) -> Engine:
     return TARGETS[kind]()
 
 
-def text(temperature: float = 0.0, ends: frozenset[int] = frozenset(), **settings: object) -> Sequence:
+def text(temperature: float = 0.0, ends: frozenset[int] = frozenset(), **settings: object) -> EngineSequence:
     sampling = Sampling.model_validate({"temperature": temperature, **settings})
-    return Sequence(0, 2, noise_key(1, 0, (1, 2)), sampling, ends, 100, tokens=[1, 2])
+    return EngineSequence(0, 2, noise_key(1, 0, (1, 2)), sampling, ends, 100, tokens=[1, 2])
 
 
 def grown(asked: Asked, shares: list[dict[int, float]]) -> tuple[Draft, list[list[int]]]:

@@ -1,6 +1,6 @@
 """With batch-invariant numerics one context has one row of logits, bit for bit, whatever shares the step."""
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,10 +46,10 @@ class Recorder:
     def __call__(
         self,
         logits: torch.Tensor,
-        rows: Items[list[ChoiceContext]],
+        rows: Sequence[list[ChoiceContext]],
         are_finite: torch.Tensor,
         ranks: int = 1,
-        drafts: Items[Draft] | None = None,
+        drafts: Sequence[Draft] | None = None,
         packed: PackedRows | None = None,
     ) -> Choosing:
         every = [row for part in rows for row in part]
@@ -131,7 +131,7 @@ class Extent:
     """How much is compared."""
 
     watched: int  # prompts whose text is verified
-    depths: Items[int]  # of the Drafts that verify it
+    depths: Sequence[int]  # of the Drafts that verify it
 
 
 MADE_UP = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
@@ -139,7 +139,7 @@ FEW, MANY = Extent(2, (1, 6)), Extent(4, range(1, 9))
 
 
 def every_way(
-    target: Engine, other_chunks: Items[Engine], asked: list[tuple[int, ...]], extent: Extent
+    target: Engine, other_chunks: Sequence[Engine], asked: list[tuple[int, ...]], extent: Extent
 ) -> None:
     """The same text alone, in company, under Drafts of any depth and shape, from other prompt chunks."""
     count = extent.watched

@@ -14,7 +14,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.validation import check_sampling
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, TopUp, Verified, Verify
 from outrider.pace.step import StepSize
@@ -81,7 +81,9 @@ def tokens_of(results: list[Generated]) -> tuple[int, ...]:
     return tuple(result.token for result in results)
 
 
-def verify(engine: Engine, sequence: Sequence, base: int, tokens: tuple[int, ...], draft: Draft) -> Verified:
+def verify(
+    engine: Engine, sequence: EngineSequence, base: int, tokens: tuple[int, ...], draft: Draft
+) -> Verified:
     engine.submit(Verify(sequence.number, base, tokens, draft, round=base))
     (result,) = run(engine)
     assert isinstance(result, Verified)
@@ -175,7 +177,7 @@ def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine
     assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
 
 
-def decoding(engine: Engine, sampling: Sampling) -> Sequence:
+def decoding(engine: Engine, sampling: Sampling) -> EngineSequence:
     """One that has decoded three tokens freely and goes on."""
     sequence = engine.open(len(PROMPT), 1, sampling)
     engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
@@ -263,7 +265,9 @@ def test_a_draft_after_a_pause_is_the_draft_without_one(engine: Engine) -> None:
     text = tokens_of(plain(engine, SEEDED))
     followed, paused = (engine.open(len(PROMPT), 1, SEEDED) for _ in range(2))
 
-    def proposed(sequence: Sequence, base: int, tokens: tuple[int, ...], depth: int) -> tuple[Draft, int]:
+    def proposed(
+        sequence: EngineSequence, base: int, tokens: tuple[int, ...], depth: int
+    ) -> tuple[Draft, int]:
         engine.submit(Propose(sequence.number, base, tokens, depth, 0))
         results, largest = [], 0
         while engine.has_work:

@@ -29,7 +29,7 @@ from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate
 from tests.support.beside import Drafted, rounds
@@ -123,7 +123,7 @@ PROMPTS: list[tuple[int, ...]] = [(start, start + 1) for start in (3, 40, 80)]
 COUNT = 6
 
 
-def start(engine: Engine, prompt: tuple[int, ...], **given: Any) -> Sequence:
+def start(engine: Engine, prompt: tuple[int, ...], **given: Any) -> EngineSequence:
     """A text that goes on by so many tokens."""
     sampling = Sampling(**{"temperature": 0.7, "max_tokens": COUNT, "ignore_eos": True, **given})
     sequence = engine.open(len(prompt), prompt[0], sampling)

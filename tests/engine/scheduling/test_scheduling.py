@@ -10,7 +10,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.scheduling.scheduler import SPARE_SHARE, Scheduler
-from outrider.engine.sequence import Sequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Generate, Generated, Prepared, Propose, Proposed, Result, Verified, Verify
@@ -43,7 +43,7 @@ def prompts(count: int, length: int) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(range(3, VOCAB_SIZE), k=length)) for _ in range(count)]
 
 
-def start(engine: Engine, prompt: tuple[int, ...]) -> Sequence:
+def start(engine: Engine, prompt: tuple[int, ...]) -> EngineSequence:
     sequence = engine.open(len(prompt), 0, GREEDY)
     engine.submit(Generate(sequence.number, 0, prompt, COUNT))
     return sequence
@@ -102,10 +102,10 @@ def test_the_oldest_sequence_is_never_preempted(folder: str) -> None:
 
 
 def test_each_preemption_is_told_once_to_whom_it_befell(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost_cache: list[Sequence] = []
+    lost_cache: list[EngineSequence] = []
     preempt = Scheduler._preempt
 
-    def noted(scheduler: Scheduler, sequence: Sequence, tasks: Mapping[int, Task]) -> None:
+    def noted(scheduler: Scheduler, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
         lost_cache.extend([sequence] if sequence.blocks else [])
         preempt(scheduler, sequence, tasks)
 
@@ -183,9 +183,9 @@ DEPTH = 4
 BRANCHES = 12
 
 
-def drafted(engine: Engine, asked: list[tuple[int, ...]]) -> dict[Sequence, Draft]:
+def drafted(engine: Engine, asked: list[tuple[int, ...]]) -> dict[EngineSequence, Draft]:
     """Sequences with their Drafts, in which nothing is prepared yet."""
-    drafts: dict[Sequence, Draft] = {}
+    drafts: dict[EngineSequence, Draft] = {}
     for prompt in asked:
         engine.submit(Propose(engine.open(len(prompt), 0, GREEDY).number, 0, prompt, DEPTH, 0))
     while len(drafts) < len(asked):

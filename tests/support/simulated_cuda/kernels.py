@@ -1,7 +1,6 @@
 """Triton's kernels on the simulated device: they run in Triton's interpreter."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 from inspect import get_annotations
 from typing import Any
 
@@ -23,7 +22,7 @@ def launch(cuda: SimulatedCuda, name: str, kernel: Callable[[], None]) -> None:
 Specialized = tuple[tuple[str, object], ...]  # what of its arguments a kernel is compiled for
 
 
-def specialized(function: Any, args: Items[Any], kwargs: Mapping[str, Any]) -> Specialized:
+def specialized(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Specialized:
     """As Triton does it: types, alignment of pointers, numbers that are 1 or multiples of 16, constants."""
     given = dict(zip(function.arg_names, args, strict=False)) | dict(kwargs)
     constants = {name for name, kind in get_annotations(function.fn).items() if kind is tl.constexpr}

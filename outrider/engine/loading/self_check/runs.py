@@ -1,8 +1,7 @@
 """The same script over our cache and under transformers' own attention and cache."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,7 +95,7 @@ class Runs:
             again = self._again([ids])
         return whole, again
 
-    def _again(self, pieces: Items[Tensor]) -> dict[int, Tensor]:
+    def _again(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
         """The same by another attention; several pieces go over transformers' cache."""
         for name in ("sdpa", WIDE):
             try:
