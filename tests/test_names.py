@@ -28,29 +28,6 @@ TWICE = {
     "Task",
     "Usage",
 }
-# Files that import Python's Sequence by another name today.
-ALIASED = {
-    "outrider/engine/choosing/asked_logprobs.py",
-    "outrider/engine/choosing/choice_input.py",
-    "outrider/engine/choosing/sampler.py",
-    "outrider/engine/draft_ahead/branches.py",
-    "outrider/engine/drafters/beside_target.py",
-    "outrider/engine/forward/attention_groups.py",
-    "outrider/engine/forward/batch.py",
-    "outrider/engine/forward/batch_invariant.py",
-    "outrider/engine/forward/forward_pass.py",
-    "outrider/engine/forward/graphs.py",
-    "outrider/engine/forward/output.py",
-    "outrider/engine/forward/paged_input.py",
-    "outrider/engine/forward/part.py",
-    "outrider/engine/loading/self_check/runs.py",
-    "outrider/engine/loop/drafting_beside.py",
-    "outrider/engine/loop/runner.py",
-    "outrider/engine/sequence.py",
-    "outrider/engine/step_input.py",
-    "outrider/engine/tasks/propose.py",
-    "workshop/advice/target_drafter.py",
-}
 
 
 def classes(name: str, source: str) -> dict[str, list[str]]:
@@ -95,4 +72,4 @@ def test_sequence_of_python_has_no_other_name() -> None:
         for path in (ROOT / package).rglob("*.py")
         if re.search(r"^from collections\.abc import .*\bSequence as ", path.read_text(), re.MULTILINE)
     }
-    assert aliased <= ALIASED
+    assert aliased == set()
