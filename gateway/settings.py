@@ -233,6 +233,7 @@ class Speculation(BaseModel):
         default=None, description="name of one that there is; None: as the gateway's setting says"
     )
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
+    report: bool = Field(default=False, description="tell all counters of speculation in the usage")
 
     def resolved(self, drafter: str, pace: PaceSettings) -> "Speculation":
         """With a drafter, ``drafter`` unless it names one, and a depth unless the mode is off.

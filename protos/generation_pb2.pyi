@@ -122,16 +122,18 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpeculationSettings(_message.Message):
-    __slots__ = ("mode", "depth", "drafter", "verification")
+    __slots__ = ("mode", "depth", "drafter", "verification", "report")
     MODE_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     mode: str
     depth: int
     drafter: str
     verification: str
-    def __init__(self, mode: _Optional[str] = ..., depth: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ...) -> None: ...
+    report: bool
+    def __init__(self, mode: _Optional[str] = ..., depth: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[str] = ..., report: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "token_ids", "logprobs")

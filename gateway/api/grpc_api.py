@@ -334,34 +334,41 @@ def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
 
 def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
     stats = usage.stats
+    speculation = generation_pb2.Speculation(
+        target_passes=stats.target_passes,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        seed=seed,
+    )
+    if usage.speculation.report:
+        speculation.MergeFrom(_report(usage))
     return generation_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        speculation=generation_pb2.Speculation(
-            mode=usage.speculation.mode,
-            drafter=usage.speculation.drafter,
-            rounds=stats.rounds,
-            drafted=stats.drafted,
-            verified=stats.verified,
-            accepted=stats.accepted,
-            accepted_lengths=stats.histogram,
-            mean_accepted_length=stats.mean_accepted_length,
-            target_passes=stats.target_passes,
-            late_drafts=stats.late_drafts,
-            lost_drafts=stats.lost_drafts,
-            lost_targets=stats.lost_targets,
-            seed=seed,
-            prepared_for=stats.prepared_for,
-            ahead_hit_ranks=stats.ahead_hit_ranks,
-            continued=stats.continued,
-            saved_ms=1e3 * stats.saved_s,
-            wasted=stats.wasted,
-            empty_drafts=stats.empty_drafts,
-            drafted_by={
-                name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()
-            },
-            routed={name: generation_pb2.Routed(times=times) for name, times in stats.routes.items()},
-            judged={name: generation_pb2.Judged(**counts) for name, counts in stats.by_judged.items()},
-            forced=stats.forced,
-        ),
+        speculation=speculation,
+    )
+
+
+def _report(usage: Usage) -> generation_pb2.Speculation:
+    stats = usage.stats
+    return generation_pb2.Speculation(
+        mode=usage.speculation.mode,
+        drafter=usage.speculation.drafter,
+        verified=stats.verified,
+        accepted_lengths=stats.histogram,
+        mean_accepted_length=stats.mean_accepted_length,
+        late_drafts=stats.late_drafts,
+        lost_drafts=stats.lost_drafts,
+        lost_targets=stats.lost_targets,
+        prepared_for=stats.prepared_for,
+        ahead_hit_ranks=stats.ahead_hit_ranks,
+        continued=stats.continued,
+        saved_ms=stats.saved_ms,
+        wasted=stats.wasted,
+        empty_drafts=stats.empty_drafts,
+        drafted_by={name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()},
+        routed={name: generation_pb2.Routed(times=times) for name, times in stats.routes.items()},
+        judged={name: generation_pb2.Judged(**counts) for name, counts in stats.by_judged.items()},
+        forced=stats.forced,
     )

@@ -121,7 +121,7 @@ class Client:
             generation_pb2.GenerateRequest(
                 text=prompt,
                 stop=stop,
-                speculation=generation_pb2.SpeculationSettings(**(speculation or {})),
+                speculation=generation_pb2.SpeculationSettings(**{"report": True, **(speculation or {})}),
                 sampling=generation_pb2.Sampling(**sampling),
                 structured_outputs=form,
             ),

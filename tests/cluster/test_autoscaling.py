@@ -91,13 +91,14 @@ class Stream(threading.Thread):
         self.error: Exception | None = None
         self._counter = f"lost_{role}s"
         self._url = f"{service.http}/v1/completions"
+        asked = {"mode": "fixed", "depth": 2} if role == "draft" else {"mode": "off"}
         self._body = {
             "prompt": prompt,
             "max_tokens": tokens,
             "min_tokens": tokens,
             "temperature": 0.8,
             "seed": seed,
-            "speculation": {"mode": "fixed", "depth": 2} if role == "draft" else {"mode": "off"},
+            "speculation": {**asked, "report": True},
         }
 
     def run(self) -> None:

@@ -32,11 +32,17 @@ def test_exporter_has_every_metric_and_the_sums_of_the_usage(client: httpx.Clien
     told: dict[str, float] = defaultdict(float)
     for seed in range(3):
         fields: dict[str, Any] = {"prompt": '{"name": "', "max_tokens": 40, "seed": seed, "task": "counted"}
+        fields["speculation"] = {"report": True}
         usage = client.post("/v1/completions", json=fields).json()["usage"]
         told["outrider_tokens_total"] += usage["completion_tokens"]
         for name in ("rounds", "drafted", "verified", "accepted", "target_passes"):
             told[name] += usage["speculation"][name]
-    forced = {"prompt": '{"name": "', "max_tokens": 8, "structured_outputs": {"choice": ["reminder"]}}
+    forced: dict[str, Any] = {
+        "prompt": '{"name": "',
+        "max_tokens": 8,
+        "structured_outputs": {"choice": ["reminder"]},
+    }
+    forced["speculation"] = {"report": True}
     assert client.post("/v1/completions", json=forced).json()["usage"]["speculation"]["forced"] > 0
     expected = {
         "ray_outrider_tokens_total": told["outrider_tokens_total"],

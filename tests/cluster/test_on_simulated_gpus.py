@@ -59,7 +59,7 @@ def answer(http: str, number: int, mode: dict[str, Any]) -> dict[str, Any]:
         "max_tokens": 12,
         "temperature": (0.0, 0.8)[number % 2],
         "seed": number,
-        "speculation": mode,
+        "speculation": {**mode, "report": True},
     }
     response = httpx.post(f"{http}/v1/completions", json=request, timeout=START_S)
     assert response.status_code == 200, response.text

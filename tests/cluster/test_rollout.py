@@ -161,7 +161,9 @@ class Traffic:
                 self.wrong.append(f"{body}: {text!r} is not {expected!r}")
 
     def _answer(self, body: dict[str, Any], speculation: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        response = httpx.post(self._url, json={**body, "speculation": speculation}, timeout=START_S)
+        response = httpx.post(
+            self._url, json={**body, "speculation": {**speculation, "report": True}}, timeout=START_S
+        )
         assert response.status_code == 200, response.text
         answer = response.json()
         return answer["choices"][0]["text"], answer["usage"]["speculation"]

@@ -31,7 +31,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def answer(client: httpx.Client, **speculation: Any) -> tuple[str, dict[str, Any]]:
-    response = client.post("/v1/completions", json={**ASKED, "speculation": speculation})
+    response = client.post("/v1/completions", json={**ASKED, "speculation": {**speculation, "report": True}})
     body = response.json()
     assert response.status_code == 200, body
     return body["choices"][0]["text"], body["usage"]["speculation"]

@@ -180,7 +180,12 @@ def test_heads_beside_the_first_rank_draft_for_its_group(tmp_path: Path, client:
     own = {"target.drafter": "eagle3", "gateway.drafters": json.dumps(["eagle3"])}
     with serving(tmp_path, {**SERVED, **own, "target.tensor_parallel": 2}) as service:
         assert texts(service.http, 10) == texts(str(client.base_url).rstrip("/"), 10)
-        request = {"prompt": prompts("json", 1)[0], "max_tokens": 32, "seed": 1, "speculation": MODES[2]}
+        request = {
+            "prompt": prompts("json", 1)[0],
+            "max_tokens": 32,
+            "seed": 1,
+            "speculation": {**MODES[2], "report": True},
+        }
         answer = httpx.post(f"{service.http}/v1/completions", json=request, timeout=START_S).json()
         assert answer["usage"]["speculation"]["drafted_by"]["eagle3"]["accepted"] > 0
         (worker,) = [one for one in httpx.get(f"{service.http}/health").json()["workers"] if one["ranks"][1:]]

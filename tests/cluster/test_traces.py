@@ -17,7 +17,7 @@ from tests.support.patience import LIMIT_S, START_S, wait_until
 from tests.support.running import Service
 
 PROMPT = prompts("json", 1)[0]
-FIXED = {"mode": "fixed", "depth": 4}
+FIXED = {"mode": "fixed", "depth": 4, "report": True}
 CLIENT_SPAN = "b7ad6b7169203331"
 OF_WORKERS = {"verify", "generate", "draft"}
 PARTS = {"queue", "forward", "sample"}
@@ -28,7 +28,8 @@ def ask(client: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
     """The trace's id and the usage."""
     trace_id = secrets.token_hex(16)
     headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"}
-    body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, **fields}
+    asked = {"temperature": 0, "ignore_eos": True, "speculation": {"report": True}, **fields}
+    body = {"prompt": PROMPT, **asked}
     response = client.post("/v1/completions", json=body, headers=headers)
     assert response.status_code == 200, response.text
     return trace_id, response.json()["usage"]
@@ -123,7 +124,7 @@ def test_rounds_that_the_pace_decides_on(client: httpx.Client, collector: Collec
 
 
 def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collector) -> None:
-    spans, usage = traced(client, collector, max_tokens=150, speculation={"mode": "off"})
+    spans, usage = traced(client, collector, max_tokens=150, speculation={"mode": "off", "report": True})
     assert_nested(spans)
     assert_sums(spans, usage)
     (stretch,) = [span for span in spans if span.name == "plain"]

@@ -131,6 +131,7 @@ def stream(
     """Reads a stream; ``then`` is called once ``after`` chunks have come."""
     answer = Answer()
     fields = {**request, "stream": True, "stream_options": {"include_usage": True}}
+    fields["speculation"] = {**request.get("speculation", {}), "report": True}
     url = f"{machines.http}/v1/completions"
     with httpx.stream("POST", url, json=fields, timeout=START_S) as response:
         assert response.status_code == 200, response.read().decode()

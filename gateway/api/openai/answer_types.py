@@ -26,43 +26,53 @@ class PredictionTokens(TypedDict):
     rejected_prediction_tokens: int
 
 
-class SpeculationUsage(TypedDict):
+class SpeculationCounts(TypedDict):
+    """What every answer tells."""
+
+    target_passes: Annotated[int, Field(description="forward passes of the target that gave tokens")]
+    rounds: Annotated[int, Field(description="verdicts on a Draft that was not empty")]
+    drafted: Annotated[int, Field(description="tokens that were proposed to the target")]
+    accepted: Annotated[int, Field(description="drafted tokens that became part of the text")]
+    seed: Annotated[int, Field(description="seed that gives this text again")]
+
+
+class SpeculationReport(SpeculationCounts):
+    """What an answer tells if the request has ``"speculation": {"report": true}``."""
+
     mode: Literal["auto", "fixed", "off"]
     depth: int | None
     drafter: str | None
     verification: Verification
-    rounds: Annotated[int, Field(description="verdicts on a Draft that was not empty")]
-    drafted: Annotated[int, Field(description="tokens that were proposed")]
-    verified: Annotated[int, Field(description="of them, those whose position was reached")]
-    accepted: Annotated[int, Field(description="of them, those that stand")]
-    forced: Annotated[int, Field(description="tokens that a grammar left no choice in")]
+    verified: Annotated[int, Field(description="drafted tokens whose position was reached")]
+    forced: Annotated[int, Field(description="tokens to which a grammar left no alternative")]
     mean_accepted_length: Annotated[float, Field(description="accepted tokens per round")]
     accepted_lengths: Annotated[list[int], Field(description="rounds that accepted 0, 1, 2, ... tokens")]
-    drafted_by: Annotated[dict[str, dict[str, int]], Field(description="the same four, by drafter")]
+    drafted_by: Annotated[
+        dict[str, dict[str, int]],
+        Field(description="rounds, and tokens drafted, verified and accepted, by drafter"),
+    ]
     routed: Annotated[
-        dict[str, dict[str, int]], Field(description="by drafter, times that it was taken to draft, by why")
+        dict[str, dict[str, int]], Field(description="times that a drafter was taken, by drafter and reason")
     ]
     judged: Annotated[
         dict[str, dict[str, int]],
-        Field(description="by drafter that did not draft, tokens that it was asked for, and those right"),
+        Field(description="tokens asked for and tokens right, by drafter that did not draft"),
     ]
-    target_passes: Annotated[int, Field(description="forward passes of the target that gave tokens")]
-    fallbacks: Annotated[int, Field(description="to plain decoding: the sum of the next three")]
+    fallbacks: Annotated[int, Field(description="changes to plain decoding: the sum of the next three")]
     late_drafts: Annotated[int, Field(description="times that a Draft missed its deadline")]
     lost_drafts: Annotated[int, Field(description="times that the draft worker was lost")]
-    empty_drafts: Annotated[int, Field(description="times that it had nothing to say, again and again")]
+    empty_drafts: Annotated[int, Field(description="times that it sent many empty Drafts in a row")]
     lost_targets: Annotated[int, Field(description="times that the request went on at another target")]
     prepared_for: Annotated[int, Field(description="verdicts for which the draft worker had prepared")]
-    ahead_hit_ranks: Annotated[list[int], Field(description="of them, by the rank of their last token")]
+    ahead_hit_ranks: Annotated[list[int], Field(description="foreseen verdicts by rank of the last token")]
     continued: Annotated[int, Field(description="rounds whose Draft was there before the last one's end")]
-    saved_ms: Annotated[float, Field(description="of draft steps that were over when they were asked for")]
+    saved_ms: Annotated[float, Field(description="draft steps that were over when they were asked for")]
     wasted: Annotated[int, Field(description="tokens that were drafted for other verdicts")]
-    seed: Annotated[int, Field(description="that gives this text again")]
 
 
 class Usage(TokenCounts):
     completion_tokens_details: PredictionTokens
-    speculation: SpeculationUsage
+    speculation: SpeculationReport | SpeculationCounts
 
 
 class SpeculativeDecoding(TypedDict):
@@ -82,7 +92,7 @@ class FinalUsage(TypedDict):
     """What comes at the end."""
 
     usage: Usage
-    metrics: NotRequired[Annotated[Metrics, Field(description="of an answer with one choice")]]
+    metrics: NotRequired[Annotated[Metrics, Field(description="in a report on one choice")]]
 
 
 class ErrorDetails(TypedDict):

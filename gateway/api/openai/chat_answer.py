@@ -17,7 +17,8 @@ from gateway.api.openai.answer_types import (
     TokenLogprob,
 )
 from gateway.api.openai.chat import Chat
-from gateway.api.openai.schemas import finite, usage_bodies
+from gateway.api.openai.schemas import finite
+from gateway.api.openai.usage import final_usage
 from gateway.generation.request import Chunk, Prepared, Usage
 from gateway.generation.token_bytes import TokenBytes
 from gateway.sequence import Token
@@ -78,7 +79,7 @@ class ChatAnswer:
 
     def usage(self, usage: Usage) -> ChatEvent:
         """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self.wordless(), **usage_bodies(usage, self._seed)}
+        return {**self.wordless(), **final_usage(usage, self._seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> ChatCompletion:
         """The body of an answer that is not streamed; ``count`` choices."""
@@ -106,7 +107,7 @@ class ChatAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
-            **usage_bodies(usage, self._seed),
+            **final_usage(usage, self._seed),
         }
 
     def _event(self, *choices: ChatEventChoice) -> ChatEvent:

@@ -17,7 +17,8 @@ from gateway.api.openai.answer_types import (
     CompletionLogprobs,
     EndReason,
 )
-from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite, usage_bodies
+from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite
+from gateway.api.openai.usage import final_usage
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
@@ -149,7 +150,7 @@ class CompletionAnswer:
 
     def usage(self, usage: Usage) -> CompletionEvent:
         """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self.wordless(), **usage_bodies(usage, self._seed)}
+        return {**self.wordless(), **final_usage(usage, self._seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> Completion:
         """The body of an answer that is not streamed; ``count`` choices."""
@@ -167,7 +168,7 @@ class CompletionAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
-            **usage_bodies(usage, self._seed),
+            **final_usage(usage, self._seed),
         }
 
     def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:

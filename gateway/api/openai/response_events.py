@@ -12,7 +12,7 @@ from gateway.api.http_errors import told
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
 from gateway.api.openai.response_types import ResponseUsage
-from gateway.api.openai.schemas import metrics_body, usage_body
+from gateway.api.openai.usage import has_metrics, metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import Chunk, Usage
 
@@ -74,7 +74,9 @@ class ResponseAnswer:
             if status == "incomplete":
                 self.response["incomplete_details"] = {"reason": "max_output_tokens"}
             assert chunk.usage is not None
-            self.response |= {"usage": self._usage(chunk.usage), "metrics": metrics_body(chunk.usage)}
+            self.response |= {"usage": self._usage(chunk.usage)}
+            if has_metrics(chunk.usage):
+                self.response |= {"metrics": metrics_body(chunk.usage)}
             yield self._event(f"response.{status}", response=self.response)
 
     def failed(self, message: str) -> Event:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.api.openai.answer_types import Metrics, SpeculationUsage
+from gateway.api.openai.answer_types import Metrics, SpeculationCounts, SpeculationReport
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -64,7 +64,7 @@ class ResponseUsage(TypedDict):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
-    speculation: SpeculationUsage
+    speculation: SpeculationReport | SpeculationCounts
 
 
 class ResponseError(TypedDict):

@@ -1,4 +1,4 @@
-"""What the endpoints of the OpenAI API have in common, and our fields beside theirs."""
+"""Request fields that all endpoints of the OpenAI API share, ours included."""
 
 from typing import Annotated, Any
 
@@ -13,8 +13,7 @@ from pydantic import (
     field_validator,
 )
 
-from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType, FinalUsage, Metrics, TokenCounts
-from gateway.api.openai.answer_types import Usage as UsageBody
+from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.field_types import Label as Label
 from gateway.api.openai.field_types import NullIsLeftOut as NullIsLeftOut
 from gateway.api.openai.field_types import Text as Text
@@ -22,7 +21,7 @@ from gateway.api.openai.field_types import checked_text as checked_text
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
-from gateway.generation.request import Prompt, Request, Usage
+from gateway.generation.request import Prompt, Request
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 
@@ -128,72 +127,6 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             priority=self.priority,
             form=form_of(self.response_format, self.structured_outputs),
         )
-
-
-def token_counts(prompt: int, completion: int) -> TokenCounts:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def usage_body(usage: Usage, seed: int) -> UsageBody:
-    stats, asked = usage.stats, usage.speculation
-    return {
-        **token_counts(usage.prompt_tokens, usage.completion_tokens),
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": stats.accepted,
-            "rejected_prediction_tokens": stats.drafted - stats.accepted,
-        },
-        "speculation": {
-            "mode": asked.mode,
-            "depth": asked.depth,
-            "drafter": asked.drafter,
-            "verification": asked.verification,
-            "rounds": stats.rounds,
-            "drafted": stats.drafted,
-            "verified": stats.verified,
-            "accepted": stats.accepted,
-            "forced": stats.forced,
-            "mean_accepted_length": round(stats.mean_accepted_length, 3),
-            "accepted_lengths": stats.histogram,
-            "drafted_by": stats.by_drafter,
-            "routed": stats.routes,
-            "judged": stats.by_judged,
-            "target_passes": stats.target_passes,
-            "fallbacks": stats.fallbacks,
-            "late_drafts": stats.late_drafts,
-            "lost_drafts": stats.lost_drafts,
-            "empty_drafts": stats.empty_drafts,
-            "lost_targets": stats.lost_targets,
-            "prepared_for": stats.prepared_for,
-            "ahead_hit_ranks": stats.ahead_hit_ranks,
-            "continued": stats.continued,
-            "saved_ms": round(1e3 * stats.saved_s, 3),
-            "wasted": stats.wasted,
-            "seed": seed,
-        },
-    }
-
-
-def usage_bodies(usage: Usage, seed: int) -> FinalUsage:
-    """What is told at the end: of a single answer also how its Drafts did."""
-    told = FinalUsage(usage=usage_body(usage, seed))
-    return {**told, "metrics": metrics_body(usage)} if usage.answers == 1 else told
-
-
-def metrics_body(usage: Usage) -> Metrics:
-    """Acceptance under the names that AIPerf reads: of the whole answer, never of several together."""
-    stats = usage.stats
-    return {
-        "speculative_decoding": {
-            "mean_acceptance_length": round(1.0 + stats.mean_accepted_length, 6),
-            "draft_acceptance_rate": round(stats.accepted / stats.drafted, 6) if stats.drafted else 0.0,
-            "acceptance_histogram": {
-                str(length): rounds for length, rounds in enumerate(stats.histogram) if rounds
-            },
-            "num_spec_steps": stats.rounds,
-            "num_draft_tokens": stats.drafted,
-            "num_accepted_draft_tokens": stats.accepted,
-        }
-    }
 
 
 def error_body(

@@ -17,7 +17,8 @@ from gateway.api.openai.answer_types import (
     Error,
     EventDetails,
 )
-from gateway.api.openai.schemas import StreamOptions, error_body, token_counts
+from gateway.api.openai.schemas import StreamOptions, error_body
+from gateway.api.openai.usage import token_counts
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import Chunk, Usage
 from gateway.generation.token_bytes import TokenBytes

@@ -36,6 +36,7 @@ function request() {
       mode,
       depth: mode === "off" ? undefined : number("depth"),
       drafter: byId("drafter").value || undefined,
+      report: true,
     },
     response_format: responseFormat(),
     stream: true,

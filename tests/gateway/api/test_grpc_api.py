@@ -42,6 +42,20 @@ async def test_an_answer_in_chunks(tokenizer, prompt):
     assert last.usage.speculation.target_passes + last.usage.speculation.accepted == len(ANSWER)
 
 
+async def test_usage_has_all_counters_of_speculation_only_in_a_report(tokenizer):
+    usages = []
+    async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
+        for report in (False, True):
+            asked = generation_pb2.SpeculationSettings(mode="fixed", depth=4, report=report)
+            message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING, speculation=asked)
+            usages.append(
+                (await servicer_of(fleet, tokenizer).Complete(message, Context())).usage.speculation
+            )
+    told = [{field.name for field, _ in usage.ListFields()} for usage in usages]
+    assert told[0] == {"target_passes", "rounds", "drafted", "accepted", "seed"}
+    assert told[1] > told[0] | {"mode", "drafter", "verified", "accepted_lengths", "drafted_by"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [

@@ -134,7 +134,7 @@ async def test_an_unknown_path_and_method_are_answered_in_the_same_shape(client)
 
 
 async def test_acceptance_is_told_under_the_names_that_load_generators_read(client):
-    ask = {**ASK, "speculation": {"mode": "fixed", "depth": 4}}
+    ask = {**ASK, "speculation": {"mode": "fixed", "depth": 4, "report": True}}
     told = (await client.post("/v1/completions", json=ask)).json()
     speculation, metrics = told["usage"]["speculation"], told["metrics"]["speculative_decoding"]
     histogram = metrics["acceptance_histogram"]
@@ -149,10 +149,11 @@ async def test_acceptance_is_told_under_the_names_that_load_generators_read(clie
 
 @pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])
 async def test_a_stream_tells_acceptance_with_the_usage(client, path, ask):
-    options = {"stream": True, "stream_options": {"include_usage": True}}
+    options = {"stream": True, "stream_options": {"include_usage": True}, "speculation": {"report": True}}
     *_, last, _ = events_of(await client.post(f"/v1/{path}", json={**ask, **options}))
     assert "speculative_decoding" in json.loads(last)["metrics"]
 
 
 async def test_of_several_answers_together_no_acceptance_is_told(client):
-    assert "metrics" not in (await client.post("/v1/completions", json={**ASK, "n": 2})).json()
+    ask = {**ASK, "n": 2, "speculation": {"report": True}}
+    assert "metrics" not in (await client.post("/v1/completions", json=ask)).json()

@@ -58,8 +58,15 @@ async def test_echo_repeats_text_as_it_came_and_decodes_ids(client, prompt, echo
     assert body["choices"][0]["text"] == echoed + TEXT
 
 
-async def test_usage_has_the_record_of_speculation(client):
-    usage = (await client.post("/v1/completions", json={**ASK, "seed": 3})).json()["usage"]
+async def test_usage_has_five_counters_of_speculation_by_default(client):
+    answer = (await client.post("/v1/completions", json={**ASK, "seed": 3})).json()
+    assert answer["usage"]["speculation"].keys() == {"target_passes", "rounds", "drafted", "accepted", "seed"}
+    assert "metrics" not in answer
+
+
+async def test_usage_with_a_report_has_all_counters_of_speculation(client):
+    ask = {**ASK, "seed": 3, "speculation": {"report": True}}
+    usage = (await client.post("/v1/completions", json=ask)).json()["usage"]
     stats = usage["speculation"]
     assert sum(stats["accepted_lengths"]) == stats["rounds"]
     assert stats["mean_accepted_length"] == round(stats["accepted"] / stats["rounds"], 3)

@@ -74,7 +74,11 @@ async def test_a_chat_stream_with_usage_and_our_own_fields(client):
         max_tokens=COUNT,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"speculation": {"mode": "fixed", "depth": 2}, "priority": "batch", "task": "qa"},
+        extra_body={
+            "speculation": {"mode": "fixed", "depth": 2, "report": True},
+            "priority": "batch",
+            "task": "qa",
+        },
     )
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == TEXT

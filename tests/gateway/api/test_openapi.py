@@ -22,7 +22,7 @@ CALLS = {"tools": [{"type": "function", "function": FUNCTION}], "max_tokens": le
 RESPONSE = {"input": "x", "max_output_tokens": len(ANSWER)}
 RESPONSE_CALLS = {"tools": [{"type": "function", **FUNCTION}], "max_output_tokens": len(CALLING)}
 OPTIONS = {"include_usage": True, "include_rounds": True, "continuous_usage_stats": True}
-DRAFTED = {"speculation": {"mode": "fixed", "depth": 4}}
+DRAFTED = {"speculation": {"mode": "fixed", "depth": 4, "report": True}}
 
 
 class Description:

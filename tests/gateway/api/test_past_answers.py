@@ -8,7 +8,7 @@ from tests.support.grpc_calls import Context, servicer_of
 from tests.support.http_calls import client_of
 
 ANSWER = list(range(60, 100))
-SPECULATION = {"mode": "fixed", "depth": 8, "drafter": "suffix"}
+SPECULATION = {"mode": "fixed", "depth": 8, "drafter": "suffix", "report": True}
 ASK = {"prompt": "x", "max_tokens": len(ANSWER), "speculation": SPECULATION}
 CHAT = {
     "messages": [{"role": "user", "content": "x"}],

@@ -72,6 +72,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def complete(service: Service, **body: Any) -> dict[str, Any]:
     asked = {"prompt": "Name somebody: ", "max_tokens": 64, "seed": 3, "temperature": 0.8, **body}
+    asked["speculation"] = {**body.get("speculation", {}), "report": True}
     answer = await service.http.post("/v1/completions", json=asked)
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -248,7 +249,7 @@ def grpc_request(speculation: dict[str, Any] | None = None, **form: Any) -> gene
         text="Name somebody: ",
         sampling=generation_pb2.Sampling(max_tokens=64, seed=3, temperature=0.8),
         structured_outputs=generation_pb2.StructuredOutputs(**form),
-        speculation=generation_pb2.SpeculationSettings(**(speculation or {})),
+        speculation=generation_pb2.SpeculationSettings(**{"report": True, **(speculation or {})}),
     )
 
 
