@@ -20,7 +20,6 @@ TWICE = {
     "Load",
     "Message",
     "Pass",
-    "Piece",
     "Place",
     "Prepared",
     "Request",

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """Token, and the text that is certain with it."""
 
     text: str
@@ -42,7 +42,7 @@ class Answer:
         self.usage: generation_pb2.Usage | None = None
         self.repeats = 0  # number of times that the request was sent again
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[AnswerPiece]:
         """Yields the pieces. Raises grpc.RpcError if a repeated request cannot help, or has not in time."""
         said = 0  # tokens yielded
         deadline = time.monotonic() + self._client.patience_s
@@ -68,7 +68,7 @@ class Answer:
                 failures += 1
                 self.repeats += 1
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[AnswerPiece]:
         """Yields the pieces of one attempt."""
         if self.seed is not None:
             self._request.sampling.seed = self.seed
@@ -82,7 +82,7 @@ class Answer:
                     chunk.token_ids, chunk.origins, chunk.text_lengths, strict=True
                 ):
                     name = generation_pb2.Origin.Name(origin).removeprefix("ORIGIN_").lower()
-                    yield Piece(chunk.text[start : start + length], token_id, name)
+                    yield AnswerPiece(chunk.text[start : start + length], token_id, name)
                     start += length
                 if chunk.HasField("finish_reason"):
                     self.finish_reason, self.usage = chunk.finish_reason, chunk.usage

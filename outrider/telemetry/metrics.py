@@ -80,7 +80,7 @@ OF_GATEWAYS = (
         (*DRAFTED, "position"),
     ),
     _counter(
-        "outrider_verified_tokens",
+        "outrider_reached_tokens",
         "tokens",
         "drafted tokens whose position was reached; the acceptance rate is accepted / reached",
         DRAFTED,
@@ -92,7 +92,7 @@ OF_GATEWAYS = (
         (*DRAFTED, "drafted_by"),
     ),
     _counter(
-        "outrider_drafted_by_verified_tokens",
+        "outrider_drafted_by_reached_tokens",
         "tokens",
         "tokens of these Drafts whose position was reached",
         (*DRAFTED, "drafted_by"),
@@ -110,13 +110,13 @@ OF_GATEWAYS = (
         (*DRAFTED, "routed_to", "reason"),
     ),
     _counter(
-        "outrider_judged_verified_tokens",
+        "outrider_judged_reached_tokens",
         "tokens",
         "tokens asked of drafters that do not draft, up to the first wrong token",
         (*DRAFTED, "judged"),
     ),
     _counter(
-        "outrider_judged_right_tokens",
+        "outrider_judged_correct_tokens",
         "tokens",
         "tokens asked of drafters that do not draft, and correct",
         (*DRAFTED, "judged"),

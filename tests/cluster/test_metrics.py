@@ -15,7 +15,7 @@ from tests.support.series import series_of
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
-RARE |= {"outrider_judged_verified_tokens", "outrider_judged_right_tokens"}  # only with several drafters
+RARE |= {"outrider_judged_reached_tokens", "outrider_judged_correct_tokens"}  # only with several drafters
 RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # only with a new draft
 
 
@@ -50,7 +50,7 @@ def test_exporter_has_every_metric_and_the_sums_of_the_usage(client: httpx.Clien
         "ray_vllm_spec_decode_num_draft_tokens_total": told["drafted"],
         "ray_vllm_spec_decode_num_accepted_tokens_total": told["accepted"],
         "ray_vllm_spec_decode_num_accepted_tokens_per_pos_total": told["accepted"],
-        "ray_outrider_verified_tokens_total": told["verified"],
+        "ray_outrider_reached_tokens_total": told["verified"],
         "ray_outrider_target_passes_total": told["target_passes"],
     }
     names = {

@@ -47,7 +47,7 @@ async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation
         "vllm_spec_decode_num_drafts": total.rounds,
         "vllm_spec_decode_num_draft_tokens": total.drafted,
         "vllm_spec_decode_num_accepted_tokens": total.accepted,
-        "outrider_verified_tokens": total.verified,
+        "outrider_reached_tokens": total.verified,
         "outrider_tokens": 2 * len(ANSWER),
         "outrider_target_passes": total.target_passes,
         "outrider_draft_seconds": total.draft_s,
