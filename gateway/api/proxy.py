@@ -1,15 +1,21 @@
-"""What Serve's gRPC proxy loads of ours: the public API, with cancellations that always arrive."""
+"""The public gRPC API in Serve's proxy: cancellations always arrive, malformed messages are refused."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+import grpc
+from google.protobuf.message import DecodeError
+
+from gateway.api.direct import NO_MESSAGE
 from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
 from protos.generation_pb2_grpc import add_GenerationServicer_to_server
 
+Handler = Callable[[Any, Any], Awaitable[bytes]]
 StreamHandler = Callable[[Any, Any], AsyncGenerator[bytes, None]]
+MALFORMED = object()  # stands for a request whose bytes are no message of its type
 
 
 def add_generation_servicer(servicer: Any, server: Any) -> None:
@@ -24,17 +30,62 @@ def add_generation_servicer(servicer: Any, server: Any) -> None:
 
     def routed(service_method: str, streaming_type: Any) -> Any:
         handler = route(service_method=service_method, streaming_type=streaming_type)
-        return cancellable(handler) if streaming_type.value == "unary_stream" else handler
+        return cancellable(handler) if streaming_type.value == "unary_stream" else _refusing(handler)
 
     server.service_handler_factory = routed
     try:
-        add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        add_GenerationServicer_to_server(servicer, _LenientServer(server))  # type: ignore[no-untyped-call]
     finally:
         server.service_handler_factory = route
 
 
+class _LenientServer:
+    """Registers methods that take MALFORMED for what they cannot read: grpc would end the call as UNKNOWN."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        for handler in handlers:
+            handler._method_handlers = _lenient(handler._method_handlers)
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
+        self._server.add_registered_method_handlers(service, _lenient(methods))
+
+
+def _lenient(methods: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: method._replace(request_deserializer=_read_or_malformed(method.request_deserializer))
+        for name, method in methods.items()
+    }
+
+
+def _read_or_malformed(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read_or_malformed(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError:
+            return MALFORMED
+
+    return read_or_malformed
+
+
+def _refusing(handler: Handler) -> Handler:
+    async def handle(request: Any, context: Any) -> bytes:
+        await _refuse_malformed(request, context)
+        return await handler(request, context)
+
+    return handle
+
+
+async def _refuse_malformed(request: Any, context: Any) -> None:
+    if request is MALFORMED:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+
+
 def cancellable(handler: StreamHandler) -> StreamHandler:
-    """The handler, so that it hears of every cancellation.
+    """Returns a handler of streams that is told of every cancellation, and refuses what cannot be read.
 
     Serve's handler tells the gateway of a cancellation only if that finds it waiting for the next reply. One
     that comes while a reply is written to the client is lost, and the answer is generated to its end.
@@ -42,6 +93,7 @@ def cancellable(handler: StreamHandler) -> StreamHandler:
 
     @wraps(handler)
     async def handle(request: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        await _refuse_malformed(request, context)
         replies = handler(request, LastingContext(context))
         try:
             async for reply in replies:

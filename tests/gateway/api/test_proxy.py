@@ -1,4 +1,4 @@
-"""Cancellations, from the client's call through the proxy to whoever answers."""
+"""Cancellations and malformed messages, from the client's call through the proxy to the handler."""
 
 import asyncio
 import warnings
@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     from ray.serve._private.grpc_util import gRPCGenericServer
     from ray.serve._private.proxy_request_response import gRPCStreamingType
 
+from gateway.api.direct import NO_MESSAGE
 from gateway.api.proxy import add_generation_servicer
 from protos import generation_pb2, generation_pb2_grpc
 
@@ -56,16 +57,16 @@ async def served(stream):
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield generation_pb2_grpc.GenerationStub(channel)
+            yield channel
     finally:
         await server.stop(0)
 
 
 @pytest.mark.parametrize("replies", [[], [SMALL], [LARGE] * 8], ids=["none", "one", "more than is read"])
-async def test_a_cancellation_reaches_whoever_answers_wherever_the_proxy_is(replies):
+async def test_proxy_cancellation_reaches_the_handler_at_every_point(replies):
     source = Source(replies)
-    async with served(source.stream) as stub, asyncio.timeout(LIMIT_S):
-        call = stub.Generate(generation_pb2.GenerateRequest())
+    async with served(source.stream) as channel, asyncio.timeout(LIMIT_S):
+        call = generation_pb2_grpc.GenerationStub(channel).Generate(generation_pb2.GenerateRequest())
         await source.started.wait()
         if replies:
             await call.read()
@@ -74,15 +75,15 @@ async def test_a_cancellation_reaches_whoever_answers_wherever_the_proxy_is(repl
     assert source.peer_afterwards.startswith("ipv4:127.0.0.1:")
 
 
-async def test_replies_pass_in_order_and_what_ends_them_too():
+async def test_proxy_stream_keeps_order_and_ending():
     async def stream(request, context):
         for text in "abc":
             yield generation_pb2.GenerateChunk(text=text).SerializeToString()
         context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)  # as Serve ends a stream
         context.set_details("enough")
 
-    async with served(stream) as stub, asyncio.timeout(LIMIT_S):
-        call = stub.Generate(generation_pb2.GenerateRequest())
+    async with served(stream) as channel, asyncio.timeout(LIMIT_S):
+        call = generation_pb2_grpc.GenerationStub(channel).Generate(generation_pb2.GenerateRequest())
         texts = [(await call.read()).text for _ in range(3)]
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
@@ -90,7 +91,26 @@ async def test_replies_pass_in_order_and_what_ends_them_too():
     assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_other_methods_are_served_as_they_are():
-    async with served(Source([]).stream) as stub, asyncio.timeout(LIMIT_S):
-        tokens = await stub.Tokenize(generation_pb2.TokenizeRequest(text="x"))
+async def test_proxy_unary_method_is_served_unchanged():
+    async with served(Source([]).stream) as channel, asyncio.timeout(LIMIT_S):
+        tokens = await generation_pb2_grpc.GenerationStub(channel).Tokenize(
+            generation_pb2.TokenizeRequest(text="x")
+        )
     assert tokens.ids == [7]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda channel: channel.unary_unary("/outrider.v1.Generation/Complete")(b"\xff"),
+        lambda channel: channel.unary_stream("/outrider.v1.Generation/Generate")(b"\xff").read(),
+    ],
+    ids=["unary", "stream"],
+)
+async def test_proxy_malformed_message_is_an_invalid_argument(call):
+    source = Source([SMALL])
+    async with served(source.stream) as channel, asyncio.timeout(LIMIT_S):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call(channel)
+    assert (ended.value.code(), ended.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+    assert not source.started.is_set()
