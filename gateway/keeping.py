@@ -19,13 +19,13 @@ from outrider.drafters.past_answers import Scope
 
 logger = logging.getLogger("ray.serve")
 
-FILES = 16  # that the folder's bytes and days are at least divided into: so much goes at a time
+FILES = 16  # least number of files that size and age are split over; one deletion frees a 16th
 LONGEST_FILE_S = 3600.0
 CLEAN_EVERY_S = 60.0  # while nothing is written
-CLEAN_WITHIN_S = 1.0  # of what others write
+CLEAN_WITHIN_S = 1.0  # seconds until files of other gateways count
 WAITING = 1024  # answers that are not written yet; what comes beyond is not kept
 END_WITHIN_S = 5.0
-DIGEST_DIGITS = 12  # of an API key's, in the name of its folder
+DIGEST_DIGITS = 12  # digits of an API key's digest in the name of its folder
 
 
 class Offered(NamedTuple):
@@ -102,7 +102,7 @@ class KeptFolder:
         self._max_bytes, self._max_age_s = settings.max_bytes, settings.days * 86400
         self._file_bytes = settings.max_bytes // FILES
         self._file_s = min(LONGEST_FILE_S, self._max_age_s / FILES)
-        self._begun: dict[Path, Path] = {}  # by folder, the file that is written to
+        self._begun: dict[Path, Path] = {}  # key: folder; value: the file that is written to
         self._room, self._cleaned_at = 0, -math.inf  # bytes that may be written before the next look
         self._is_failing = False
 
@@ -153,7 +153,7 @@ class KeptFolder:
         self._room = self._max_bytes - total + wanted
 
     def _file_in(self, folder: Path) -> Path:
-        """That takes the next line: one of its own for each gateway, until it is large or old enough."""
+        """Returns the file for the next line: each gateway has its own, until it is large or old enough."""
         file, now = self._begun.get(folder), self._clock()
         if file is None or _size(file) >= self._file_bytes or now - _began(file) >= self._file_s:
             file = folder / f"{1000 * now:.0f}-{self._gateway}{SUFFIX}"

@@ -13,7 +13,7 @@ from outrider.pace.settings import MAX_DEPTH, PaceSettings
 BODIES_AT_ONCE = 64  # bodies of requests that one gateway reads at a time
 PREPARED_AT_ONCE = 64  # requests that one gateway parses, tokenizes and compiles grammars of at a time
 SPARE_REQUESTS = 64  # at a time beyond those: health, models, refusals
-NAMES = ["model", "ngram", "suffix", "model+suffix"]  # of the drafters that a deployment mostly has
+NAMES = ["model", "ngram", "suffix", "model+suffix"]  # names of the drafters that most deployments have
 Priority = Literal["interactive", "batch"]
 
 
@@ -157,11 +157,11 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     @property
     def usual_drafter(self) -> str:
-        """Of a request that names none."""
+        """Drafter of a request that names none."""
         return self.drafters[0] if len(self.candidates) == 1 else BY_TASK
 
     def changed(self, live: "LiveSettings") -> "GatewaySettings":
-        """With what may change while the gateway runs; these are those of its start.
+        """Returns the settings with the live ones in place; these must be those of the start.
 
         Raises:
             ValueError: a draft has the name of something else, or a drafter none of those that there are.
@@ -236,7 +236,7 @@ class Speculation(BaseModel):
     report: bool = Field(default=False, description="tell all counters of speculation in the usage")
 
     def resolved(self, drafter: str, pace: PaceSettings) -> "Speculation":
-        """With a drafter, ``drafter`` unless it names one, and a depth unless the mode is off.
+        """Returns the settings with a drafter and, unless the mode is off, a depth.
 
         drafter: a name, or BY_TASK.
         """

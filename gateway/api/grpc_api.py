@@ -143,7 +143,7 @@ class GenerationServicer:
             raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
 
     def _caller(self, context: Context) -> str | None:
-        """As ``Authentication.check``."""
+        """Returns the caller, and raises, as ``Authentication.check`` does."""
         metadata = dict(context.invocation_metadata())
         return self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
 
@@ -249,7 +249,7 @@ class GenerationServicer:
 
 
 def _tell(context: Context, error: GatewayError, span: Span) -> None:
-    """Without this the client would be sent the traceback as INTERNAL."""
+    """Sets the status of a call. Serve would send the traceback as INTERNAL instead."""
     context.set_code(STATUS[type(error)])
     span.set_attribute("rpc.grpc.status_code", STATUS[type(error)].value[0])
     context.set_details(str(error))

@@ -201,5 +201,5 @@ def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
 
 
 def _listed(names: list[str]) -> str:
-    """As a header can hold it: of unknown fields the caller chose the names."""
+    """Returns text that a header can hold: callers chose the names of unknown fields."""
     return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]

@@ -23,7 +23,7 @@ def as_json(message: Message) -> dict[str, Any]:
 
 
 def json_schema_of(kind: Descriptor, **instead: dict[str, Any]) -> dict[str, Any]:
-    """Of what ``as_json`` makes of such a message.
+    """Returns the JSON schema of what ``as_json`` makes of such a message.
 
     instead: schemas of fields that are told otherwise, or of the items of a repeated one.
     """

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 HEADER = "X-Request-Id"
 HIDDEN = re.compile(r"[^!-~]")  # characters that could harm what others write into a log
 LONGEST = 128  # characters of an id in a trace
-KEY = "outrider.request_id"  # of the ASGI scope
+KEY = "outrider.request_id"  # key of the ASGI scope
 
 
 class RequestIds:

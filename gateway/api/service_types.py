@@ -33,7 +33,7 @@ class ToldWorker(WorkerInfo):
 
 
 class Health(TypedDict):
-    """To callers who may not ask, the status alone."""
+    """State of the service; callers without access get the status alone."""
 
     status: Literal["ok"] | Lack
     workers: NotRequired[list[ToldWorker]]

@@ -20,7 +20,7 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 
 class TokenizeRequest(NullIsLeftOut):
-    """Of a text, or of a chat as its template writes it."""
+    """Request for the token ids of a text, or of a chat as its template writes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,7 +92,7 @@ def add_texts(
 
     @app.get("/version")
     async def of_outrider() -> Version:
-        """Of the program that answers."""
+        """Version of the program that answers."""
         return {"version": version("outrider")}
 
     @app.get("/ping")

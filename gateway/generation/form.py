@@ -29,7 +29,7 @@ class Thoughts:
     close: str  # mark after them
 
     def before(self, grammar: str) -> str:
-        """Of the thoughts, and after them what follows this grammar."""
+        """Returns a grammar of the thoughts, followed by the given grammar."""
         is_lark = not grammar.startswith("{")
         (answer,) = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
         text = f"TEXT {self.close}" if self.close.startswith("<[") else "closed"
@@ -48,11 +48,11 @@ class Form:
     kind: Literal["json_schema", "regex", "lark"]
     source: str
     field: str  # the request's own name for it
-    thoughts: Thoughts | None = None  # that may come before
+    thoughts: Thoughts | None = None  # free text that may come before
     ends_itself: bool = True  # its end is the answer's; False: free text, which may end anywhere
 
     def grammar(self) -> str:
-        """As llguidance takes it. Raises GrammarError."""
+        """Returns the grammar as llguidance takes it. Raises GrammarError."""
         grammar = self._of_answer()
         return grammar if self.thoughts is None else self.thoughts.before(grammar)
 

@@ -38,7 +38,7 @@ from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings
 
 TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
-CONTEXT_TOKENS = 8  # of the prompt, as far as they matter for how the answer's first token is written
+CONTEXT_TOKENS = 8  # last tokens of the prompt; they decide how the answer's first token is written
 ERROR_S = 2.0  # for readers to take the error that ends their answer
 DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
 
@@ -62,7 +62,7 @@ class Generation:
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
-        self._vocabulary = cache(partial(Vocabulary, tokenizer))  # by special tokens that are shown
+        self._vocabulary = cache(partial(Vocabulary, tokenizer))  # key: special tokens that are shown
         self.paces = Paces(PaceSettings())
         self._rounds = LoopFactory(fleet, self.paces, settings)
         self.totals = Totals()
@@ -85,7 +85,7 @@ class Generation:
         self._grammars.close()
 
     def use(self, live: LiveSettings) -> None:
-        """In force from now on: the pace for requests under way too, drafters for those to come.
+        """Puts settings in force: the pace for requests under way too, drafters for later requests.
 
         Raises:
             ValueError: what was in force stays.
@@ -96,7 +96,7 @@ class Generation:
 
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
-        """Of each new draft, for each kind of sequences that there were."""
+        """Roll-outs of each new draft, for each kind of sequences that there were."""
         return self._rounds.rollouts
 
     def deadline(self) -> float:

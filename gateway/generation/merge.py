@@ -11,7 +11,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class End:
-    """Of one stream."""
+    """End of one stream."""
 
     error: Exception | None  # what it raised
 

@@ -29,14 +29,14 @@ class Request:
     generates: bool = True  # False: nothing but what is told of the prompts
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
-    form: Form | None = None  # that the answer has to have
+    form: Form | None = None  # form of the answer
     ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
     continues_text: bool = True  # whether the answer goes on with the prompt's text, or is one of its own
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Of all answers together."""
+    """Tokens and speculation of all answers together."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -52,8 +52,10 @@ class Chunk:
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: Usage | None = None  # on the last chunk of all
-    round: VerdictFell | None = None  # that it comes from; None: plain decoding
-    scores: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens from the second on; before any token
+    round: VerdictFell | None = None  # round that the tokens come from; None: plain decoding
+    scores: tuple[
+        TokenLogprobs, ...
+    ] = ()  # scores of the prompt's tokens from the second on; before any token
 
     @property
     def text(self) -> str:
@@ -73,11 +75,11 @@ class Prepared:
     continues_text: bool
     shown: frozenset[str]
     deadline: float  # in the event loop's time
-    server_span: Span  # of the request, as a caller or we ourselves have it recorded or not
+    server_span: Span  # span of the request, recorded or not
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts together."""
+        """Tokens of all prompts together."""
         return sum(len(sequence.prompt) for sequence in self.sequences[:: self.n])
 
     @property

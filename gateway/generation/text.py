@@ -10,7 +10,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for bytes that 
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """From a local folder that holds tokenizer.json, or from a hub id.
+    """Loads a tokenizer from a local folder that holds tokenizer.json, or from a hub id.
 
     Raises:
         ValueError: neither exists; the message names the source.
@@ -54,7 +54,7 @@ class Vocabulary:
         self.run_ids = frozenset(id_ for id_ in ids if id_ is not None)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens, but for those shown."""
+        """Returns the text without special tokens, except for those shown."""
         if not self._shows_any:
             return self.tokenizer.decode(token_ids)
         ids = [token_id for token_id in token_ids if token_id not in self.special_ids]
@@ -83,7 +83,7 @@ class Detokenizer:
         self._new: list[int] = []
         self._in_run = False  # whether what comes next may still change how the newest tokens are decoded
         self._length = 0  # characters that are certain
-        self.start = 0  # of them and those held back, so many come before the newest token's own text
+        self.start = 0  # offset of the newest token's own text, characters
 
     def add(self, token_id: int) -> str:
         """Text that is certain now; "" while a character is incomplete."""
@@ -159,8 +159,8 @@ def _overlap(text: str, stop: str) -> int:
 class Piece(NamedTuple):
     """What a token adds to the answer."""
 
-    text: str  # that is certain with it, of tokens before it too
-    start: int  # of its own text, characters from the beginning of the answer
+    text: str  # text that is certain with the token; may include text of earlier tokens
+    start: int  # offset of its own text in the answer, characters
 
 
 class AnswerText:

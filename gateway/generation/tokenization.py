@@ -25,7 +25,7 @@ LOSSLESS = {
     "Digits",
     "Metaspace",
 }
-LARGEST_SHRINKAGE = 3  # of bytes, by NFC
+LARGEST_SHRINKAGE = 3  # factor by which NFC can reduce bytes
 
 
 ResultT = TypeVar("ResultT")
@@ -38,11 +38,11 @@ class Tokenization:
         self._threads = ThreadPoolExecutor(LONG_AT_ONCE, "tokenization")
 
     def least_tokens(self, text: str) -> int:
-        """So many it has for certain, which takes no tokenizing to say; 0 where nothing is certain."""
+        """Returns a lower bound of the text's tokens without tokenizing it; 0 if nothing is certain."""
         return -(-len(text.encode()) // self._bytes_per_token) if self._bytes_per_token else 0
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """Without offsets."""
+        """Returns token ids and tokens, without offsets."""
 
         def encode() -> Encoding:
             # For one text alone the library would not let other threads run.
@@ -76,7 +76,7 @@ class Tokenization:
 
 
 def _bytes_per_token(tokenizer: Tokenizer) -> int | None:
-    """Of text, that one token stands for at most; None where that is not certain.
+    """Returns the most bytes of text that one token can stand for; None if that is not certain.
 
     It is for vocabularies that spell out all there is, if need be byte by byte, and leave nothing out.
     """
@@ -94,7 +94,7 @@ def _bytes_per_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _kinds(part: Any) -> Iterator[str]:
-    """Of the steps of a normalizer or pre-tokenizer; what a step leaves out is said beside its kind."""
+    """Kinds of steps of a normalizer or pre-tokenizer, with what each step leaves out."""
     steps = [json.loads(part.__getstate__())] if part is not None else []
     for step in steps:
         inner = step.get("normalizers", []) + step.get("pretokenizers", [])

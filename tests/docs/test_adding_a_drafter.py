@@ -54,7 +54,7 @@ def test_nobody_knows_it_before() -> None:
 
 
 def table() -> dict[str, tuple[set[str], set[str]]]:
-    """By drafter: its files, and those that name it besides."""
+    """Returns for each drafter its files, and other files that name it."""
     section = PAGE.read_text().partition("## What those that there are took")[2]
     rows = re.findall(r"^\| `([\w+]+)` \|(.*)\|(.*)\|$", section, re.M)
     return {

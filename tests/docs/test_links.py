@@ -27,7 +27,7 @@ NAME = re.compile(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
 @cache
 def files() -> tuple[str, ...]:
-    """Of the repository, those to be committed included."""
+    """Returns the files of the repository, including files that are not committed yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return tuple(name for name in said.splitlines() if (ROOT / name).exists())
@@ -37,7 +37,7 @@ PAGES = sorted(name for name in files() if name.endswith(".md"))
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Returns the anchors that GitHub makes of headings."""
     found: dict[str, int] = {}
     for title in HEADING.findall(FENCE.sub("", text)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()
@@ -61,7 +61,7 @@ def broken_links(text: str, page: Path) -> Iterator[str]:
 
 
 def missing_files(text: str, page: Path) -> Iterator[str]:
-    """Those named in backticks, from the root or from the page's folder; a * stands for any name."""
+    """Returns the paths named in backticks, from the root or the page's folder; a * is any name."""
     tops = {name.partition("/")[0] for name in files() if "/" in name}
     for code in CODE.findall(FENCE.sub("", text)):
         for path in FILE.findall(code) if not code.startswith("/") and "://" not in code else []:
@@ -107,7 +107,7 @@ def missing_settings(text: str) -> Iterator[str]:
 
 
 def missing_benchmarks(text: str) -> Iterator[str]:
-    """Of those that ``python -m bench`` is told to run."""
+    """Returns the names that ``python -m bench`` is given on the pages."""
     for space, name in BENCHMARK.findall(text):
         files = [path for path in _files_of(ROOT / "bench" / name) if path.is_file()]
         if space != " " or not any(re.search(r"^def main\(", file.read_text(), re.M) for file in files):

@@ -98,7 +98,7 @@ def body_of(model: type[BaseModel]) -> Levels:
 
 
 def levels_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Levels:
-    """Of one part of a JSON schema. Raises NotImplementedError on what pydantic did not write so far."""
+    """Returns values of one part of a JSON schema. Raises NotImplementedError for parts new to it."""
     if "$ref" in schema:
         return levels_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:

@@ -68,7 +68,7 @@ def structured_outputs(anything: Any) -> Levels:
 
 
 def texts(ordinary: list[str], hostile: list[str]) -> Levels:
-    """Of a field of a message."""
+    """Returns values of a field of a message."""
     return Levels(st.sampled_from(ordinary), st.sampled_from(hostile), st.sampled_from(TEXTS))
 
 

@@ -64,8 +64,8 @@ class Harness:
         self._runner = asyncio.Runner()
         self._ending = AsyncExitStack()
         self._service: Service | None = None
-        self._texts: list[Any] = []  # of the references, with nothing beside them
-        self._tasks: Counter[str] = Counter()  # that a service at rest has
+        self._texts: list[Any] = []  # texts of the references, asked for alone
+        self._tasks: Counter[str] = Counter()  # tasks of a service at rest
         self._unheard: list[str] = []  # exceptions that nobody waited for
         self.ended: Counter[str] = Counter()  # how all calls did
 

@@ -17,7 +17,7 @@ from tests.fuzz.bodies import BIASES, PROMPTS, TOKEN_IDS
 from tests.fuzz.values import REAL, TEXTS, VOCAB_SIZE, WHOLE, Levels
 from tests.support.service import MODEL
 
-Hints = Mapping[str, Levels]  # by a field's full name, or by its own
+Hints = Mapping[str, Levels]  # key: full or own name of a field
 
 RANGES = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
@@ -109,7 +109,7 @@ def leaves(descriptor: Descriptor) -> list[tuple[str, ...]]:
 
 
 def paths_in(message: Mapping[str, Any]) -> set[tuple[str, ...]]:
-    """Those of ``leaves`` that a dictionary sets."""
+    """Returns the ``leaves`` that a dictionary sets."""
     found: set[tuple[str, ...]] = set()
     for name, value in message.items():
         for item in value if isinstance(value, list) and value else [value]:
@@ -121,7 +121,7 @@ def paths_in(message: Mapping[str, Any]) -> set[tuple[str, ...]]:
 
 
 def _map() -> Levels:
-    """Of token ids to numbers, the one kind of map there is."""
+    """Returns maps of token ids to numbers, the only kind of map there is."""
     few = st.dictionaries(TOKEN_IDS, NUMBERS, min_size=1, max_size=2)
     every = NUMBERS.map(lambda number: dict.fromkeys(range(VOCAB_SIZE), number))
     beyond = st.dictionaries(_within(0, 2**32 - 1), NUMBERS, min_size=1, max_size=2)

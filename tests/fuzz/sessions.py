@@ -33,12 +33,12 @@ ENDS = (  # the only ways in which a worker ends a stream
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-REFUSALS = (rounds_pb2.Ended.INVALID, rounds_pb2.Ended.TOO_LARGE, rounds_pb2.Ended.GRAMMAR)  # of a sequence
+REFUSALS = (rounds_pb2.Ended.INVALID, rounds_pb2.Ended.TOO_LARGE, rounds_pb2.Ended.GRAMMAR)
 LEFT = "left"  # the sender did, before the worker had said its last word
 CROSSED = "Internal error from Core"  # what gRPC's own client says where a refusal crosses a message
 PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
 ENDINGS = ["half-close", "half-close", "half-close", "cancel", "abandon"]
-NAMES = ("sequence", "epoch")  # that every message has
+NAMES = ("sequence", "epoch")  # fields of every message
 Fields = dict[str, Any]
 
 

@@ -21,7 +21,7 @@ from tests.fuzz.values import graded
 
 Path = tuple[str, ...]
 
-EXAMPLES, SEEDS = 60, 60  # of each seed, and how many are tried
+EXAMPLES, SEEDS = 60, 60  # examples of each seed, seeds
 
 
 def fields_of(model: type[BaseModel]) -> set[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-VOCAB_SIZE = 2048  # of the demo pair
+VOCAB_SIZE = 2048  # tokens of the demo pair
 WHOLE = sorted(
     number
     for bits in (0, 1, 8, 11, 16, 31, 32, 53, 63, 64)

@@ -28,9 +28,9 @@ class Drafted:
     rounds: int = 0  # with a Draft
     deepest: int = 0
     drafts: list[Draft] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)  # of the text that each of these follows
+    lengths: list[int] = field(default_factory=list)  # tokens of the text that each Draft follows
     preemptions: int = 0
-    ranks: list[int | None] = field(default_factory=list)  # of each Verdict
+    ranks: list[int | None] = field(default_factory=list)  # rank of each Verdict
 
 
 def engine_with(drafter: str, head: Path | None = None, **settings: object) -> Engine:

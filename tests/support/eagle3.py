@@ -29,7 +29,7 @@ class Form:
     """What configs may say."""
 
     layers: tuple[int, ...] = (2, 3, 6)
-    tokens: int = VOCABULARY  # of its own projection
+    tokens: int = VOCABULARY  # tokens of its own projection
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -38,7 +38,7 @@ class Form:
 
 
 def random_tensors(form: Form) -> dict[str, Tensor]:
-    """By the names of speculators, without a vocabulary. The last layer's states weigh most."""
+    """Weights by the names of speculators, without a vocabulary. The last layer's states weigh most."""
     generator = torch.Generator().manual_seed(3)
 
     def normal(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
@@ -244,7 +244,7 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
 
 
 def golden_forms() -> dict[str, Form]:
-    """For which the speculators package has computed logits."""
+    """Forms for which the speculators package has computed logits."""
     return {
         "3": Form(tokens=300, norm_before_residual=True),
         "3.1": Form(tokens=300, norm_before_fc=True, norm_output=True),

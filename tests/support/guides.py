@@ -22,13 +22,13 @@ from tests.support.patience import PATIENCE
 from tests.support.running import serve_run
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = (  # whose commands are run
+GUIDES = (  # pages with commands that are run
     "choosing-a-draft.md",
     "checking.md",
     "fitting-a-draft.md",
     "rolling-out-a-draft.md",
 )
-COMMAND_S = 900.0 * PATIENCE  # that a command may take
+COMMAND_S = 900.0 * PATIENCE  # longest time of a command
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 VARIES = re.compile(r"(\.{3})|(\d[\d,]*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+))")
 ANYTHING, NUMBER, ANY_LINES = r".*", r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", r"(?:.*\n)*?"
@@ -38,14 +38,14 @@ STARTED = ("A first request", "Submitted deploy config")  # the latter where a S
 
 @dataclass(frozen=True)
 class Command:
-    """For a shell, and the lines that it is shown to print on its standard output."""
+    """Command for a shell, and the lines that the page shows on its standard output."""
 
     text: str
     shown: tuple[str, ...] = ()
 
 
 def commands(page: str) -> Iterator[Command]:
-    """In the order of the page. Raises ValueError where a block begins with something else."""
+    """Yields commands in the order of the page. Raises ValueError if a block begins otherwise."""
     for block in BLOCK.findall(page):
         if not block.startswith("$ "):
             raise ValueError(f"a command begins with '$ ', not as {block[:40]!r}")
@@ -143,13 +143,13 @@ class Terminal:
         )
         process = self._services.enter_context(started)
         words = (word for child in process.children(recursive=True) for word in _words_of(child))
-        flag = "--gcs-address="  # of a raylet
+        flag = "--gcs-address="  # option of a raylet
         # `ray start` writes it, and a cluster that `serve run` starts is not noted anywhere.
         self._current_cluster.write_text(next(word for word in words if word.startswith(flag))[len(flag) :])
 
 
 def _words_of(process: psutil.Process) -> list[str]:
-    """Of its command line; none where it has ended."""
+    """Returns the arguments of a process; none if it has ended."""
     try:
         words: list[str] = process.cmdline()
     except psutil.NoSuchProcess:

@@ -54,7 +54,7 @@ def projections() -> list[torch.Tensor]:
 
 
 def medusa_tensors() -> dict[str, torch.Tensor]:
-    """As its authors name them: one residual layer, which does little, and a projection for each head."""
+    """Weights by their authors' names: a residual layer, which does little, and a projection per head."""
     torch.manual_seed(0)
     tensors = {}
     for head, projection in enumerate(projections()):

@@ -79,7 +79,7 @@ class Machines:
         return [worker for worker in answer["workers"] if worker["role"] == role]
 
     def pids(self, role: str) -> set[int]:
-        """Of the fronts of its workers that live."""
+        """Process ids of the frontends of its workers that live."""
         return {worker["pid"] for worker in self.workers(role) if psutil.pid_exists(worker["pid"])}
 
     def engines(self, role: str) -> set[int]:
@@ -96,7 +96,7 @@ class Machines:
             return stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=LIMIT_S)
 
     def busy_pids(self, role: str) -> list[int]:
-        """Of the fronts of workers at which the gateway has streams open."""
+        """Process ids of the frontends of workers at which the gateway has streams open."""
         return [worker["pid"] for worker in self.busy(role)]
 
     def busy(self, role: str) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ class Machines:
         return [worker for worker in self.workers(role) if worker["address"] in busy]
 
     def tokens(self, task: str) -> float:
-        """That requests of this task have had so far."""
+        """Tokens that requests of this task have had so far."""
         return sum(totals.tokens for totals in self.loads().tasks if totals.task == task)
 
 

@@ -8,7 +8,7 @@ HEADS, LAYERS, ROWS = 3, 2, 4
 
 
 def golden_tensors() -> dict[str, Tensor]:
-    """By the names of Medusa's authors: residual layers, then a projection, of each head."""
+    """Weights by the names of Medusa's authors: for each head residual layers, then a projection."""
     generator = torch.Generator().manual_seed(6)
     tensors = {}
     for head in range(HEADS):

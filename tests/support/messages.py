@@ -57,7 +57,7 @@ class Conversation:
         self._end: rounds_pb2.Ended | None = None
 
     async def write(self, *requests: Message) -> None:
-        """In one message."""
+        """Puts requests into one message."""
         await self._call.write(self._requests(requests=requests))
 
     async def read(self) -> Any:

@@ -54,8 +54,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 KINDS["glm4_moe_lite"] = {**KINDS["deepseek_v3"], "mlp_layer_types": ["dense", "sparse", "sparse"]}
 del KINDS["glm4_moe_lite"]["num_nextn_predict_layers"]  # which its config leaves out
-APPENDED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # whose layer is stored after the model's own
-QWEN_NAMES = {  # of what lies around the layer
+APPENDED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # models that store the layer after their own
+QWEN_NAMES = {  # names of the weights around the layer
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
     "eh_proj": "mtp.fc",
@@ -76,7 +76,7 @@ class Reference:
     """A target and its MTP layer, over a whole text at once."""
 
     kind: str
-    model: Any  # of transformers
+    model: Any  # class of transformers
     around: dict[str, Tensor]  # norms and projection, by the names of DeepSeek
     block: nn.Module  # the decoder layer
     trap: str | None = None  # what is read wrongly

@@ -11,7 +11,7 @@ from outrider.engine.offline.speculate import Request
 from tests.support.demo_pair import engine
 from workshop.demo.pair import load_model
 
-NEAR_TIE = 1e-4  # of the two largest perturbed logits: closer ones may change places by rounding
+NEAR_TIE = 1e-4  # distance of the two largest perturbed logits; rounding may swap closer ones
 
 
 def margin(logits: Tensor, row: ChoiceContext) -> float:

@@ -13,14 +13,14 @@ from outrider.engine.step_input import Feed
 def paged_input(
     feeds: list[Feed], block_size: int, spare_slot: int = 0, layout: Layout | None = None
 ) -> PagedInput[torch.Tensor]:
-    """Of a batch, on the CPU, with no more room than it takes, or with that of a layout."""
+    """Returns the input of a batch on the CPU, with no more room than it takes, or with a layout's."""
     layout = layout or Layout.of(feeds, block_size)
     return layout.split(fill(layout, feeds, block_size, spare_slot, device=torch.device("cpu")))
 
 
 @dataclass
 class PlainAttention:
-    """In the place of the kernels (outrider/engine/forward/kernel.py)."""
+    """Computes what the kernels do (outrider/engine/forward/kernel.py)."""
 
     block_size: int
     calls: int = 0

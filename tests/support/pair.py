@@ -82,7 +82,7 @@ async def answer(
 def rounds_of(
     fleet: Fleet, kind: str, temperature: float, speculation: Speculation, generation: Span = INVALID_SPAN
 ) -> SequenceLoop:
-    """Of one answer, which has not begun."""
+    """Returns the loop of one answer, which has not begun."""
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = GatewaySequence(prompt, settings, noise_key(1, 0, prompt))

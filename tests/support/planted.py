@@ -99,7 +99,7 @@ class Defect:
     name: str
     plant: Callable[[LocalWorker], Planted] = lambda target: nullcontext()  # in its target
     b_target: Mapping[str, Any] = field(default_factory=dict)  # settings of its target
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the check
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the check
 
 
 SEEDED: dict[str, Any] = {"samples": 0}  # no test of distributions
@@ -137,7 +137,7 @@ class Services:
     b: Service
 
     async def checked(self, defect: Defect, **settings: Any) -> CheckReport:
-        """With the defect in B. Both draft in every round, so that no pace hides it."""
+        """Runs the check with the defect in B. Both draft in every round, so that no pace hides it."""
         (target,) = self.b.of("target")
         asked = CheckSettings.model_validate({**defect.settings, **settings})
         sides = Deployment("A", self.a.http, "fixed"), Deployment("B", self.b.http, "fixed")

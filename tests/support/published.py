@@ -6,7 +6,7 @@ from outrider.telemetry.metrics import OF_GATEWAYS
 
 
 class Published:
-    """In place of Ray's instruments; refuses what the table does not have."""
+    """Stands in for Ray's instruments; refuses names that the table does not have."""
 
     def __init__(self):
         self._labels = {metric.name: {*metric.labels} for metric in OF_GATEWAYS}

@@ -63,7 +63,7 @@ def _fp8(weight: Tensor, largest: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def int4_packed(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """As compressed-tensors packs: eight numbers of one output, the first one lowest."""
+    """Packs like compressed-tensors: eight numbers of one output, the first one lowest."""
     groups = weight.view(len(weight), -1, GROUP)
     scales = groups.abs().amax(-1) / (MIDDLE_INT4 - 1)
     codes = (groups / scales[..., None]).round().clamp(-MIDDLE_INT4, MIDDLE_INT4 - 1)
@@ -169,7 +169,7 @@ METHODS = {name: said["quant_method"] for name, (_, said) in FORMATS.items()}
 
 
 def params_of(*names: str) -> list[Any]:
-    """Of a test that loads checkpoints in these formats."""
+    """Marks of a test that loads checkpoints in these formats."""
     return [
         pytest.param(name, marks=needs_compressed_tensors if name.startswith("compressed") else ())
         for name in names

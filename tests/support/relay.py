@@ -31,7 +31,7 @@ async def relay(address: str, delay_s: float) -> AsyncIterator[str]:
 
 
 async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, delay_s: float) -> None:
-    """In order, each piece at its own time: a delay is not a limit of what goes through."""
+    """Sends pieces in order, each at its own time: a delay is not a limit of the rate."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

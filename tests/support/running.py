@@ -35,7 +35,7 @@ class Service:
     grpc: str  # host:port
     direct: str  # host:port, past Serve's proxy
     metrics: str  # URL of Prometheus text
-    process: psutil.Process  # of `serve run`
+    process: psutil.Process  # process of `serve run`
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def free_port() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> list[str]:
-    """As Ctrl-C would; what is left of its session after that is named and killed."""
+    """Ends it as Ctrl-C would; what is left of its session after that is named and killed."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(LIMIT_S)

@@ -37,11 +37,11 @@ QUIET_S = 20.0 * PATIENCE  # in which whatever clients have left is freed
 @dataclass(frozen=True)
 class Service:
     app: FastAPI
-    http: httpx.AsyncClient  # of the app
+    http: httpx.AsyncClient  # client of the app
     channel: grpc.aio.Channel  # to the public gRPC API
     generation: Generation
     workers: list[LocalWorker]
-    others: list[WorkerInfo] = field(default_factory=list)  # that the gateway finds beside them
+    others: list[WorkerInfo] = field(default_factory=list)  # other workers that the gateway finds
 
     def of(self, role: Role) -> list[LocalWorker]:
         return [worker for worker in self.workers if worker.role == role]
@@ -99,7 +99,7 @@ async def service_of(
 
 
 def engine_settings(role: Role, **settings: Any) -> EngineSettings:
-    """Those of a test: float32, so that texts are equal exactly."""
+    """Settings of a test: float32, so that texts are equal exactly."""
     model = str(DEMO / role)
     defaults = {"model": model, "dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**25}
     return EngineSettings.model_validate({**defaults, **settings})

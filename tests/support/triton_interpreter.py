@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Of what, which name, and by what."""
+    """Owner of a name, the name, and its replacement."""
     yield InterpretedFunction, "__call__", patching_once(InterpretedFunction.__call__)
     yield interpreter, "_get_np_dtype", looked_up_once(interpreter._get_np_dtype)
     yield core, "_unwrap_if_constexpr", at_first_glance(core._unwrap_if_constexpr)
@@ -33,7 +33,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
 
 
 def patching_once(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a function that a kernel calls: as Triton does it, in a quarter of the time.
+    """Calls a function of a kernel as Triton does, in a quarter of the time.
 
     Triton replaces the operations of its language by others that compute, when it launches a kernel and again
     at each such call. Finding them takes most of the time, and nothing is left to be replaced.
@@ -57,7 +57,7 @@ def _languages(function: Callable[..., Any]) -> tuple[ModuleType, ...]:
 
 
 def looked_up_once(look_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Of NumPy's types: Triton makes its table anew for each look.
+    """Table of NumPy's types: Triton makes it anew for each look.
 
     look_up: _get_np_dtype
     """
@@ -76,7 +76,7 @@ def looked_up_once(look_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def at_first_glance(unwrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Of what nearly always is a number, a type or a tensor.
+    """Unwraps what nearly always is a number, a type or a tensor.
 
     unwrap: _unwrap_if_constexpr
     """
@@ -97,7 +97,7 @@ def by_identity_first(equals: Callable[[Any, Any], bool]) -> Callable[[Any, Any]
 
 
 def of_known_shapes(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Of types of blocks.
+    """Table of types of blocks.
 
     initialize: block_type.__init__
     """
@@ -116,7 +116,7 @@ def of_known_shapes(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def tensor_of_known_shapes() -> Callable[..., None]:
-    """In place of tensor.__init__."""
+    """Replaces tensor.__init__."""
     known: dict[Shape, tuple[Any, Any]] = {}
     of_scalars = core.tuple([]), core.constexpr(1)
 

@@ -27,11 +27,11 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class TwoMachines(Machines):
-    draft_node: Any  # of Ray's
+    draft_node: Any  # node of Ray
 
 
 def gateways() -> list[psutil.Process]:
-    """Of the services that this process has started: tests beside it may have theirs."""
+    """Process ids of the services that this process has started; other tests may have theirs."""
     return _named("ServeReplica:default:gateway")
 
 
@@ -50,7 +50,7 @@ def _named(name: str) -> list[psutil.Process]:
 
 
 def application(pace: dict[str, Any]) -> dict[str, Any]:
-    """Of a config file, where the gateway's user_config is ``pace``."""
+    """Text of a config file in which the gateway's user_config is ``pace``."""
     return {
         "name": "default",
         "import_path": "cluster:app",

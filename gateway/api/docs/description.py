@@ -15,7 +15,7 @@ from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.request_ids import HEADER
 
 Schema = dict[str, Any]
-Part = tuple[str, Literal["request", "answer", "events", "error"]]  # of the endpoint of a path
+Part = tuple[str, Literal["request", "answer", "events", "error"]]  # path, and which part of its endpoint
 
 REFUSALS: Final = {
     400: "The request is wrong; `param` names the field.",
@@ -28,7 +28,7 @@ REFUSALS: Final = {
     503: "There is no worker, or its stream broke.",
     504: "The answer was not finished in time.",
 }
-ERROR: Final[Part] = ("", "error")  # the same for all
+ERROR: Final[Part] = ("", "error")  # all endpoints share it
 RETRIED = (429, 503)  # statuses that say when to come again
 STREAMED = "With `stream`: the data of each event."
 CLOSED = " The event after the last has `[DONE]` instead."
@@ -52,7 +52,7 @@ def described(app: FastAPI) -> dict[str, Any]:
 
 @cache
 def _schemas() -> tuple[Mapping[Part, Schema], Schema]:
-    """By part of an endpoint its schema, which refers to the components; and these."""
+    """Returns the schema of each part of an endpoint, and the components that the schemas refer to."""
     parts: dict[Part, tuple[Any, JsonSchemaMode]] = {ERROR: (Error, "serialization")}
     for path, endpoint in ENDPOINTS.items():
         parts[path, "request"] = endpoint.request, "validation"

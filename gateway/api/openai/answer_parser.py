@@ -1,4 +1,4 @@
-"""From the text of an answer to what it says, thinks and calls, as it comes."""
+"""Parser that splits the text of an answer, as it comes, into content, thoughts and tool calls."""
 
 import json
 import re
@@ -46,7 +46,7 @@ class AnswerParser:
         self._text = ""  # so far
         self._call: _Call | None = None  # being written
         self._parsed = 0  # calls that transformers has read
-        self.calls = 0  # that were told
+        self.calls = 0  # tool calls that were returned
 
     def feed(self, text: str, *, ends: bool) -> list[ChatDelta]:
         """What is certain now. ``ends`` says that nothing follows."""
@@ -109,7 +109,7 @@ class AnswerParser:
             message = parse_response(self._text, self._template, prefix=self._prefix, tools=self._tools)
             calls = message[CALLS][self._parsed :]
             functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-        except Exception:  # of whatever a model writes
+        except Exception:  # a model may write anything
             return [{"content": text}] if text else []
         self._parsed += len(calls)
         return [
@@ -168,7 +168,7 @@ def _as_json(arguments: Any) -> str:
 
 
 def _whole(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    """Returns the text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
 

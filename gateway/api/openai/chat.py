@@ -22,7 +22,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
 
 EFFORT = "reasoning_effort"
-MAX_KWARGS = 32  # of a chat template
+MAX_KWARGS = 32  # arguments of a chat template
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Chat:
     prompt: Rendered
     tools: list[dict[str, Any]]
     response_template: dict[str, Any] | None
-    most_calls: int | None  # of an answer
-    form: Form | None  # that the answer has, since calls are to be right
+    most_calls: int | None  # tool calls in one answer
+    form: Form | None  # form of the answer, because calls must be valid
     ends: frozenset[int]  # tokens that end a turn
 
     @property
@@ -43,13 +43,13 @@ class Chat:
         return bool(self.tools) or any(name in fields for name in THINKING)
 
     def shown(self, special_tokens: list[str]) -> frozenset[str]:
-        """Those that have to be in the text which the parser reads."""
+        """Special tokens that the text must contain for the parser to work."""
         if not self.is_parsed or self.response_template is None:
             return frozenset()
         return marks(self.response_template, special_tokens)
 
     def parser(self) -> AnswerParser | None:
-        """For one answer; None where that is text and nothing else."""
+        """Returns a parser for one answer; None if the answer is text and nothing else."""
         if not self.is_parsed or self.response_template is None:
             return None
         return AnswerParser(self.response_template, self.prompt.begun, self.tools, self.most_calls)
@@ -113,7 +113,7 @@ class ChatRequest(GenerationRequest):
     def _form(
         self, tools: list[dict[str, Any]], template: dict[str, Any], added: Mapping[str, int]
     ) -> Form | None:
-        """Of an answer that has to call, or whose calls have to follow a schema; None: any."""
+        """Returns the form of an answer that must call, or whose calls must follow a schema; None: any."""
         if isinstance(self.tool_choice, NamedChoice):
             name = self.tool_choice.function.name
             tools = [tool for tool in tools if tool["function"]["name"] == name]

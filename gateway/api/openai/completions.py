@@ -55,7 +55,7 @@ class Echo:
 
     text: str
     token_ids: tuple[int, ...] = ()  # where their log-probabilities are told
-    starts: tuple[int, ...] = ()  # of their text, characters from the beginning
+    starts: tuple[int, ...] = ()  # characters from the beginning to each token's text
 
 
 NO_ECHO = Echo("")
@@ -172,7 +172,7 @@ class CompletionAnswer:
         }
 
     def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:
-        """Of the prompt's tokens, where they are told, and of the answer's; None where there are none."""
+        """Returns log-probabilities of the answer, and of a scored prompt; None if there are none."""
         echo, entries = self._echoes[choice], _Entries(self._tokens)
         for chunk in chunks:
             if choice in self._unscored:
@@ -199,7 +199,7 @@ class _Entries:
         self._offsets: list[int] = []
 
     def add_first(self, token_id: int, start: int) -> None:
-        """Of a prompt: nothing came before it that could tell its probability."""
+        """Adds the first token of a prompt: without tokens before it there is no probability."""
         self.names.append(self._tokens.text(token_id))
         self._chosen.append(None)
         self._top.append(None)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-MAX_FIELDS = 128  # of one object
+MAX_FIELDS = 128  # fields of one object
 
 
 def checked_text(value: str) -> str:
@@ -18,7 +18,7 @@ Label = Annotated[Text, Field(max_length=64)]
 
 
 class NullIsLeftOut(BaseModel):
-    """As in OpenAI's API."""
+    """Base of bodies in which null means that a field is left out, as in OpenAI's API."""
 
     @model_validator(mode="before")
     @classmethod

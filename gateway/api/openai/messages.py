@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from gateway.api.openai.schemas import NullIsLeftOut, Text
 from gateway.api.openai.tools import MAX_CALLS, Call
 
-MAX_MESSAGES, MAX_PARTS = 4096, 256  # of a chat, of a message
+MAX_MESSAGES, MAX_PARTS = 4096, 256  # messages of a chat, parts of a message
 
 
 class TextPart(BaseModel):
@@ -37,7 +37,7 @@ class Message(NullIsLeftOut):
     content: Content = Field(default_factory=list, validate_default=False)
     name: Text | None = None
     tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_CALLS, fail_fast=True)
-    tool_call_id: Text | None = None  # that a tool's message answers
+    tool_call_id: Text | None = None  # call that a tool's message answers
     reasoning_content: Text | None = None
     # What else an answer may hold that is sent back.
     annotations: Nothing = Field(default_factory=list)

@@ -35,10 +35,10 @@ class ResponseAnswer:
         """
         self._parser = parser
         self._seed = seed
-        self._items: list[dict[str, Any]] = []  # of the output; the last may be growing
+        self._items: list[dict[str, Any]] = []  # items of the output; the last may be growing
         self._is_open = False
         self._call: int | None = None  # the one that is growing, by its number in the answer
-        self._number = 0  # of the next event
+        self._number = 0  # number of the next event
         self.response: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -116,7 +116,7 @@ class ResponseAnswer:
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=added)
 
     def _done(self, status: str) -> Iterator[Event]:
-        """Of the item that is growing."""
+        """Yields the events that end the item that is growing."""
         if not self._is_open:
             return
         item, self._is_open = self._items[-1], False
@@ -159,7 +159,7 @@ class ResponseAnswer:
 async def response_events(
     first: Chunk, chunks: AsyncGenerator[Chunk, None], answer: ResponseAnswer
 ) -> AsyncIterator[str]:
-    """As server-sent events, each by its name. What goes wrong on the way is the last of them."""
+    """Yields server-sent events, each with its name. An error on the way is the last event."""
     chunk = first
     async with aclosing(chunks):
         try:

@@ -83,6 +83,6 @@ def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def marks(template: dict[str, Any], special_tokens: list[str]) -> frozenset[str]:
-    """Those special tokens that the template goes by: they have to be in the text that it reads."""
+    """Returns the special tokens that the template matches: the text that it reads must contain them."""
     written = json.dumps(template, ensure_ascii=False).replace("\\", "")
     return frozenset(token for token in special_tokens if token in written)

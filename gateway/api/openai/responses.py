@@ -178,7 +178,7 @@ TRANSLATED = {"tools", "tool_choice", "max_tokens", "max_completion_tokens", "lo
 
 
 def renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """With the response's own name for the field."""
+    """Renames the field of an error to the name that this endpoint has for it."""
     return type(error)(own_name(error.field), error.message)
 
 
@@ -189,7 +189,7 @@ def own_name(field: str) -> str:
 
 
 def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """As a chat has them: calls and thoughts belong to one message of the assistant."""
+    """Returns messages of a chat: calls and thoughts belong to one message of the assistant."""
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionCallOutput):

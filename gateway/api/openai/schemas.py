@@ -27,14 +27,14 @@ from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
 MAX_BIASES = 4096  # tokens
-MANY_ERRORS = 100  # of one request: to tell them apart would take long
+MANY_ERRORS = 100  # errors of one request; listing more would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
 def checked_ids(ids: Any) -> Any:
-    """At once, not one by one: there may be a million. Raises ValueError."""
+    """Returns token ids, checked all at once: there may be a million. Raises ValueError."""
     if not isinstance(ids, list) or not are_ids(ids):
         raise ValueError("a list of token ids is accepted")
     return ids
@@ -157,5 +157,5 @@ def are_ids(values: list[Any]) -> bool:
 
 
 def finite(logprob: float) -> float:
-    """As JSON can say it: neither infinity nor what is no number."""
+    """Returns a number that JSON can hold: no infinity and no NaN."""
     return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB

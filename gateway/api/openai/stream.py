@@ -52,7 +52,7 @@ async def events(
     chunk, written = first, 0
 
     def counted(body: Event) -> Event:
-        """With the tokens so far, where every event is to have them."""
+        """Adds the token counts so far to an event, if the request asks for them in every event."""
         if options.include_usage and options.continuous_usage_stats:
             body["usage"] = token_counts(prompt_tokens, written)
         return body

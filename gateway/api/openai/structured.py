@@ -72,7 +72,7 @@ class StructuredOutputs(NullIsLeftOut):
 
 
 def form_of(response_format: ResponseFormat, structured_outputs: StructuredOutputs | None) -> Form | None:
-    """That a request asks for in either way. Raises InvalidRequestError."""
+    """Returns the form that a request asks for in either of two fields. Raises InvalidRequestError."""
     form = response_format.form()
     if structured_outputs is None:
         return form

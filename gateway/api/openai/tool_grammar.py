@@ -12,7 +12,7 @@ from gateway.generation.form import Form, mark
 ARGUMENTS = {
     "{content.arguments}": "arguments",
     "{content.parameters}": "parameters",
-    "{arguments}": "arguments",  # of each call in a list
+    "{arguments}": "arguments",  # for each call in a list
 }
 # Written on one line, as chat templates write what was called before.
 ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -48,7 +48,7 @@ class CallFormat:
         return mark(self.opening, self.added)
 
     def only_calls(self, tools: Sequence[dict[str, Any]], *, several: bool) -> Form:
-        """Of these tools; ``several``: one or more, where the format has room for more."""
+        """Returns the form of calls to these tools; ``several``: one or more, if the format allows more."""
         if self.is_listed:
             start = f"start: {self._mark} {_list(several)}"
         elif self.close is None:

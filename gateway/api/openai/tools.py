@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gateway.api.openai.schemas import NullIsLeftOut, Text
 
-MAX_TOOLS, MAX_CALLS = 128, 128  # of a chat, of a message
+MAX_TOOLS, MAX_CALLS = 128, 128  # tools of a chat, calls of a message
 
 Name = Annotated[Text, Field(min_length=1, max_length=64)]
 
@@ -28,7 +28,7 @@ class Tool(NullIsLeftOut):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """Returns the tool as chat templates take it."""
         function = self.function
         named = {"name": function.name, "description": function.description}
         return {"type": self.type, "function": {**named, "parameters": function.parameters}}
@@ -47,7 +47,7 @@ class FunctionName(BaseModel):
 
 
 class NamedChoice(BaseModel):
-    """Of the one tool that is to be called."""
+    """Names the one tool that must be called."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,10 +79,10 @@ class Call(NullIsLeftOut):
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of a stream's deltas, put together by the caller
+    index: int | None = None  # index in a stream's deltas, if the caller put them together
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates take it: arguments as an object."""
+        """Returns the call as chat templates take it: arguments as an object."""
         arguments = json.loads(self.function.arguments or "{}")
         return {
             "id": self.id,

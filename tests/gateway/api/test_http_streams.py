@@ -74,7 +74,7 @@ async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 async def test_usage_comes_with_every_event_where_it_is_asked_for(client, path):
-    """As guidellm asks."""
+    """Guidellm asks like this."""
     own = {"prompt": "x"} if path == "completions" else {"messages": CHAT["messages"]}
     options = {"include_usage": True, "continuous_usage_stats": True}
     limits = {

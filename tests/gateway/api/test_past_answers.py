@@ -1,4 +1,4 @@
-"""Whose past answers a request is drafted from: those of the same API key and task, whichever API it uses."""
+"""Requests are drafted from past answers to the same API key and task, over either API."""
 
 import pytest
 

@@ -93,7 +93,7 @@ Answers = dict[tuple[str, int], Answer]
 async def answers(
     generation: Generation, held: Processes, speculation: Speculation, kills: Mapping[int, Role] | None = None
 ) -> tuple[Answers, int]:
-    """To every schema and seed, several at a time; and how often a target was lost on the way.
+    """Returns answers to every schema and seed, and how often a target was lost on the way.
 
     kills: by the number of answers that are there, the role of a worker that is killed then.
     """

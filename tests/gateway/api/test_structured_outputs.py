@@ -147,7 +147,7 @@ class Tag(BaseModel):
 
 
 class Person(BaseModel):
-    """As the official client turns it into a strict schema."""
+    """Model that the official client turns into a strict schema."""
 
     name: str = Field(pattern="^[A-Z][a-z]{1,8}$")
     age: int = Field(ge=0, le=150)

@@ -225,7 +225,7 @@ async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(tokenizer, mode):
-    """As web frameworks do when a client has gone."""
+    """Web frameworks close a stream like this when a client has gone."""
     answer = ANSWER * 20
     target, draft = ScriptedTarget(answer), ScriptedDraft(answer)
     async with fleet_of(target, draft) as fleet:

@@ -15,12 +15,12 @@ ROOT = HERE.parents[2]
 class Counts:
     """How often each thing happened, by the line and the operation that caused it."""
 
-    launches: Counter[str] = field(default_factory=Counter)  # of kernels; a replayed graph is one
+    launches: Counter[str] = field(default_factory=Counter)  # key: kernel; a replayed graph is one launch
     pinned_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of pinned memory
     pageable_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of other memory
     copies_out: Counter[str] = field(default_factory=Counter)  # from the device
     waits: Counter[str] = field(default_factory=Counter)  # for what was launched
-    busy_waits: Counter[str] = field(default_factory=Counter)  # of these: the device had more to do meanwhile
+    busy_waits: Counter[str] = field(default_factory=Counter)  # waits while the device had more to do
 
     def totals(self) -> dict[str, int]:
         return {one.name: getattr(self, one.name).total() for one in fields(self)}
@@ -50,7 +50,7 @@ def cause(operation: object) -> str:
 
 @cache
 def _name_of(path: str) -> str:
-    """Of a file of ours; nothing of others, and of those that simulate."""
+    """Returns the name of a file of ours; none for other files, and for those that simulate."""
     if not path.startswith(f"{ROOT}/") or path.startswith(f"{HERE}/") or "site-packages" in path:
         return ""
     return path.removeprefix(f"{ROOT}/")

@@ -53,7 +53,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         Transfers.__init__(self)
         self.device_count = device_count
         self.memories = [Memory(memory) for _ in range(device_count)]
-        self.rules: dict[Any, Rule] = {}  # of operations that are more than their name says
+        self.rules: dict[Any, Rule] = {}  # key: operation that does more than its name says
         self.compiled: set[tuple[str, object]] = set()  # kernels of Triton, and for what arguments
         self._guard = guard
         self.Stream = type("Stream", (Stream,), {"cuda": self})
@@ -75,7 +75,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         return self.memories[self.device_of("cuda" if device is None else device).index]
 
     def device_of(self, name: Any) -> torch.device:
-        """With its index. Raises RuntimeError for one that is not there."""
+        """Returns the device with its index. Raises RuntimeError if there is none."""
         device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
         if device.type != "cuda":
             return device

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.support.simulated_cuda.device import SimulatedCuda
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
-KERNEL_MS = 1e-6  # that each kernel takes by the device's clock, those of a graph too
+KERNEL_MS = 1e-6  # time of each kernel by the device's clock, in a graph too
 INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
 
 

@@ -29,7 +29,7 @@ from tests.support.simulated_cuda.graphs import Event, Graph
 from tests.support.simulated_cuda.install import simulated_cuda
 
 SEQUENCES = (1, 8, 64, 256)
-TOKENS = (1, 5)  # of each: the last committed one, and drafted ones
+TOKENS = (1, 5)  # tokens of each sequence: the last committed one, and drafted ones
 PROMPT_LENGTH = 9
 ROUNDS = 4
 
@@ -69,7 +69,7 @@ def device_apart() -> Iterator[tuple[Any, Apart]]:
 
 
 def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> float:
-    """Of the host in a step that verifies so many tokens of each sequence: the least of some."""
+    """Least time of the host in several steps that verify ``tokens`` tokens of each sequence."""
     sampling = Sampling(max_tokens=64, ignore_eos=True, temperature=0.7)
     opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
     texts = {one.number: [3 + one.number % 50] * PROMPT_LENGTH for one in opened}

@@ -16,7 +16,7 @@ from tests.support.simulated_cuda.install import simulated_cuda
 
 ROOT = Path(__file__).parents[3]
 SITE = Path(__file__).with_name("site")
-GPUS = "SIMULATED_GPUS"  # of the machine
+GPUS = "SIMULATED_GPUS"  # GPUs of the machine
 NOTES = "SIMULATED_GPUS_NOTES"  # folder to which each process writes what it has loaded
 FOREVER = ExitStack()  # what would be undone if nothing held it
 GRAPH_ROWS = (1, 4, 8)  # Triton's interpreter takes seconds for a graph of as many rows as a GPU likes

@@ -75,7 +75,7 @@ def _forget_what_is_available() -> None:
 
 
 def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
-    """Of what, which name, and by what."""
+    """Owner of a name, the name, and its replacement."""
     for name, value in _torch_cuda(cuda).items():
         yield torch.cuda, name, value
     for name, value in _torch_accelerator(cuda).items():

@@ -23,7 +23,7 @@ Specialized = tuple[tuple[str, object], ...]  # what of its arguments a kernel i
 
 
 def specialized(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Specialized:
-    """As Triton does it: types, alignment of pointers, numbers that are 1 or multiples of 16, constants."""
+    """Returns what Triton specializes on: types, alignment, numbers that are 1 or 16 n, constants."""
     given = dict(zip(function.arg_names, args, strict=False)) | dict(kwargs)
     constants = {name for name, kind in get_annotations(function.fn).items() if kind is tl.constexpr}
     plain = function.kwargs["do_not_specialize"] or ()
@@ -41,7 +41,7 @@ def specialized(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def compiling(cuda: SimulatedCuda, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Of Triton's interpreter: notes for what a kernel would be compiled.
+    """Replaces a method of Triton's interpreter: notes for what a kernel would be compiled.
 
     run: InterpretedFunction.run
     """
@@ -55,7 +55,7 @@ def compiling(cuda: SimulatedCuda, run: Callable[..., Any]) -> Callable[..., Any
 
 
 def interpreted(cuda: SimulatedCuda, run: Callable[..., None]) -> Callable[..., None]:
-    """Of Triton's interpreter: a launch of a kernel, with simulated tensors or with others.
+    """Replaces a method of Triton's interpreter: launches a kernel, with simulated tensors or others.
 
     run: GridExecutor.__call__
     """

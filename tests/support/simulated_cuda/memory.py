@@ -16,7 +16,7 @@ class Memory:
     def __init__(self, total: int) -> None:
         self.total = total
         self.held_by_others = 0  # bytes that other processes hold; a test may set it
-        self.fraction = 1.0  # of the device, which the allocator does not go beyond
+        self.fraction = 1.0  # share of the device that the allocator may use
         self.allocated = self.reserved = 0  # bytes
         self._tensors: dict[int, tuple[int, int]] = {}  # how many there are over a piece, and its bytes
         self._unused: Counter[int] = Counter()  # pieces that are free, by their bytes

@@ -17,7 +17,7 @@ FIRST_TOKEN = 3
 def counts_of_step(
     engine: Engine, sequences: int, tokens: int, sampling: Sampling, *, branches: bool = False
 ) -> Counts:
-    """Of a step in which so many sequences have so many tokens verified each, after others of that kind.
+    """Returns counts of a step that verifies tokens of several sequences, after other such steps.
 
     It is the cheaper one of two: in the other a graph may have been captured.
 

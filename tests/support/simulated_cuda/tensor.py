@@ -14,7 +14,7 @@ class SimulatedTensor(torch.Tensor):
 
     numbers: torch.Tensor
     of: ClassVar[TorchDispatchMode | None] = None  # the SimulatedCuda in force
-    memories: ClassVar[Sequence[Memory]] = ()  # of its devices
+    memories: ClassVar[Sequence[Memory]] = ()  # memories of its devices
 
     @staticmethod
     def __new__(cls, numbers: torch.Tensor, device: torch.device) -> "SimulatedTensor":
@@ -59,7 +59,7 @@ def numbers_of(value: Any) -> Any:
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Of an operation's arguments or results: those that are tensors, or lie in a list."""
+    """Yields the tensors in an operation's arguments or results, in lists too."""
     found = []
     for value in values if isinstance(values, list | tuple) else [values]:
         if isinstance(value, torch.Tensor):

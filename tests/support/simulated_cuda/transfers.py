@@ -43,7 +43,7 @@ class Transfers:
         self.begun = self.done = 0  # copies and events, by their numbers
         self._arriving: list[_Arriving] = []
         self._leaving: list[_Leaving] = []
-        self._pinned: dict[int, torch.Tensor] = {}  # by address; held, so that no other memory takes it
+        self._pinned: dict[int, torch.Tensor] = {}  # key: address; held, so that no other memory takes it
 
     def launched(self, operation: object) -> None:
         self.counts.launches[cause(operation)] += 1
