@@ -141,8 +141,8 @@ def predicted_gain(comparison: Comparison, plain_step_s: float) -> float:
         per_round = mean_round(alone)
         per_token = max(per_round["target"] - plain_step_s, 0.0) / without
         hop_s = (per_round["wire"] + per_round["gateway"]) / HOPS
-        verified = sum(run.stats.verified for run in (*runs, *alone))
-        acceptance = sum(run.stats.accepted for run in (*runs, *alone)) / max(verified, 1)
+        reached = sum(run.stats.reached for run in (*runs, *alone))
+        acceptance = sum(run.stats.accepted for run in (*runs, *alone)) / max(reached, 1)
         rates = [
             predicted(
                 partial(_step_s, plain_step_s, per_token),

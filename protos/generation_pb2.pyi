@@ -232,7 +232,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "verified", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by", "routed", "judged")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "reached", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by", "routed", "judged")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -258,7 +258,7 @@ class Speculation(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     MEAN_ACCEPTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -281,7 +281,7 @@ class Speculation(_message.Message):
     drafter: str
     rounds: int
     drafted: int
-    verified: int
+    reached: int
     accepted: int
     accepted_lengths: _containers.RepeatedScalarFieldContainer[int]
     mean_accepted_length: float
@@ -300,7 +300,7 @@ class Speculation(_message.Message):
     drafted_by: _containers.MessageMap[str, DraftedBy]
     routed: _containers.MessageMap[str, Routed]
     judged: _containers.MessageMap[str, Judged]
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., reached: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
 
 class Routed(_message.Message):
     __slots__ = ("times",)
@@ -316,24 +316,24 @@ class Routed(_message.Message):
     def __init__(self, times: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Judged(_message.Message):
-    __slots__ = ("verified", "right")
-    VERIFIED_FIELD_NUMBER: _ClassVar[int]
-    RIGHT_FIELD_NUMBER: _ClassVar[int]
-    verified: int
-    right: int
-    def __init__(self, verified: _Optional[int] = ..., right: _Optional[int] = ...) -> None: ...
+    __slots__ = ("reached", "correct")
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    CORRECT_FIELD_NUMBER: _ClassVar[int]
+    reached: int
+    correct: int
+    def __init__(self, reached: _Optional[int] = ..., correct: _Optional[int] = ...) -> None: ...
 
 class DraftedBy(_message.Message):
-    __slots__ = ("rounds", "drafted", "verified", "accepted")
+    __slots__ = ("rounds", "drafted", "reached", "accepted")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted: int
-    verified: int
+    reached: int
     accepted: int
-    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., verified: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., reached: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)
@@ -427,7 +427,7 @@ class DepthInForce(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sequences: _Optional[int] = ..., mean_depth: _Optional[float] = ...) -> None: ...
 
 class TaskTotals(_message.Message):
-    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "verified", "accepted", "draft_s", "target_s", "fallbacks", "reopenings", "drafted_by", "routed", "judged")
+    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "reached", "accepted", "draft_s", "target_s", "fallbacks", "reopenings", "drafted_by", "routed", "judged")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -455,7 +455,7 @@ class TaskTotals(_message.Message):
     TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
-    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     TARGET_S_FIELD_NUMBER: _ClassVar[int]
@@ -470,7 +470,7 @@ class TaskTotals(_message.Message):
     target_passes: float
     rounds: float
     drafted: float
-    verified: float
+    reached: float
     accepted: float
     draft_s: float
     target_s: float
@@ -479,7 +479,7 @@ class TaskTotals(_message.Message):
     drafted_by: _containers.MessageMap[str, DraftedBy]
     routed: _containers.MessageMap[str, Routed]
     judged: _containers.MessageMap[str, Judged]
-    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., verified: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
+    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., reached: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("role", "draft", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "heard_s", "suspect", "step_ms")

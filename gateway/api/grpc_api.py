@@ -355,7 +355,7 @@ def _report(usage: Usage) -> generation_pb2.Speculation:
     return generation_pb2.Speculation(
         mode=usage.speculation.mode,
         drafter=usage.speculation.drafter,
-        verified=stats.verified,
+        reached=stats.reached,
         accepted_lengths=stats.histogram,
         mean_accepted_length=stats.mean_accepted_length,
         late_drafts=stats.late_drafts,

@@ -35,7 +35,7 @@ TRACER = trace.get_tracer("outrider")
 
 ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
 COUNTED = (
-    "drafted", "verified", "accepted", "forced", "prepared_for", "continued", "saved_ms", "wasted",
+    "drafted", "reached", "accepted", "forced", "prepared_for", "continued", "saved_ms", "wasted",
     "target_passes", "late_drafts", "lost_drafts", "empty_drafts",
 )  # fmt: skip
 

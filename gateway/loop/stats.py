@@ -19,8 +19,8 @@ from gateway.events import (
 )
 from outrider.telemetry.reasons import DepthReason
 
-BY_DRAFTER = ("rounds", "drafted", "verified", "accepted")
-JUDGED = ("verified", "right")
+BY_DRAFTER = ("rounds", "drafted", "reached", "accepted")
+JUDGED = ("reached", "correct")
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Stats:
 
     rounds: int = 0  # verdicts on Drafts that were not empty
     drafted: int = 0  # tokens
-    verified: int = 0  # drafted tokens that were reached
+    reached: int = 0  # drafted tokens whose position was reached
     forced: int = 0  # tokens to which a grammar left no alternative; they count as nothing else
     ends: int = 0  # accepted tokens that end an answer; they are the target's own as well
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
@@ -43,7 +43,7 @@ class Stats:
     target_s: float = 0.0  # seconds in which the sequence waited for verdicts
     drafted_by: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, what: see BY_DRAFTER)
     routed: Counter[tuple[str, str]] = field(default_factory=Counter)  # times by (drafter, reason)
-    judged: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, "verified" or "right")
+    judged: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, "reached" or "correct")
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
@@ -61,7 +61,7 @@ class Stats:
                 if event.proposal.draft:
                     self.rounds += 1
                     self.drafted += event.drafted
-                    self.verified += event.reached
+                    self.reached += event.reached
                     self.accepted_lengths[event.accepted] += 1
                     self.ends += event.drafted_end is not None
                     counts = 1, event.drafted, event.reached, event.accepted
@@ -85,8 +85,8 @@ class Stats:
             case Routed():
                 self.routed[event.drafter, event.reason] += 1
             case GuessJudged():
-                self.judged[event.drafter, "verified"] += event.reached
-                self.judged[event.drafter, "right"] += event.correct
+                self.judged[event.drafter, "reached"] += event.reached
+                self.judged[event.drafter, "correct"] += event.correct
             case FellBack():
                 self.late_drafts += event.reason == DepthReason.LATE
                 self.lost_drafts += event.reason == DepthReason.LOST

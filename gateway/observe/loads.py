@@ -67,7 +67,7 @@ def _task(kind: StatsKey, stats: Stats) -> generation_pb2.TaskTotals:
         target_passes=stats.target_passes,
         rounds=stats.rounds,
         drafted=stats.drafted,
-        verified=stats.verified,
+        reached=stats.reached,
         accepted=stats.accepted,
         draft_s=stats.draft_s,
         target_s=stats.target_s,

@@ -17,7 +17,7 @@ FIELDS = {
     "vllm_spec_decode_num_drafts": "rounds",
     "vllm_spec_decode_num_draft_tokens": "drafted",
     "vllm_spec_decode_num_accepted_tokens": "accepted",
-    "outrider_reached_tokens": "verified",
+    "outrider_reached_tokens": "reached",
     "outrider_tokens": "tokens",
     "outrider_forced_tokens": "forced",
     "outrider_target_passes": "target_passes",
@@ -33,12 +33,12 @@ FIELDS = {
 # Counters of what each drafter did.
 OF_DRAFTERS = {
     "rounds": "outrider_drafted_by_rounds",
-    "verified": "outrider_drafted_by_reached_tokens",
+    "reached": "outrider_drafted_by_reached_tokens",
     "accepted": "outrider_drafted_by_accepted_tokens",
 }
 
 # Counters of what each drafter would have drafted.
-JUDGED = {"verified": "outrider_judged_reached_tokens", "right": "outrider_judged_correct_tokens"}
+JUDGED = {"reached": "outrider_judged_reached_tokens", "correct": "outrider_judged_correct_tokens"}
 
 
 async def publish_always(generation: Generation, instruments: Instruments) -> None:

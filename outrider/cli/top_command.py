@@ -78,7 +78,7 @@ def _task(task: str, drafter: str, rates: TaskRates) -> str:
         task,
         drafter,
         f"{rates.per_second['tokens']:.0f}",
-        _number(rates.ratio("accepted", "verified")),
+        _number(rates.ratio("accepted", "reached")),
         _number(rates.ratio("tokens", "target_passes")),
         f"{rates.per_second['fallbacks']:.1f}",
         f"{rates.per_second['reopenings']:.1f}",

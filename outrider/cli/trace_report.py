@@ -20,7 +20,7 @@ MEANING = {
 }
 MUCH = 0.2  # share of the time from which on advice is given
 FEW = 0.02  # share of the rounds
-POOR, GOOD = 0.4, 0.9  # accepted / verified
+POOR, GOOD = 0.4, 0.9  # accepted / reached
 LARGE_BATCH = 8  # sequences in a step
 
 
@@ -88,7 +88,7 @@ def _add_round(result: TraceReport, span: FileSpan) -> float:
     for part, milliseconds in parts.items():
         result.times[part] += milliseconds
     result.counts[span.name] += 1
-    for name in ("drafted", "verified", "accepted", "prepared_for", "continued", "late_drafts"):
+    for name in ("drafted", "reached", "accepted", "prepared_for", "continued", "late_drafts"):
         result.counts[name] += said.get(f"outrider.{name}", 0)
     result.batch += said.get("outrider.batch_size", 0)
     if span.name == "plain":
@@ -106,7 +106,7 @@ def lines(result: TraceReport) -> Iterator[str]:
     counts = result.counts
     if counts["round"]:
         yield (
-            f"{counts['round']} rounds: {counts['drafted']} tokens drafted, {counts['verified']} verified, "
+            f"{counts['round']} rounds: {counts['drafted']} tokens drafted, {counts['reached']} reached, "
             f"{counts['accepted']} accepted; {counts['continued']} rounds that the target began by itself"
         )
     yield from (
@@ -143,8 +143,8 @@ def advice(result: TraceReport) -> list[str]:
 def _advice(result: TraceReport) -> Iterable[tuple[float, str]]:
     """Yields advice, with the milliseconds at stake."""
     times, counts, share = result.times, result.counts, result.share
-    rounds, verified = counts["round"], counts["verified"]
-    rate = counts["accepted"] / verified if verified else 0.0
+    rounds, reached = counts["round"], counts["reached"]
+    rate = counts["accepted"] / reached if reached else 0.0
     if share("queue") > MUCH:
         yield (
             times["queue"],
@@ -179,14 +179,14 @@ def _advice(result: TraceReport) -> Iterable[tuple[float, str]]:
     if rounds and rate < POOR and "fixed" in result.modes:
         yield (
             times["target"],
-            f"{rate:.0%} of what was verified stood: mode auto drafts as deep as pays",
+            f"{rate:.0%} of reached tokens accepted: mode auto drafts as deep as pays",
         )
     if result.plain_reasons["off"] > result.tokens / 2:
         yield times["target"], "speculation is off: ask with mode auto"
     if rounds and rate > GOOD and result.plain_reasons.total() < result.tokens / 2:
         yield (
             0.0,
-            f"{rate:.0%} of what was verified stood: deeper Drafts, by pace.max_depth",
+            f"{rate:.0%} of reached tokens accepted: deeper Drafts, by pace.max_depth",
         )
 
 

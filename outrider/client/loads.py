@@ -8,7 +8,7 @@ from protos import generation_pb2
 
 Loads = generation_pb2.Loads
 FORGOTTEN_S = 10.0  # seconds without an answer, after which a gateway is forgotten
-COUNTED = ("tokens", "target_passes", "rounds", "drafted", "verified", "accepted", "fallbacks", "reopenings")
+COUNTED = ("tokens", "target_passes", "rounds", "drafted", "reached", "accepted", "fallbacks", "reopenings")
 
 
 @dataclass

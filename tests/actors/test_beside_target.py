@@ -71,7 +71,7 @@ async def test_the_text_is_the_same_and_drafts_are_verified_and_counted(temperat
         assert stats.tokens == len(text)
         assert stats.rounds > 0
         assert stats.accepted > 0
-        assert stats.accepted <= stats.verified <= stats.drafted
+        assert stats.accepted <= stats.reached <= stats.drafted
         assert (stats.lost_drafts, stats.late_drafts) == (0, 0)
 
 
@@ -293,6 +293,6 @@ async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch,
         text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
         again, after = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
     assert text == again == expected("json", 0.0)
-    assert stats.verified >= 20 > 0 == after.verified
+    assert stats.reached >= 20 > 0 == after.reached
     (record,) = [record for record in caplog.records if "out of use" in record.message]
     assert (record.levelname, "drafter='beside'" in record.message) == ("ERROR", True)

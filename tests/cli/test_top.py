@@ -18,7 +18,7 @@ def loads(gateway="a", uptime_s=1.0, tokens=0.0, **fields):
         tokens=tokens,
         target_passes=tokens / 4,
         accepted=tokens / 2,
-        verified=tokens,
+        reached=tokens,
     )
     return generation_pb2.Loads(gateway=gateway, uptime_s=uptime_s, tasks=[task], **fields)
 
@@ -32,7 +32,7 @@ def test_rates_are_differences_over_a_gateway_s_own_time():
     history.add(loads("b", 51.0, 1010), 2.0)
     rates = history.rates()["json", "model"]
     assert rates.per_second["tokens"] == 200 / 2 + 10 / 1
-    assert rates.ratio("accepted", "verified") == 0.5
+    assert rates.ratio("accepted", "reached") == 0.5
     assert rates.ratio("drafted", "rounds") is None
 
 

@@ -43,7 +43,7 @@ class Trace:
             name: parts.pop(name, default)
             for name, default in (
                 ("drafted", 4),
-                ("verified", 4),
+                ("reached", 4),
                 ("accepted", 3),
                 ("prepared_for", 0),
                 ("late_drafts", 0),
@@ -109,7 +109,7 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_parts_of_a_request_and_what_they_mean(printed):
     out = printed(Trace().round(draft=2.0, wire=1.0, wait=1.0, target=6.0).round(target=9.0, gateway=1.0))
     assert "8 tokens in 20 ms, the first after 5 ms" in out
-    assert "2 rounds: 8 tokens drafted, 8 verified, 6 accepted" in out
+    assert "2 rounds: 8 tokens drafted, 8 reached, 6 accepted" in out
     shares = dict(line.split()[0:4:3] for line in out.splitlines() if " ms  " in line)
     assert shares == {
         "queue": "0%",

@@ -35,7 +35,7 @@ def test_exporter_has_every_metric_and_the_sums_of_the_usage(client: httpx.Clien
         fields["speculation"] = {"report": True}
         usage = client.post("/v1/completions", json=fields).json()["usage"]
         told["outrider_tokens_total"] += usage["completion_tokens"]
-        for name in ("rounds", "drafted", "verified", "accepted", "target_passes"):
+        for name in ("rounds", "drafted", "reached", "accepted", "target_passes"):
             told[name] += usage["speculation"][name]
     forced: dict[str, Any] = {
         "prompt": '{"name": "',
@@ -50,7 +50,7 @@ def test_exporter_has_every_metric_and_the_sums_of_the_usage(client: httpx.Clien
         "ray_vllm_spec_decode_num_draft_tokens_total": told["drafted"],
         "ray_vllm_spec_decode_num_accepted_tokens_total": told["accepted"],
         "ray_vllm_spec_decode_num_accepted_tokens_per_pos_total": told["accepted"],
-        "ray_outrider_reached_tokens_total": told["verified"],
+        "ray_outrider_reached_tokens_total": told["reached"],
         "ray_outrider_target_passes_total": told["target_passes"],
     }
     names = {

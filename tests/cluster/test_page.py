@@ -155,7 +155,7 @@ def test_charts_and_workers_are_live(page: Page, client: httpx.Client) -> None:
 def test_page_adds_up_the_loads_of_several_gateways(page: Page, client: httpx.Client) -> None:
     """Whichever answers a look; each knows only its own requests."""
     real, looks = client.get("/loads").json(), itertools.count(1)
-    tasks = {"task": "json", "drafter": "model", "verified": 0, "accepted": 0}
+    tasks = {"task": "json", "drafter": "model", "reached": 0, "accepted": 0}
 
     def answer(route: Route) -> None:
         look = next(looks)
@@ -179,11 +179,11 @@ def test_page_adds_up_the_loads_of_several_gateways(page: Page, client: httpx.Cl
 
 def test_page_shows_which_of_several_drafters_drafts_what_and_why(page: Page, client: httpx.Client) -> None:
     real = client.get("/loads").json()
-    task = {"task": "code", "drafter": "auto", "tokens": 9, "verified": 8, "accepted": 6}
+    task = {"task": "code", "drafter": "auto", "tokens": 9, "reached": 8, "accepted": 6}
     told = {
         "routed": {"ours": {"times": {"measured": 3}}},
-        "drafted_by": {"ours": {"rounds": 4, "drafted": 9, "verified": 8, "accepted": 6}},
-        "judged": {"suffix": {"verified": 4, "right": 1}},
+        "drafted_by": {"ours": {"rounds": 4, "drafted": 9, "reached": 8, "accepted": 6}},
+        "judged": {"suffix": {"reached": 4, "correct": 1}},
     }
     expect(page.locator("#routing")).to_be_hidden()  # the only drafter of this deployment drafts everything
     page.route("**/loads", lambda route: route.fulfill(json={**real, "tasks": [{**task, **told}]}))

@@ -64,5 +64,5 @@ def test_drafts_that_do_not_draft_are_judged(client: httpx.Client) -> None:
     for _ in range(8):
         answer(client)
     (task,) = (one for one in client.get("/loads").json()["tasks"] if one["drafter"] == "auto")
-    assert task["judged"]["copy"]["verified"] >= task["judged"]["copy"]["right"] > 0
+    assert task["judged"]["copy"]["reached"] >= task["judged"]["copy"]["correct"] > 0
     assert task["routed"]["model"]["times"]["first"] >= 1

@@ -21,7 +21,7 @@ FIXED = {"mode": "fixed", "depth": 4, "report": True}
 CLIENT_SPAN = "b7ad6b7169203331"
 OF_WORKERS = {"verify", "generate", "draft"}
 PARTS = {"queue", "forward", "sample"}
-SUMMED = ("drafted", "verified", "accepted", "target_passes", "prepared_for", "continued", "wasted")
+SUMMED = ("drafted", "reached", "accepted", "target_passes", "prepared_for", "continued", "wasted")
 
 
 def ask(client: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:

@@ -114,7 +114,7 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
         generation.use(JOINED)
         shadow = await until_share(generation, TUNING.shares[1])
         assert all("next" not in one.by_drafter for one in shadow[:-1])
-        assert sum(one.judged["next", "right"] for one in shadow) > 0
+        assert sum(one.judged["next", "correct"] for one in shadow) > 0
         growing = await until_share(generation, 1.0)
         assert 0 < sum("next" in one.by_drafter for one in growing) < len(growing)
         after = await answered(generation)

@@ -43,20 +43,20 @@ class SpeculationReport(SpeculationCounts):
     depth: int | None
     drafter: str | None
     verification: Verification
-    verified: Annotated[int, Field(description="drafted tokens whose position was reached")]
+    reached: Annotated[int, Field(description="drafted tokens whose position was reached")]
     forced: Annotated[int, Field(description="tokens to which a grammar left no alternative")]
     mean_accepted_length: Annotated[float, Field(description="accepted tokens per round")]
     accepted_lengths: Annotated[list[int], Field(description="rounds that accepted 0, 1, 2, ... tokens")]
     drafted_by: Annotated[
         dict[str, dict[str, int]],
-        Field(description="rounds, and tokens drafted, verified and accepted, by drafter"),
+        Field(description="rounds, and tokens drafted, reached and accepted, by drafter"),
     ]
     routed: Annotated[
         dict[str, dict[str, int]], Field(description="times that a drafter was taken, by drafter and reason")
     ]
     judged: Annotated[
         dict[str, dict[str, int]],
-        Field(description="tokens asked for and tokens right, by drafter that did not draft"),
+        Field(description="tokens asked for and correct tokens, by drafter that did not draft"),
     ]
     fallbacks: Annotated[int, Field(description="changes to plain decoding: the sum of the next three")]
     late_drafts: Annotated[int, Field(description="times that a Draft missed its deadline")]

@@ -40,7 +40,7 @@ def _report(usage: Usage) -> dict[str, Any]:
         "depth": asked.depth,
         "drafter": asked.drafter,
         "verification": asked.verification,
-        "verified": stats.verified,
+        "reached": stats.reached,
         "forced": stats.forced,
         "mean_accepted_length": round(stats.mean_accepted_length, 3),
         "accepted_lengths": stats.histogram,

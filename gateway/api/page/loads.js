@@ -27,9 +27,9 @@ export class Loads {
   values() {
     const newest = [...this.heard.values()].map((heard) => heard.newest);
     const tasks = this.perSecond();
-    const acceptance = Object.entries(tasks).map(([name, { verified, accepted }]) => [
+    const acceptance = Object.entries(tasks).map(([name, { reached, accepted }]) => [
       name,
-      verified > 0 ? accepted / verified : null,
+      reached > 0 ? accepted / reached : null,
     ]);
     const depths = newest.flatMap((loads) => loads.depths);
     const sequences = total(depths, (depth) => depth.sequences);
@@ -54,7 +54,7 @@ export class Loads {
       const seconds = before ? newest.uptime_s - before.uptime_s : Infinity;
       for (const task of newest.tasks) {
         const old = before?.tasks.find(({ task: name, drafter }) => name === task.task && drafter === task.drafter);
-        const rates = (found[`${task.task}, ${task.drafter}`] ??= { tokens: 0, verified: 0, accepted: 0 });
+        const rates = (found[`${task.task}, ${task.drafter}`] ??= { tokens: 0, reached: 0, accepted: 0 });
         for (const field of Object.keys(rates)) rates[field] += (task[field] - (old?.[field] ?? 0)) / seconds;
       }
     }
@@ -69,12 +69,12 @@ export class Loads {
         if (drafter !== BY_TASK) continue;
         for (const name of new Set([...Object.keys(routed), ...Object.keys(drafts), ...Object.keys(judged)])) {
           const id = JSON.stringify([task, name]);
-          if (!found.has(id)) found.set(id, { task, name, why: {}, rounds: 0, verified: 0, accepted: 0, guessed: 0, right: 0 });
+          if (!found.has(id)) found.set(id, { task, name, why: {}, rounds: 0, reached: 0, accepted: 0, guessed: 0, correct: 0 });
           const row = found.get(id);
           for (const [why, times] of Object.entries(routed[name]?.times ?? {})) row.why[why] = (row.why[why] ?? 0) + times;
-          for (const field of ["rounds", "verified", "accepted"]) row[field] += drafts[name]?.[field] ?? 0;
-          row.guessed += judged[name]?.verified ?? 0;
-          row.right += judged[name]?.right ?? 0;
+          for (const field of ["rounds", "reached", "accepted"]) row[field] += drafts[name]?.[field] ?? 0;
+          row.guessed += judged[name]?.reached ?? 0;
+          row.correct += judged[name]?.correct ?? 0;
         }
       }
     return [...found.values()].sort((a, b) => a.task.localeCompare(b.task) || b.rounds - a.rounds);

@@ -202,7 +202,7 @@ function showWorkers(workers) {
 
 function showRoutes(routes) {
   const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)} %` : "–");
-  const rows = routes.map(({ task, name, why, rounds, verified, accepted, guessed, right }) => {
+  const rows = routes.map(({ task, name, why, rounds, reached, accepted, guessed, correct }) => {
     const row = document.createElement("tr");
     const times = Object.entries(why).map(([reason, count]) => `${reason} ${count}`);
     row.append(
@@ -210,8 +210,8 @@ function showRoutes(routes) {
       cell(name),
       cell(times.join(", ") || "–"),
       cell(rounds),
-      cell(share(accepted, verified)),
-      cell(share(right, guessed)),
+      cell(share(accepted, reached)),
+      cell(share(correct, guessed)),
     );
     return row;
   });

@@ -61,7 +61,7 @@ async def test_over_grpc_too_and_both_apis_share_them(tokenizer):
     assert usage.drafted > len(ANSWER) // 2
     of_suffix = usage.drafted_by["suffix"]
     assert (of_suffix.rounds, of_suffix.drafted) == (usage.rounds, usage.drafted)
-    assert (of_suffix.verified, of_suffix.accepted) == (usage.verified, usage.accepted)
+    assert (of_suffix.reached, of_suffix.accepted) == (usage.reached, usage.accepted)
 
 
 async def test_callers_on_this_machine_without_a_key_have_theirs_together(tokenizer):

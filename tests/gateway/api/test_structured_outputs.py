@@ -302,7 +302,7 @@ async def test_forced_tokens_are_counted_apart_from_drafted_ones(service: Servic
     assert plain["usage"]["drafted"] == plain["usage"]["accepted"] == 0
     drafted = await complete(service, **fields, speculation={"mode": "fixed", "depth": 4})
     for usage in (plain["usage"], drafted["usage"]):
-        assert usage["accepted"] <= usage["verified"] <= usage["drafted"]
+        assert usage["accepted"] <= usage["reached"] <= usage["drafted"]
     stub = generation_pb2_grpc.GenerationStub(service.channel)
     said = (await stub.Complete(grpc_request({"mode": "off"}, **GRPC_FORMS["json"]))).choices[0]
     assert list(said.origins).count(generation_pb2.ORIGIN_FORCED) == plain["usage"]["forced"]

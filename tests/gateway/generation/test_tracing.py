@@ -55,7 +55,7 @@ def counted(spans, usage):
         "tokens": usage.completion_tokens,
         "target_passes": stats.target_passes,
         "drafted": stats.drafted,
-        "verified": stats.verified,
+        "reached": stats.reached,
         "accepted": stats.accepted,
         "late_drafts": stats.late_drafts,
         "lost_drafts": stats.lost_drafts,

@@ -36,7 +36,7 @@ def fell(proposal: Proposal, accepted: list[int], own: int = 9, **forced: Any) -
     return VerdictFell(proposal, reply, "fixed", False, 0.0, 0.0)
 
 
-# accepted nodes, forced ones of the Draft, forced beyond it -> drafted, verified, accepted, forced
+# accepted nodes, forced ones of the Draft, forced beyond it -> drafted, reached, accepted, forced
 CASES = {
     "no grammar": ([0, 1], [], 0, (4, 3, 2, 0)),
     "all right, two of them forced": ([0, 1, 2, 3], [1, 2], 0, (2, 2, 2, 2)),
@@ -52,22 +52,22 @@ def test_verdict_forced_tokens_are_not_drafted_reached_or_accepted(case: str) ->
     accepted, nodes, beyond, expected = CASES[case]
     event, stats = fell(CHAIN, accepted, forced_nodes=nodes, forced=beyond), Stats()
     stats.on(event)
-    assert (stats.drafted, stats.verified, stats.accepted, stats.forced) == expected
+    assert (stats.drafted, stats.reached, stats.accepted, stats.forced) == expected
     assert stats.tokens == len(event.reply.tokens)
 
 
-def test_stats_of_an_end_that_was_drafted_count_it_as_verified_and_accepted() -> None:
+def test_stats_of_an_end_that_was_drafted_count_it_as_reached_and_accepted() -> None:
     """The Verdict ends with that token, and lists it as the target's own."""
     stats = Stats()
     right = fell(CHAIN, [0], own=2, finish_reason="stop")
     stats.on(right)
     assert (right.drafted_end, right.correct) == (1, [0, 1])
-    assert (stats.accepted, stats.verified, stats.accepted_lengths[2]) == (2, 2, 1)
+    assert (stats.accepted, stats.reached, stats.accepted_lengths[2]) == (2, 2, 1)
     assert stats.tokens == len(right.reply.tokens) == 2
     wrong = fell(CHAIN, [0], own=3, finish_reason="stop")
     stats.on(wrong)
     assert (wrong.drafted_end, wrong.correct) == (None, [0])
-    assert (stats.accepted, stats.verified, stats.tokens) == (3, 4, 4)
+    assert (stats.accepted, stats.reached, stats.tokens) == (3, 4, 4)
 
 
 def test_drafted_end_that_a_grammar_forced_is_no_guess() -> None:

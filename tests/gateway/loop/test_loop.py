@@ -90,12 +90,12 @@ async def test_stats_rounds_count_what_speculation_did():
     assert vars(replace(stats, draft_s=0.0, target_s=0.0)) == {
         "rounds": 3,
         "drafted": 9,
-        "verified": 3 + 2 + 3,
+        "reached": 3 + 2 + 3,
         "accepted_lengths": {1: 1, 3: 2},
         "drafted_by": {
             ("model", "rounds"): 3,
             ("model", "drafted"): 9,
-            ("model", "verified"): 8,
+            ("model", "reached"): 8,
             ("model", "accepted"): 7,
         },
         "routed": {("model", "named"): 1},

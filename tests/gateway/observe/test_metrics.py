@@ -47,7 +47,7 @@ async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation
         "vllm_spec_decode_num_drafts": total.rounds,
         "vllm_spec_decode_num_draft_tokens": total.drafted,
         "vllm_spec_decode_num_accepted_tokens": total.accepted,
-        "outrider_reached_tokens": total.verified,
+        "outrider_reached_tokens": total.reached,
         "outrider_tokens": 2 * len(ANSWER),
         "outrider_target_passes": total.target_passes,
         "outrider_draft_seconds": total.draft_s,
@@ -61,7 +61,7 @@ async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation
         "outrider_reopenings": 0,
     }
     if drafter == "model":
-        assert total.drafted > total.verified > total.accepted > 0
+        assert total.drafted > total.reached > total.accepted > 0
     positions = [
         value for key, value in published.totals.items() if key[0].endswith("accepted_tokens_per_pos")
     ]
@@ -79,7 +79,7 @@ async def test_publish_mixed_drafter_is_counted_by_who_drafted(tokenizer):
     assert stats.by_drafter.keys() == {"model", "suffix"}
     for what, metric in (
         ("rounds", "rounds"),
-        ("verified", "verified_tokens"),
+        ("reached", "reached_tokens"),
         ("accepted", "accepted_tokens"),
     ):
         name = f"outrider_drafted_by_{metric}"

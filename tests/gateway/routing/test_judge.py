@@ -46,7 +46,7 @@ async def test_a_guess_counts_if_it_is_what_the_target_said() -> None:
     async with fleet_of(target, ScriptedDraft(ANSWER), other) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
-    assert rounds.stats.judged["other", "right"] == rounds.stats.judged["other", "verified"] > 8
+    assert rounds.stats.judged["other", "correct"] == rounds.stats.judged["other", "reached"] > 8
     assert {name for name, _ in rounds.stats.drafted_by} == {"model"}
     drafted = [list(request.verify.draft.tokens) for request in target.requests]
     assert all(len(tokens) <= 2 for tokens in drafted)  # of the guesses it was sent none
@@ -57,15 +57,15 @@ async def test_what_is_never_right_is_known_for_it() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), wrong) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
-    assert rounds.stats.judged["other", "verified"] > 0 == rounds.stats.judged["other", "right"]
+    assert rounds.stats.judged["other", "reached"] > 0 == rounds.stats.judged["other", "correct"]
 
 
 async def test_to_say_nothing_is_a_wrong_guess() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:  # no token occurs twice
         rounds = rounds_of(fleet, SHY, ("model", "suffix"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
-    assert rounds.stats.judged["suffix", "verified"] > 10
-    assert rounds.stats.judged["suffix", "right"] == 0
+    assert rounds.stats.judged["suffix", "reached"] > 10
+    assert rounds.stats.judged["suffix", "correct"] == 0
 
 
 async def test_without_exploration_no_other_worker_is_asked() -> None:

@@ -120,7 +120,7 @@ async def test_heads_are_judged_by_drafts_that_nobody_verifies(tmp_path: Path) -
         rounds._source._route._judge.watch(watched)
         text = [token.id async for step in rounds.steps() for token in step.tokens]
     assert text == right
-    assert 0 < rounds.stats.judged["medusa", "right"] <= rounds.stats.judged["medusa", "verified"]
+    assert 0 < rounds.stats.judged["medusa", "correct"] <= rounds.stats.judged["medusa", "reached"]
     assert "medusa" not in rounds.stats.by_drafter
 
 
