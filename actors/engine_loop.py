@@ -19,10 +19,10 @@ from actors.messages import (
     ToEngine,
 )
 from outrider.decoding.grammar import GrammarError
+from outrider.engine.blame import reason_of, says_broken
 from outrider.engine.errors import EngineError
-from outrider.engine.loop.blame import reason_of, says_broken
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.step_timings import StepTimings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.work import Failed, Result
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loop.step_timings import StepTimings
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.work import Answered, Load, Result, Work
 
 RefusalKind = Literal["grammar", "invalid", "too large", "failed"]

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 from actors.messages import Report, Stepped
-from outrider.engine.loop.step_timings import Path
+from outrider.engine.step_timings import Path
 from outrider.engine.work import Failed
 from outrider.telemetry.instruments import Instruments
 

@@ -34,7 +34,7 @@ class Rank:
         confine(os.environ, gpus_given())  # before torch looks
         meet_at(os.environ, self._host)
         with importing():
-            import outrider.engine.parallel.follower  # noqa: F401
+            import outrider.engine.loop.follower  # noqa: F401
 
     def place(self) -> Place:
         """Raises NoDeviceError."""
@@ -54,8 +54,8 @@ class Rank:
         from actors.meeting import meet
         from actors.watchdog import loading
         from outrider.engine.drafters.beside_target import beside_target
-        from outrider.engine.forward.forward_pass import ForwardPass
-        from outrider.engine.parallel.follower import follow
+        from outrider.engine.loop.follower import follow
+        from outrider.engine.loop.forward_pass import ForwardPass
         from outrider.engine.planning.device_room import bound_allocator
 
         def end_all(reason: str) -> None:

@@ -13,10 +13,10 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.runner import Launched, Outcome, size_of
-from outrider.engine.loop.step_timings import StepTimings
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.pace.step import Step, StepSize
 

@@ -15,10 +15,10 @@ from torch import nn
 
 from bench.checkpoints import inflated_target
 from bench.report import save, table
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.linear import PackedLinear
 from outrider.engine.kernels.cpu.product import PanelProduct
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from workshop.advice.steps import Steps

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from cluster.groups import DEFAULT_DRAFT, DraftSettings, WorkerSettings
 from cluster.settings import Settings, on_device
-from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
+from outrider.engine.planning.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
 from outrider.engine.planning.step_costs import StepCosts, step_costs

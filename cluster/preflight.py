@@ -86,7 +86,7 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
 def main() -> None:
     answer, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries are no part of the answer
     gc.disable()  # it would take a fifth of the time
-    import outrider.engine.loading.skeleton  # noqa: F401 loads torch and transformers before the question comes
+    import outrider.engine.planning.skeleton  # noqa: F401 loads torch and transformers before the question comes
 
     settings, here, asked = pickle.load(sys.stdin.buffer)
     pickle.dump(find(settings, here=here, asked=asked), answer)

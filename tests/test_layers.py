@@ -48,19 +48,6 @@ MAY_IMPORT["bench"] = {*MAY_IMPORT}
 CIRCLES = {
     ("gateway.api.openai", "gateway.api.details"),
     ("gateway.api.openai", "gateway.api.http_errors"),
-    ("outrider.engine.kernels", "outrider.engine.choosing"),
-    ("outrider.engine.kernels", "outrider.engine.forward"),
-    ("outrider.engine.forward", "outrider.engine.drafters"),
-    ("outrider.engine.forward", "outrider.engine.loop"),
-    ("outrider.engine.loading", "outrider.engine.drafters"),
-    ("outrider.engine.loading", "outrider.engine.forward"),
-    ("outrider.engine.loading", "outrider.engine.planning"),
-    ("outrider.engine.planning", "outrider.engine.forward"),
-    ("outrider.engine.parallel", "outrider.engine.forward"),
-    ("outrider.engine.parallel", "outrider.engine.loop"),
-    ("outrider.engine.scheduling", "outrider.engine.loop"),
-    ("outrider.engine.tasks", "outrider.engine.loop"),
-    ("outrider.engine.choosing", "outrider.engine.loop"),
 }
 FILES = sorted(
     path.relative_to(ROOT)
@@ -227,7 +214,6 @@ HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
         ("gateway.api.proxy", HEAVY | {"tokenizers", "outrider.engine"}),  # in Serve's proxies
         ("gateway.deployment", HEAVY | {"outrider.engine", "actors", "cluster"}),
         ("cluster.preflight", HEAVY | {"ray", "fastapi"}),
-        ("outrider.engine.loop.engine", {"ray", "grpc", "fastapi", "matplotlib", "pandas"}),
         ("outrider.client.client", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
         ("workshop.checking.check", HEAVY | {"ray", "fastapi", "grpc"}),
     ],

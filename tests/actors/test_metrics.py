@@ -4,7 +4,7 @@ import pytest
 
 from actors.messages import Report, Stepped
 from actors.metrics import EngineMetrics
-from outrider.engine.loop.step_timings import Path, StepTimings
+from outrider.engine.step_timings import Path, StepTimings
 from outrider.engine.work import Load
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS

@@ -40,7 +40,7 @@ from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from outrider.decoding.settings import Sampling
-from outrider.engine.loading.skeleton import ModelSkeleton
+from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.planning.step_costs import step_costs
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.step_input import Feed, Move, StepInput
+from outrider.engine.inputs.step_input import Feed, Move, StepInput
 
 
 def random_step(rng: random.Random) -> StepInput:

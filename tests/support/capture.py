@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-import outrider.engine.forward.forward_pass
 import outrider.engine.forward.graphs
+import outrider.engine.loop.forward_pass
 from tests.support.paged_attention import PlainAttention
 
 SIZES = (1, 4, 8, 32)
@@ -31,7 +31,7 @@ class Capture:
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Capture:
     """Has engines believe that they have kernels, and capture."""
     capture = Capture()
-    owner = outrider.engine.forward.forward_pass
+    owner = outrider.engine.loop.forward_pass
     monkeypatch.setattr(owner, "find_kernel", lambda settings, *_: (PlainAttention(settings.block_size), ()))
     monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
     monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", SIZES)

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from outrider.engine.forward.paged_input import FEW_TILE, TILE_FIELDS
+from outrider.engine.inputs.paged_input import FEW_TILE, TILE_FIELDS
 from outrider.engine.kernels import choice, layer, paged_attention, verdict
 
 TYPES = {

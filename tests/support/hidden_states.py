@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Target
-from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 
 BLOCK_SIZE = 8
 PROMPTS = ([5, 9, 33, 7, 100, 42, 8, 61, 17, 3, 90], [77, 12, 4, 200, 31])

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.runner import ModelRunner
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.engine.forward.paged_input import Layout, PagedInput, fill
-from outrider.engine.step_input import Feed
+from outrider.engine.inputs.paged_input import Layout, PagedInput, fill
+from outrider.engine.inputs.step_input import Feed
 
 
 def paged_input(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, beside_target
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.runner import Launched, ModelRunner, Outcome
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence

@@ -11,8 +11,8 @@ import torch
 from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import ROOT
 from outrider.engine.cache.blocks import BlockPool
+from outrider.engine.inputs.step_input import Move, Numbers, Rows
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.step_input import Move, Numbers, Rows
 
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
 

@@ -24,8 +24,8 @@ from outrider.decoding.sampling import (
 from outrider.decoding.settings import TokenLogprobs
 from outrider.decoding.verify import sample_draft_token, verify_coupled
 from outrider.engine.choosing.asked_logprobs import AskedLogprobs
-from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows
-from outrider.engine.loop.device_time import Mark, mark, wait_for
+from outrider.engine.device_time import Mark, mark, wait_for
+from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.sequence import NO_DRAFT
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 
 
 class AutoregressiveHead(SharedHead):

@@ -17,11 +17,11 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 
 
 @dataclass(frozen=True)

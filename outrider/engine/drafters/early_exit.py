@@ -31,12 +31,12 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import Graphs
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.part import part_of
+from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import together
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import NOTHING_FED, Feed, StepInput
 
 logger = logging.getLogger(__name__)
 

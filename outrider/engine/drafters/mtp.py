@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
 from outrider.engine.drafters.beside_target import Target
+from outrider.engine.drafters.mtp_checkpoint import MtpCheckpoint, after
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
-from outrider.engine.loading.mtp_checkpoint import MtpCheckpoint, after
 from outrider.engine.settings import EngineSettings
 
 

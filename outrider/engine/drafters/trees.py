@@ -29,8 +29,8 @@ from outrider.decoding.outcomes import RANKS
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.choosing.sampler import Choices, choose_tokens
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.step_input import Feed
 
 Ranked = tuple[int, ...]  # the best tokens for a position, best first
 

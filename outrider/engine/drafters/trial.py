@@ -12,8 +12,8 @@ from torch import Tensor
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.drafters.beside_target import feed_of
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.step_input import Feed
 
 FEWEST, MOST = 8, 24  # positions of one trial
 

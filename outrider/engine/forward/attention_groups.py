@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
-from outrider.engine.step_input import Numbers, Rows
+from outrider.engine.inputs.step_input import Numbers, Rows
 
 FEW_QUERIES = 16  # up to here sequences with different counts share a call, padded; beyond, each has its own
 PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second call is cheaper

@@ -10,10 +10,10 @@ import torch
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import PagedInput
-from outrider.engine.loop.step_timings import Path
+from outrider.engine.inputs.paged_input import PagedInput
+from outrider.engine.inputs.step_input import Feed, Rows
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.step_input import Feed, Rows
+from outrider.engine.step_timings import Path
 
 
 @dataclass(frozen=True)

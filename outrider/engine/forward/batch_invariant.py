@@ -29,9 +29,9 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.batch import Batch, pack
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import NO_TAIL, Layout, fill
-from outrider.engine.loop.step_timings import Path
-from outrider.engine.step_input import Feed, Numbers, Rows
+from outrider.engine.inputs.paged_input import NO_TAIL, Layout, fill
+from outrider.engine.inputs.step_input import Feed, Numbers, Rows
+from outrider.engine.step_timings import Path
 
 # Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for one.
 ROWS = {"cpu": 16, "cuda": 64}

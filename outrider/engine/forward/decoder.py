@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, attended
+from outrider.engine.forward.cpu_operations import CpuOperations
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
 from outrider.engine.forward.linear import PackedLinear, Projection
 from outrider.engine.kernels.cpu.functions import compiled
-from outrider.engine.kernels.cpu.layer import CpuOperations
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -163,6 +163,6 @@ def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.d
         return CpuOperations()
     if kernel is None or device.type != "cuda":
         return PlainOperations()
-    from outrider.engine.kernels.layer import FusedOperations
+    from outrider.engine.forward.cuda_operations import FusedOperations
 
     return FusedOperations()

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.choosing.choice_input import NUMBERS_OF_ROW
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import FEW_QUERIES, LONGEST_PATH, NO_TAIL, Layout, fill
-from outrider.engine.loop.step_timings import Path
+from outrider.engine.inputs.choice_input import NUMBERS_OF_ROW
+from outrider.engine.inputs.paged_input import FEW_QUERIES, LONGEST_PATH, NO_TAIL, Layout, fill
+from outrider.engine.inputs.step_input import Feed, Numbers
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, Numbers
+from outrider.engine.step_timings import Path
 from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
-from outrider.engine.forward.paged_input import PagedInput
+from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.kernels.cpu.attention import WIDEST_VECTOR, CpuAttention
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.settings import EngineSettings

@@ -1,6 +1,6 @@
 """What a decoder layer of the Llama family does between its matrix products, by torch's operations.
 
-On a GPU each of the three is one kernel instead: outrider.engine.kernels.layer.
+On a GPU each of the three is one kernel instead: outrider.engine.forward.cuda_operations.
 """
 
 from dataclasses import dataclass

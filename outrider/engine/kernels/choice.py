@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.choosing.choice_input import ChoiceInput, DraftRows, PackedRows
+from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks

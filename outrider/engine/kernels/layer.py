@@ -1,17 +1,13 @@
-"""What a decoder layer does between its matrix products, as three Triton kernels.
+"""Operations of a decoder layer between its matrix products, as three Triton kernels.
 
 Each would be two to five of torch's, and in a step that decodes a kernel takes longer to start than for its
 arithmetic. Rows are computed one by one, so a result does not depend on what else is in the batch. Rounding
 is transformers': each product and each sum to the model's type.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from outrider.engine.forward.attention import Paged
-from outrider.engine.forward.layer_operations import Heads, Norm
 
 HEADS_AT_ONCE = 8
 NUMBERS_AT_ONCE = 1024  # of a row whose gate is computed
@@ -93,56 +89,61 @@ def _gate(
     tl.store(output + token * SIZE + of, (opened * up).to(output.dtype.element_ty), mask=inside)
 
 
-class FusedOperations:
-    """See outrider.engine.forward.layer_operations.LayerOperations, which this is."""
+def norm(rows: Tensor, weight: Tensor, epsilon: float, output: Tensor) -> None:
+    """Writes RMS norms of the groups of each row.
 
-    def normed(self, rows: Tensor, norm: Norm) -> Tensor:
-        output = torch.empty_like(rows)
-        self._normed(rows[:, None], norm, output[:, None])
-        return output
+    Args:
+        rows: [num_tokens, groups, size].
+        weight: [groups, size], or [size] for one group.
+        output: shape of ``rows``; may be the same tensor.
+    """
+    size = rows.shape[2]
+    width = triton.next_power_of_2(size)
+    _norm[rows.shape[:2]](
+        rows,
+        weight,
+        output,
+        rows.stride(0),
+        output.stride(0),
+        epsilon,
+        SIZE=size,
+        WIDTH=width,
+        num_warps=min(max(width // NUMBERS_OF_A_WARP, 1), 16),
+    )
 
-    def rotated_and_stored(
-        self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
-    ) -> Tensor:
-        if heads.norm is not None:
-            query_key = product[:, : heads.queries + heads.kv]
-            self._normed(query_key, heads.norm, query_key)
-        query = product.new_empty(len(product), heads.queries, heads.dim)
-        tiles = triton.cdiv(heads.queries + 2 * heads.kv, HEADS_AT_ONCE)
-        _rotate_and_store[(len(product), tiles)](
-            product,
-            *rotation,
-            paged.batch.slots,
-            query,
-            paged.cache.keys[heads.layer],
-            paged.cache.values[heads.layer],
-            HEADS=heads.queries,
-            KV_HEADS=heads.kv,
-            DIM=heads.dim,
-            WIDTH=triton.next_power_of_2(heads.dim),
-            TILE=HEADS_AT_ONCE,
-            num_warps=4,
-        )
-        return query
 
-    def gated(self, gate_up: Tensor) -> Tensor:
-        num_tokens, size = len(gate_up), gate_up.shape[1] // 2
-        output = gate_up.new_empty(num_tokens, size)
-        width = min(NUMBERS_AT_ONCE, triton.next_power_of_2(size))
-        _gate[(num_tokens, triton.cdiv(size, width))](gate_up, output, SIZE=size, WIDTH=width, num_warps=4)
-        return output
+def rotate_and_store(
+    product: Tensor,  # [num_tokens, heads + 2 * kv_heads, dim]
+    rotation: tuple[Tensor, Tensor],  # cosines and sines, each [num_tokens, dim]
+    slots: Tensor | slice,  # int64 [num_tokens]; on a GPU a tensor
+    keys: Tensor,  # [..., kv_heads, dim], all slots
+    values: Tensor,  # [..., kv_heads, dim]
+) -> Tensor:
+    """Rotates queries and keys, stores keys and values; returns the queries: [num_tokens, heads, dim]."""
+    (num_tokens, all_heads, dim), kv_heads = product.shape, keys.shape[-2]
+    heads = all_heads - 2 * kv_heads
+    query = product.new_empty(num_tokens, heads, dim)
+    _rotate_and_store[(num_tokens, triton.cdiv(all_heads, HEADS_AT_ONCE))](
+        product,
+        *rotation,
+        slots,
+        query,
+        keys,
+        values,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        WIDTH=triton.next_power_of_2(dim),
+        TILE=HEADS_AT_ONCE,
+        num_warps=4,
+    )
+    return query
 
-    def _normed(self, rows: Tensor, norm: Norm, output: Tensor) -> None:
-        """rows and output [num_tokens, groups, size]; they may be the same."""
-        width = triton.next_power_of_2(norm.size)
-        _norm[rows.shape[:2]](
-            rows,
-            norm.weight,
-            output,
-            rows.stride(0),
-            output.stride(0),
-            norm.epsilon,
-            SIZE=norm.size,
-            WIDTH=width,
-            num_warps=min(max(width // NUMBERS_OF_A_WARP, 1), 16),
-        )
+
+def gate(gate_up: Tensor) -> Tensor:
+    """Returns silu(gate) * up, [num_tokens, size], of gate and up side by side, [num_tokens, 2 * size]."""
+    num_tokens, size = len(gate_up), gate_up.shape[1] // 2
+    output = gate_up.new_empty(num_tokens, size)
+    width = min(NUMBERS_AT_ONCE, triton.next_power_of_2(size))
+    _gate[(num_tokens, triton.cdiv(size, width))](gate_up, output, SIZE=size, WIDTH=width, num_warps=4)
+    return output

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.engine.forward.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS, PagedInput
+from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS, PagedInput
 
 LEAST_LINES = 16  # that a matrix product takes
 

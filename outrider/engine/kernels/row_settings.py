@@ -1,4 +1,4 @@
-"""The sampling settings of rows, read from PackedRows (outrider/engine/choosing/choice_input.py)."""
+"""The sampling settings of rows, read from PackedRows (outrider/engine/inputs/choice_input.py)."""
 
 import math
 

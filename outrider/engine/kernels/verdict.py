@@ -13,7 +13,7 @@ ROWS = 128  # of a program
 def find_path(ranked, ranks, drafts, num_rows, depth, stands, BLOCK: tl.constexpr):
     """Whether each row stands: at every node from the root to it the token was chosen that was drafted.
 
-    drafts: DraftRows.numbers, see outrider/engine/choosing/choice_input.py.
+    drafts: DraftRows.numbers, see outrider/engine/inputs/choice_input.py.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < num_rows

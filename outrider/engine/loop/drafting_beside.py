@@ -10,11 +10,11 @@ from msgspec import structs
 
 from outrider.decoding.draft import Draft, agreed
 from outrider.decoding.outcomes import RANKS
+from outrider.engine.blame import says_broken
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, rows_at
 from outrider.engine.forward.batch import Item
-from outrider.engine.loop.blame import says_broken
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask

@@ -9,18 +9,17 @@ from msgspec import structs
 
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
+from outrider.engine.blame import BlamedError, blaming, reason_of
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
 from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loop.blame import BlamedError, blaming, reason_of
 from outrider.engine.loop.drafting_beside import DraftingBeside
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.grammars import Grammars
 from outrider.engine.loop.runner import Launched, ModelRunner, Outcome, Runner
-from outrider.engine.loop.step_timings import StepTimings
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
@@ -28,6 +27,7 @@ from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.task import Task
 from outrider.engine.tasks.verify import VerifyTask
 from outrider.engine.work import Failed, Load, Propose, Result, Verified, Work

@@ -10,26 +10,26 @@ import torch
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
+from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.choosing.choice_input import ChoiceInput, PackedRows
 from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
+from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
 from outrider.engine.drafters.beside_target import feed_of
 from outrider.engine.forward.batch import Item
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.paged_input import NO_TAIL
+from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.paged_input import NO_TAIL
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import end_of_sequence, mask_token
-from outrider.engine.loop.blame import NotFiniteError, is_out_of_memory, says_broken
-from outrider.engine.loop.device_time import Mark, mark, seconds_between, wait_for
-from outrider.engine.loop.step_timings import Path, StepTimings
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import empty_cache, free_memory
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
+from outrider.engine.step_timings import Path, StepTimings
 from outrider.engine.tasks.generate import GenerateTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step, StepSize

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.engine.step_input import NOTHING_FED, Numbers, StepInput
+from outrider.engine.inputs.step_input import NOTHING_FED, Numbers, StepInput
 
 
 @dataclass(frozen=True)

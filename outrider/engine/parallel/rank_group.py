@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outrider.engine.errors import RankLostError
+from outrider.engine.inputs.step_input import Numbers, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
-from outrider.engine.step_input import Numbers, StepInput
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
 HEADER = (

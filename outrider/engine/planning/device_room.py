@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.errors import DeviceTooSmallError
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.planning.memory import device_memory, free_memory
 from outrider.engine.planning.memory_plan import RUNTIME_BYTES, default_cache
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
 

@@ -11,9 +11,9 @@ from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch_invariant import ROWS
 from outrider.engine.forward.graphs import captured_sizes, feed_bytes
 from outrider.engine.forward.kernel import part_slots
-from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.planning.memory import block_bytes, blocks_in
+from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import MAX_DEPTH
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from outrider.engine.cache.paged_cache import LayerShape
-from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.planning.memory import block_bytes
+from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 
 MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peaks that are reached

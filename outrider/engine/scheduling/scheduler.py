@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from outrider.decoding.draft import ROOT
+from outrider.engine.blame import BlamedError, blaming
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
-from outrider.engine.loop.blame import BlamedError, blaming
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask

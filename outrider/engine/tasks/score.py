@@ -4,9 +4,9 @@ import math
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.sampling import scores
+from outrider.engine.blame import NotFiniteError
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.loop.blame import NotFiniteError
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Result, Scored

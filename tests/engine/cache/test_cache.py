@@ -12,10 +12,10 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.cache.paged_cache import PagedCache, composed
+from outrider.engine.inputs.step_input import Move
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Move
 from outrider.engine.work import Generate, Generated, Verified, Verify
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.simulated_cuda.counts import Counts

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.eagle3 import Eagle3
-from outrider.engine.step_input import Feed
+from outrider.engine.inputs.step_input import Feed
 from tests.support.beside import engine_with
 from tests.support.eagle3 import golden_forms, golden_inputs, golden_tensors, write_eagle3
 

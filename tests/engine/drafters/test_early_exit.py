@@ -21,10 +21,10 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.errors import CacheLostError, UnsupportedModelError
+from outrider.engine.inputs.step_input import Feed, Move, Numbers
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, Move, Numbers
 from outrider.engine.work import Verified, Verify
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.capture import SIZES, capturing

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp import Mtp
-from outrider.engine.step_input import Feed
+from outrider.engine.inputs.step_input import Feed
 from tests.support.beside import engine_with
 from tests.support.mtp import KINDS, golden_inputs, write_target
 

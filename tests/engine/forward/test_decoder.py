@@ -10,10 +10,10 @@ import torch
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.forward.decoder import Decoder
-from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cpu.functions import compiled
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 from tests.support.checkpoints import write_checkpoint
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -56,7 +56,7 @@ def test_it_computes_what_the_model_computes(
 ) -> None:
     folder = write_checkpoint(tmp_path, kind)
     fast = steps_logits(load(folder, **fields))
-    monkeypatch.setattr("outrider.engine.forward.forward_pass.decoder_of", lambda *_: None)
+    monkeypatch.setattr("outrider.engine.loop.forward_pass.decoder_of", lambda *_: None)
     theirs = steps_logits(load(folder, **fields))
     # An input of 8 bits that is rounded the other way is off by a whole step.
     tolerance = 2e-4 if fields["dtype"] == "float32" and "quantization" not in fields else 0.05

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-import outrider.engine.forward.forward_pass
 import outrider.engine.forward.graphs
+import outrider.engine.loop.forward_pass
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.batch_invariant import ROWS
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.kernel import find_kernel, part_slots
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 from tests.support.capture import Capture, capturing
 from tests.support.checkpoints import write_checkpoint
 
@@ -154,16 +154,14 @@ def test_what_a_graph_reads_lives_as_long_as_the_graph(checkpoint, capture, monk
 
 def of_passes(caplog) -> list[logging.LogRecord]:
     """What is said of passes: of linear layers a processor may give reason to speak."""
-    return [
-        record for record in caplog.records if record.name == outrider.engine.forward.forward_pass.__name__
-    ]
+    return [record for record in caplog.records if record.name == outrider.engine.loop.forward_pass.__name__]
 
 
 def test_a_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, capture, monkeypatch, caplog):
     def refuse(work):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(outrider.engine.forward.forward_pass, "CudaCapture", lambda: refuse)
+    monkeypatch.setattr(outrider.engine.loop.forward_pass, "CudaCapture", lambda: refuse)
     with caplog.at_level(logging.WARNING):
         engine = engine_of(checkpoint)
     (reason,) = engine.slow_because
@@ -183,7 +181,7 @@ def test_a_size_that_is_captured_is_not_complained_of(checkpoint, capture, monke
         work()
         return work
 
-    monkeypatch.setattr(outrider.engine.forward.forward_pass, "CudaCapture", lambda: refuse_the_first)
+    monkeypatch.setattr(outrider.engine.loop.forward_pass, "CudaCapture", lambda: refuse_the_first)
     (reason,) = engine_of(checkpoint).slow_because
     assert "no CUDA graph of 32 tokens" in reason
 

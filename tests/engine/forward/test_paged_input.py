@@ -9,8 +9,8 @@ import torch
 from outrider.decoding.draft import MAX_NODES, ROOT, Draft
 from outrider.engine.forward.attention_groups import QuerySpan, form_groups
 from outrider.engine.forward.batch import pack
-from outrider.engine.forward.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, WORD_BITS, Layout, fill
-from outrider.engine.step_input import Feed
+from outrider.engine.inputs.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, WORD_BITS, Layout, fill
+from outrider.engine.inputs.step_input import Feed
 from tests.support.paged_attention import PlainAttention, paged_input, visible_slots
 
 BLOCK = 8

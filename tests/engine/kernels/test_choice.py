@@ -16,7 +16,7 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.sampling import process
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing import sampler
-from outrider.engine.choosing.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 
 choice = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
 

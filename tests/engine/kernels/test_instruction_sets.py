@@ -14,7 +14,7 @@ from outrider.engine.kernels.cpu.functions import INSTRUCTION_SETS, compiled
 PROGRAM = """
 import torch
 from outrider.engine.kernels.cpu.functions import compiled
-from outrider.engine.kernels.cpu.layer import CpuOperations
+from outrider.engine.forward.cpu_operations import CpuOperations
 from outrider.engine.kernels.cpu.product import PanelProduct
 
 assert compiled()._name.rpartition("/")[2].startswith("avx2.")

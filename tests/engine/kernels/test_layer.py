@@ -12,10 +12,10 @@ from torch import Tensor
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import paged_batch
+from outrider.engine.forward.cpu_operations import CpuOperations
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.functions import compiled
-from outrider.engine.kernels.cpu.layer import CpuOperations
-from outrider.engine.step_input import Feed
 from tests.support.paged_attention import paged_input
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,7 +26,9 @@ Made = Callable[[], LayerOperations]
 
 
 def of_triton() -> LayerOperations:
-    layer = pytest.importorskip("outrider.engine.kernels.layer", reason="needs triton: pip install triton")
+    layer = pytest.importorskip(
+        "outrider.engine.forward.cuda_operations", reason="needs triton: pip install triton"
+    )
     operations: LayerOperations = layer.FusedOperations()
     return operations
 

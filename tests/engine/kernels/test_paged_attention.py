@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.forward.paged_input import Layout, PagedInput
+from outrider.engine.inputs.paged_input import Layout, PagedInput
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.kernels.cpu.functions import compiled
-from outrider.engine.step_input import Feed
 from tests.support.paged_attention import PlainAttention, paged_input
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

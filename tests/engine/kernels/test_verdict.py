@@ -12,7 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.choosing import sampler
-from outrider.engine.choosing.choice_input import DraftRows
+from outrider.engine.inputs.choice_input import DraftRows
 
 verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
 

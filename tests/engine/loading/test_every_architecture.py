@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-import outrider.engine.forward.forward_pass
+import outrider.engine.loop.forward_pass
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.support.small_models import small
 
@@ -27,7 +27,7 @@ NOT_ROUTED = ("does not route its attention", "keep no keys and values")
 
 def refusal(model: Any, kind: str) -> str | None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outrider.engine.forward.forward_pass, "load_model", lambda settings: model)
+        patch.setattr(outrider.engine.loop.forward_pass, "load_model", lambda settings: model)
         try:
             ForwardPass(EngineSettings(model=kind, block_size=8, cache_memory=2**22, device="cpu"))
         except UnsupportedModelError as error:

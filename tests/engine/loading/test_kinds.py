@@ -8,8 +8,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.shares import check_shares
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.weights import load_model
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
 SPARSE, STATE, ALONE = "sparse attention", "recurrent state", "text part alone"

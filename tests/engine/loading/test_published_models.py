@@ -9,9 +9,9 @@ from transformers import AutoConfig
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.shares import check_shares
-from outrider.engine.loading.skeleton import ModelSkeleton, skeleton
 from outrider.engine.loading.weights import attach
 from outrider.engine.planning.memory import block_bytes
+from outrider.engine.planning.skeleton import ModelSkeleton, skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.sharded import bytes_of, group_of, sharded
 

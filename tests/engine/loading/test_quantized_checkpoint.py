@@ -22,10 +22,10 @@ from outrider.engine.loading.quantized_checkpoint import (
     Requirement,
     keeps_mxfp4,
 )
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint

@@ -14,7 +14,7 @@ from outrider.decoding.draft import Draft
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
-from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
 

@@ -9,8 +9,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import shares
-from outrider.engine.loading.skeleton import ModelSkeleton
 from outrider.engine.loading.weights import attach
+from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.sharded import bytes_of, group_of, sharded
 from tests.support.small_models import small

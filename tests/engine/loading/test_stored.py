@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.stored import check_unexpected
 from outrider.engine.loading.weights import load_model
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 

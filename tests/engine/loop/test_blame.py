@@ -10,10 +10,10 @@ import torch
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
+from outrider.engine.blame import NO_MEMORY
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward import graphs
 from outrider.engine.forward.batch import Batch
-from outrider.engine.loop.blame import NO_MEMORY
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.generate import GenerateTask

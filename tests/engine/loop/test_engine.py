@@ -11,9 +11,9 @@ import torch
 from outrider.decoding.choice_context import TokenLists
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.validation import check_sampling
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, TopUp, Verified, Verify

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from outrider.decoding.settings import Sampling
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Request, generate
-from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from outrider.engine.errors import RankLostError
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loop.engine import Engine
-from outrider.engine.parallel.follower import follow
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed

@@ -15,13 +15,13 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.shared_head import SharedHead
-from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.drafter_step import DrafterStep
-from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.beside import Drafted, drafted_texts, plain_texts, rounds

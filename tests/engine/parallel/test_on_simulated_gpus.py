@@ -21,13 +21,13 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.beside_target import beside_target
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import Request, generate
-from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.forward.forward_pass import ForwardPass
+from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 from tests.support.checkpoints import write_checkpoint
 from tests.support.ranks import Ranks
 

@@ -15,14 +15,14 @@ from transformers import AutoConfig
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.forward_pass import ForwardPass
 from outrider.engine.loading.shares import check_shares
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.speculate import Request, generate
-from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, COMMON, write_checkpoint

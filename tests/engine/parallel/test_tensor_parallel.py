@@ -17,17 +17,17 @@ from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import RankLostError, UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
-from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.loading.skeleton import skeleton
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import Output, Request, generate
-from outrider.engine.parallel.follower import follow
 from outrider.engine.parallel.rank_group import FRAME, RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, StepInput
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
 from tests.support.near_ties import margin

@@ -13,10 +13,10 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.kernel import part_slots
 from outrider.engine.forward.linear import OneDnnProduct, why_unpacked
-from outrider.engine.loading.skeleton import AliveBytes, ModelSkeleton, skeleton
 from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
+from outrider.engine.planning.skeleton import AliveBytes, ModelSkeleton, skeleton
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.engine.work import Verify
 from outrider.pace.settings import MAX_DEPTH

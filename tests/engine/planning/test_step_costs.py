@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from outrider.engine.loading.skeleton import ModelSkeleton
+from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.planning.step_costs import ACCELERATORS, StepCosts, step_costs
 from outrider.engine.settings import EngineSettings
 

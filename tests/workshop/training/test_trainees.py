@@ -16,7 +16,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.eagle3 import Eagle3
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.medusa import Medusa
-from outrider.engine.step_input import Feed
+from outrider.engine.inputs.step_input import Feed
 from tests.support.beside import engine_with
 from tests.support.demo_pair import prompt_of
 from workshop.training.eagle3 import Eagle3Trainee

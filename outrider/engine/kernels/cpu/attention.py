@@ -4,7 +4,7 @@ import ctypes
 
 from torch import Tensor, get_num_threads
 
-from outrider.engine.forward.paged_input import TILE_FIELDS, PagedInput
+from outrider.engine.inputs.paged_input import TILE_FIELDS, PagedInput
 from outrider.engine.kernels.cpu.functions import functions
 
 WIDEST_VECTOR = 16  # numbers: what the dimensions of heads have to be a multiple of

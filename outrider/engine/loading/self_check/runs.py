@@ -11,12 +11,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import eager_mask
 
 from outrider.engine.forward.attention import ATTENTION
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.int8_product import LARGEST_INT8
 from outrider.engine.loading.quantized import Int8Linear
 from outrider.engine.loading.self_check.outputs import Outputs, is_rounding
 from outrider.engine.loading.self_check.script import SINGLES, Script
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.step_input import Feed, StepInput
 
 Run = Callable[[StepInput], Tensor]  # a step over our cache: [num_logits, vocab_size]
 WINDOW = 8  # positions that a sliding window is shortened to

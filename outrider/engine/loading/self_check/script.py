@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.step_input import Feed, Numbers
+from outrider.engine.inputs.step_input import Feed, Numbers
 
 LENGTH, SHORTEST = 26, 14  # tokens of a path: as many as the context allows, and no check below
 PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # of the tree's nodes, level by level

@@ -16,8 +16,8 @@ from torch import Tensor
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
+from outrider.engine.inputs.step_input import Feed, Numbers
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.step_input import Feed, Numbers
 
 NUMBERS_OF_ROW = 9  # at most
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from outrider.decoding.draft import MAX_NODES, Draft
-from outrider.engine.step_input import Feed, Numbers
+from outrider.engine.inputs.step_input import Feed, Numbers
 
 FEW_QUERIES = 16  # of one sequence: so many are a Draft to be verified, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile

@@ -4,8 +4,8 @@ import logging
 
 import torch
 
-from outrider.engine.forward.forward_pass import ForwardPass
-from outrider.engine.loop.blame import says_broken
+from outrider.engine.blame import says_broken
+from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 

@@ -34,13 +34,13 @@ from outrider.engine.forward.graphs import (
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.forward.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
+from outrider.engine.inputs.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
+from outrider.engine.inputs.step_input import Feed, Numbers, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
 from outrider.engine.loading.context import context_because, context_length
 from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
-from outrider.engine.loading.skeleton import skeleton
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, load_model, resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
@@ -48,8 +48,8 @@ from outrider.engine.planning.device_room import DeviceRoom
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.planning.promise import first_promise
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_input import Feed, Numbers, StepInput
 
 logger = logging.getLogger(__name__)
 

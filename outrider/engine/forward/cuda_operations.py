@@ -1,0 +1,29 @@
+"""Operations of a decoder layer between its matrix products, by Triton kernels."""
+
+import torch
+from torch import Tensor
+
+from outrider.engine.forward.attention import Paged
+from outrider.engine.forward.layer_operations import Heads, Norm
+from outrider.engine.kernels import layer
+
+
+class FusedOperations:
+    """Implements outrider.engine.forward.layer_operations.LayerOperations."""
+
+    def normed(self, rows: Tensor, norm: Norm) -> Tensor:
+        output = torch.empty_like(rows)
+        layer.norm(rows[:, None], norm.weight, norm.epsilon, output[:, None])
+        return output
+
+    def rotated_and_stored(
+        self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
+    ) -> Tensor:
+        if heads.norm is not None:
+            query_key = product[:, : heads.queries + heads.kv]
+            layer.norm(query_key, heads.norm.weight, heads.norm.epsilon, query_key)
+        keys, values = paged.cache.keys[heads.layer], paged.cache.values[heads.layer]
+        return layer.rotate_and_store(product, rotation, paged.batch.slots, keys, values)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        return layer.gate(gate_up)
