@@ -34,10 +34,14 @@ from outrider.engine.offline.speculate import Request
 from tests.support.process_worker import worker_process
 
 BRANCHES = 12
-DEPTHS = {0.0: (3, 4, 6), 0.2: (2, 3, 4), 0.45: (1, 2, 3)}  # by the draft's step as a share of the target's
+DEPTHS = {
+    0.0: (3, 4, 6),
+    0.2: (2, 3, 4),
+    0.45: (1, 2, 3),
+}  # depths by the share of the draft's step in the target's
 DELAY_MS = 2.0
 CROWD, CROWD_DEPTHS = 32, (1, 2)
-HOPS = 4  # of a round
+HOPS = 4  # hops of a round
 
 
 @contextmanager
@@ -66,7 +70,7 @@ class Comparison:
     def __init__(self, target: WorkerInfo, drafts: dict[bool, WorkerInfo], depths: Sequence[int]) -> None:
         self._workers = {ahead: [target, draft] for ahead, draft in drafts.items()}
         self._depths = depths
-        self.runs: dict[tuple[str, bool, int], list[Run]] = defaultdict(list)  # by task, ahead, depth
+        self.runs: dict[tuple[str, bool, int], list[Run]] = defaultdict(list)  # runs by (task, ahead, depth)
 
     def run(self, requests: Sequence[tuple[str, Request]], delay_ms: float = 0.0) -> None:
         """Once each, in turns."""
@@ -104,7 +108,7 @@ class Comparison:
 
 
 def foreseen_share(runs: Sequence[Run]) -> float:
-    """Of verdicts after which a Draft was asked for."""
+    """Share of foreseen verdicts among those after which a Draft was asked for."""
     verdicts = sum(run.stats.prepared_for for run in runs)
     return sum(run.stats.ahead_hits.total() for run in runs) / max(verdicts, 1)
 
@@ -130,7 +134,7 @@ def row_of(comparison: Comparison, share: float, temperature: float, plain_step_
 
 
 def predicted_gain(comparison: Comparison, plain_step_s: float) -> float:
-    """With draft-ahead over without, as the simulator has it (bench/simulate.py), mean over the tasks.
+    """Ratio of speeds with draft-ahead to without, by the simulator (bench/simulate.py), mean over the tasks.
 
     It is given what was measured: steps, hops, acceptance and the share of verdicts foreseen.
     """

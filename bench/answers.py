@@ -40,7 +40,7 @@ class RoundParts(NoTrace):
     """
 
     def __init__(self) -> None:
-        self.rounds: list[dict[str, float]] = []  # by part, seconds
+        self.rounds: list[dict[str, float]] = []  # seconds by part
         self._verdict_at: float | None = None
         self._sent_at = self._drafted_at = 0.0
         self._proposal = NO_PROPOSAL  # the newest
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """That came in ``seconds``: all but the first."""
+        """Number of tokens that came in ``seconds``: all but the first."""
         return len(self.generated) - 1
 
     @property
@@ -121,7 +121,7 @@ def rounds_of(
 
 
 async def answer(workers: Sequence[WorkerInfo], request: Request, depth: int) -> Run:
-    """By a gateway that has connections of its own."""
+    """Answers a request by a gateway that has connections of its own."""
     fleet, times = Fleet(lambda: workers, TRUST), RoundParts()
     asked = time.perf_counter()
     sequence, rounds = rounds_of(fleet, request, depth, times)

@@ -51,7 +51,7 @@ class TimedDrafter(DraftModel):
     seconds = 0.0
 
     def propose(self, *arguments: Any) -> Any:
-        """As the draft model does."""
+        """Times the draft model."""
         begun = time.perf_counter()
         drafts = super().propose(*arguments)
         self.seconds += time.perf_counter() - begun

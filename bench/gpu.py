@@ -60,14 +60,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
 NUMERICS: dict[str, dict[str, Any]] = {"usual": {}, "batch-invariant": {"batch_invariant": True}}
-FEW_SHAPES = ((1, 1), (8, 5))  # of the slower ways
+FEW_SHAPES = ((1, 1), (8, 5))  # shapes of the slower ways
 SAMPLINGS = {
     "greedy": GREEDY,
     "top-p": Sampling(temperature=0.8, top_p=0.95, max_tokens=1500, ignore_eos=True),
 }
 CHUNKS = (512, 2048, 8192)
 PARTS = ("steps", "speculation", "prompts")
-ACCEPTANCE = 0.8  # of each drafted token after one that was right
+ACCEPTANCE = 0.8  # probability of each drafted token after a correct token
 BUFFER_BYTES = 2**32
 REPETITIONS = 20
 DTYPE = "bfloat16"
@@ -75,7 +75,7 @@ CACHE: int | None = None  # bytes; None: what is left
 
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
-    """With a cache that suits all parts."""
+    """Returns an engine with a cache that suits all parts."""
     fields = {"model": str(model), "dtype": DTYPE, "device": device, "self_check": False, **settings}
     if CACHE is not None or device == "cpu":
         fields["cache_memory"] = CACHE or 2**28
@@ -95,7 +95,7 @@ def read_bandwidth(device: str) -> float:
 
 
 def linear_bytes(checkpoint: Path) -> int:
-    """Of the linear layers' weights in bfloat16: what a step of one token has to read."""
+    """Bytes of the linear layers' weights in bfloat16: what a step of one token has to read."""
     config = AutoConfig.from_pretrained(checkpoint)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -210,7 +210,7 @@ def speculation_rows(
 def answered_rows(
     of: Engine, batches: Sequence[int], depths: Sequence[int], tokens: int
 ) -> list[dict[str, Any]]:
-    """Of one engine, whose model says one token again and again."""
+    """Measures one engine, whose model says one token again and again."""
     repeat_tokens(of.runner)
     sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
     rows = []

@@ -40,7 +40,7 @@ from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import Service, serving
 
 DEMO_PAIR = "demo"
-PROMPTS = 16  # of each kind
+PROMPTS = 16  # prompts of each kind
 WARM_UP_S = 2.0
 ENGINE, GENERATE = "engine", "generate"
 PROXY, DIRECT, HAPROXY = "through the proxy", "at the gateway", "through HAProxy"
@@ -52,7 +52,7 @@ SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
 
 
 def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[Request]:
-    """Of all kinds by turns, greedy."""
+    """Requests of all kinds by turns, greedy."""
     of_kind = {kind: requests_of(kind, tokenizer, PROMPTS, tokens, 0.0) for kind in KINDS}
     return [of_kind[KINDS[n % len(KINDS)]][n // len(KINDS) % PROMPTS] for n in range(streams)]
 
@@ -121,7 +121,7 @@ def _processes(service: Service) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _role(name: str) -> str:
-    """Of a replica, by what Ray calls its process."""
+    """Role of a replica, by what Ray calls its process."""
     return name.split(":")[-1].partition(".")[0].partition("-")[0]
 
 
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @dataclass
 class _Measured:
-    """By way."""
+    """Returns rows by way."""
 
     rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     costs: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))

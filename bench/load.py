@@ -47,7 +47,7 @@ ROOM = 128 * 512  # tokens in the cache of a worker
 BAR, TASK_BAR = 0.97, 0.95
 STRIDE = 9  # requests from slice to slice: another task and another temperature come first
 WARMUP_PER_STREAM_S = 0.016  # prompts that come at once are taken in one after another
-SECONDS_PER_STREAM = 0.012  # of a slice: steps are longer where there are many
+SECONDS_PER_STREAM = 0.012  # more of a slice: steps are longer if there are many
 SECTIONS = {  # what each writes
     "closed": ("rows", "ratios"),
     "tasks": ("tasks",),
@@ -63,9 +63,9 @@ class Bench:
 
     stub: Any
     target: str
-    concurrencies: Sequence[int]  # that this target serves
+    concurrencies: Sequence[int]  # numbers of streams that this target serves
     options: argparse.Namespace
-    results: Mapping[str, list[Row]]  # of the sections before
+    results: Mapping[str, list[Row]]  # results of the sections before
 
     async def closed(self) -> dict[str, list[Row]]:
         rows, ratios = [], []
@@ -95,7 +95,7 @@ class Bench:
     async def slices(
         self, title: str, streams: int, modes: Sequence[str], tasks: Sequence[str]
     ) -> dict[str, list[Slice]]:
-        """By mode. In one slice all modes get the same requests in the same order."""
+        """Slices by mode. In one slice all modes get the same requests in the same order."""
         options = self.options
         measured: dict[str, list[Slice]] = {mode: [] for mode in modes}
         for number in range(options.slices):
@@ -137,7 +137,7 @@ class Bench:
         return statistics.median(one.rate for one in slices["plain"])
 
     async def crossing(self) -> dict[str, list[Row]]:
-        """By window: how many streams there were at its beginning, tokens/s, and the ratio."""
+        """Rows by window: how many streams there were at its beginning, tokens/s, and the ratio."""
         options = self.options
         steps = list(zip(options.crossing_seconds, (1, options.crossing, 1), strict=True))
         pairs = []
@@ -188,7 +188,7 @@ def _merged(before: list[Row], now: list[Row] | None) -> list[Row]:
 
 
 def cache_bytes(target: str) -> int:
-    """For ROOM tokens of keys and values in float32."""
+    """Returns the bytes of ROOM tokens of keys and values in float32."""
     size = INFLATED[target]
     return ROOM * size.layers * 2 * size.kv_heads * (size.hidden // size.heads) * 4
 
@@ -212,7 +212,7 @@ def target_of(streams: int, options: argparse.Namespace) -> str:
 
 
 def sections_on(target: str, options: argparse.Namespace) -> list[str]:
-    """Those asked for that have something to measure on this target."""
+    """Sections asked for that have something to measure on this target."""
     every = {target_of(streams, options) for streams in options.concurrency}
     measured = {
         "closed": every,

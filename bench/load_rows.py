@@ -9,7 +9,7 @@ import numpy as np
 from bench.streams import Slice, Steps, percentile, streams_at, window_starts
 
 CROSSING_BAR = 0.9
-WINDOW_S = 5  # of the crossing
+WINDOW_S = 5  # seconds of a window of the crossing
 RESAMPLES = 10_000
 
 Row = dict[str, Any]
@@ -20,7 +20,7 @@ def rates(slices: Mapping[str, Sequence[Slice]]) -> dict[str, list[float]]:
 
 
 def summary(slices: Sequence[Slice]) -> Row:
-    """Of one mode: rates by slice, everything else of all requests together."""
+    """Row of one mode: rates by slice, everything else of all requests together."""
     first_token = [1e3 * seconds for one in slices for seconds in one.first_token_s]
     per_token = [1e3 * seconds for one in slices for seconds in one.per_token_s]
     rounds, passes = sum(one.rounds for one in slices), sum(one.passes for one in slices)
@@ -62,7 +62,7 @@ def against_best(rates: Mapping[str, Sequence[float]], bar: float) -> list[Row]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """In which the median lies with 90 %, by bootstrap; always the same for the same values."""
+    """Interval that holds the median with 90 %, by bootstrap; equal for equal values."""
     drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     low, high = np.percentile(np.median(drawn, axis=1), [5, 95])
     return float(low), float(high)

@@ -37,7 +37,7 @@ def _processor() -> str:
 
 
 def command() -> str:
-    """That runs the benchmark of this process."""
+    """Command that runs the benchmark of this process."""
     return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
 
 

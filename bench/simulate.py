@@ -49,7 +49,7 @@ NO_AHEAD = Ahead()
 BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
 AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
-COUNTED_S = 60.0  # of all streams together: one stream needs longer to see as many answers
+COUNTED_S = 60.0  # seconds of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
 H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
@@ -116,7 +116,7 @@ class Counter:
     """What all streams did."""
 
     commits: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
-    stats: Stats = field(default_factory=Stats)  # of answers that were finished
+    stats: Stats = field(default_factory=Stats)  # counts of answers that were finished
 
     def rate(self, load: Load) -> float:
         """Tokens per second, the beginning left out."""
@@ -138,16 +138,16 @@ class Streams:
         }
         self._load = load
         self._settings = settings
-        self._task_of: dict[int, str] = {}  # by noise key
+        self._task_of: dict[int, str] = {}  # tasks by noise key
 
     def rank_of(
         self, acceptance: Mapping[str, float], runner_up_rate: float, noise_key: int, position: int
     ) -> int | None:
-        """Of the target's token among a draft's guesses, where it has that acceptance by task."""
+        """Rank of the target's token among a draft's guesses, if it has that acceptance by task."""
         return rank_at(acceptance[self._task_of[noise_key]], runner_up_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
-        """For as long as the load says."""
+        """Streams for as long as the load says."""
         factory = LoopFactory(fleet, self._paces, self._settings)
         clients = [asyncio.create_task(self._client(factory, number)) for number in range(self._load.streams)]
         done, _ = await asyncio.wait(clients, timeout=self._load.warm_s + self._load.counted_s)

@@ -41,7 +41,7 @@ class Hardware:
     bytes_per_s: float  # all devices together, as far as it can be reached
     flops_per_token: float
     flops_per_s: float  # all devices together, as far as it can be reached
-    cache_bytes_per_token: float  # of context
+    cache_bytes_per_token: float  # bytes of each token of context
     constant_s: float
 
     def seconds(self, size: StepSize) -> float:
@@ -75,7 +75,7 @@ class StepClock:
 
 
 class SimulatedRunner:
-    """For an engine of the real kind, over a cache that only keeps the books."""
+    """Runner for a real engine, over a cache that only keeps the books."""
 
     load_timings = LoadTimings()
     slow_because: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class SimulatedRunner:
         self.settings = settings
         self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
         self.last_step: StepTimings | None = None
-        self.selected: Selected = []  # of the newest step
+        self.selected: Selected = []  # tasks of the newest step
         self._cost = cost
         self._rank = rank
         self._clock = clock
@@ -111,7 +111,7 @@ class SimulatedRunner:
     ) -> Outcome:
         """Moves the clock on."""
         self.selected = selected
-        self.cache.take_changes()  # of numbers that are not there
+        self.cache.take_changes()  # changes of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)
         begun, seconds = self._clock(), self._cost(size)
         self._clock.advance(seconds)

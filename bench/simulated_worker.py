@@ -37,7 +37,7 @@ class SimulatedWorker:
         self._now, self._clock = loop.time, StepClock(loop.time)
         self._runner = SimulatedRunner(settings, cost, rank, self._clock)
         self._engine = Engine(self._runner, clock=self._clock)
-        self._streams: dict[int, SimulatedStream] = {}  # by number of their sequence
+        self._streams: dict[int, SimulatedStream] = {}  # streams by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
 

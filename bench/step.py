@@ -23,7 +23,7 @@ from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from workshop.advice.steps import Steps
 
-TOKENS = (1, 2, 3, 5, 9)  # of one sequence in one step: a committed one and drafted ones
+TOKENS = (1, 2, 3, 5, 9)  # tokens of a sequence in a step: a committed one and drafted ones
 BATCHES = (8, 32)  # sequences of one token each
 
 

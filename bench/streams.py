@@ -15,10 +15,10 @@ from protos import generation_pb2, generation_pb2_grpc
 
 TASKS = (*KINDS, "creative")  # stories at a temperature at which no draft guesses well
 CREATIVE_TEMPERATURE = 1.5
-TEMPERATURES = (0.0, 0.7)  # of the other tasks, taking turns
+TEMPERATURES = (0.0, 0.7)  # temperatures of all other tasks, taking turns
 PROMPTS = 16  # per task, few enough that both workers keep all of them in their caches
 PRIMING_STREAMS = 16
-LONGEST_STEP_S = 1.0  # that is waited for at the end of a slice
+LONGEST_STEP_S = 1.0  # longest wait for a step at the end of a slice
 POLL_S = 0.01
 GOLDEN = 0.618034  # its multiples, less their whole part, are spread evenly however many they are
 
@@ -50,15 +50,15 @@ class Slice:
     """What one mode did in one window of time."""
 
     rate: float  # tokens/s
-    first_token_s: list[float]  # of each request whose first token came in the window
-    per_token_s: list[float]  # of each request that was finished in the window, after its first token
+    first_token_s: list[float]  # seconds of each request whose first token came in the window
+    per_token_s: list[float]  # seconds of each request that was finished in the window, after its first token
     rounds: int  # passes of the target over a Draft
     passes: int
-    finished: list[generation_pb2.Speculation]  # of each request that was finished in the window
+    finished: list[generation_pb2.Speculation]  # reports of requests that were finished in the window
 
 
 def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:
-    """As a request asks for it: "plain", "adaptive", or "fixed-4" for a depth of 4.
+    """Returns the speculation of a mode: "plain", "adaptive", or "fixed-4" for a depth of 4.
 
     Raises:
         ValueError: there is no such mode.

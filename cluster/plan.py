@@ -9,9 +9,9 @@ from transformers import LlamaConfig
 
 from cluster.groups import DEFAULT_DRAFT, DraftSettings, WorkerSettings
 from cluster.settings import Settings, on_device
-from outrider.engine.planning.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, largest, plan_memory
+from outrider.engine.planning.skeleton import ModelSkeleton, skeleton
 from outrider.engine.planning.step_costs import StepCosts, step_costs
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.settings import MAX_DEPTH

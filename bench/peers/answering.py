@@ -29,7 +29,7 @@ class Task:
     threads: int
     streams: tuple[int, ...]
     prompts: list[list[int]]
-    tokens: int  # of every answer
+    tokens: int  # length of every answer
     temperature: float  # where an answer is seeded
     seeded: int  # answers
     repetitions: int
@@ -86,6 +86,6 @@ def _spent() -> float:
 
 
 def read_task() -> Task:
-    """From the file that is this process's argument."""
+    """Reads the task from the file that is this process's argument."""
     stored = json.loads(Path(sys.argv[1]).read_text())
     return Task(**stored)

@@ -37,7 +37,7 @@ PROMPTS = 32
 @dataclass(frozen=True)
 class Peer:
     name: str
-    module: str  # of bench.peers
+    module: str  # name within bench.peers
     environment: Environment | None  # None: ours
     modes: tuple[str, ...]
 
@@ -52,7 +52,7 @@ PEERS = {
 
 
 def tokens_of_prompts(tokenizer: Path) -> list[list[int]]:
-    """Of all kinds by turns."""
+    """Prompts of all kinds by turns."""
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode
     each = -(-PROMPTS // len(KINDS))
     return [

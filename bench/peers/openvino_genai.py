@@ -63,7 +63,7 @@ def _drawn(task: Task, seeds: Sequence[int] | None, number: int) -> dict[str, An
 def _passes(results: Sequence[Any], token_ids: list[list[int]]) -> int | None:
     """A pass gives one token, and those that it accepts come on top."""
     made = sum(map(len, token_ids))
-    told = results[0].extended_perf_metrics  # of the whole batch, None where there is no draft
+    told = results[0].extended_perf_metrics  # sums over the batch; None: there is no draft
     return made if told is None else made - int(told.get_num_accepted_tokens())
 
 

@@ -48,7 +48,7 @@ def text_of(name: str) -> str:
 
 
 def updated(page: str) -> str:
-    """With every table that it has marks for."""
+    """Returns the page with every table that it has marks for."""
     for name in TABLES:
         if begin(name, COMMAND) in page:
             page = rewritten(page, name, COMMAND, text_of(name))

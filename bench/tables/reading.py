@@ -46,7 +46,7 @@ def source(name: str) -> str:
 
 
 def _as_code(command: str) -> str:
-    """As code, up to a remark in parentheses."""
+    """Returns the command as code, up to a remark in parentheses."""
     code, parenthesis, remark = command.partition(" (")
     return f"`{code}`{parenthesis}{remark}"
 

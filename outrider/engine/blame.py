@@ -29,7 +29,7 @@ class BlamedError(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """To be told to the client: words of our own, since those of others may repeat the prompt."""
+    """Returns what the client is told, in words of our own: those of a library may repeat the prompt."""
     return (
         str(error)
         if isinstance(error, NotFiniteError | GrammarError)

@@ -1,0 +1,1 @@
+"""Choice of tokens: from logits to tokens, log-probabilities and verdicts."""

@@ -14,7 +14,7 @@ from outrider.decoding.settings import Sampling, TokenLogprobs
 
 
 class AskedLogprobs:
-    """Those of rows that ask for some, by the coupled rule: under the others the host chooses the tokens."""
+    """Log-probabilities of rows that ask for some, under coupled verification."""
 
     def __init__(self, rows: Sequence[ChoiceContext]) -> None:
         """rows: of the whole step."""

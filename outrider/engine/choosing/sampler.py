@@ -62,7 +62,7 @@ class Choices:
         return [best[0] for best in self.ranked]
 
     def limited(self, are_finite: list[bool]) -> "Choices":
-        """Without a token after one whose keys and values are not finite.
+        """Returns choices without a token after one whose keys and values are not finite.
 
         are_finite: per token that its piece of work fed; the rows are those of the last of them.
         """
@@ -72,12 +72,12 @@ class Choices:
         return replace(self, are_sound=[*map(operator.and_, self.are_sound, of_rows)])
 
     def with_own_memory(self) -> "Choices":
-        """In the place of a graph's."""
+        """Returns a copy that outlives the next replay of a graph."""
         hidden = None if self.hidden is None else self.hidden.clone()
         return replace(self, logits=self.logits.clone(), hidden=hidden)
 
     def verdict(self, count: int) -> Verdict:
-        """By the coupled rule, on the leading ``count`` nodes of its Draft."""
+        """Returns the Verdict of coupled verification on the leading ``count`` nodes of the Draft."""
         accepted = tuple(node for node in self.path if node < count)
         return Verdict(accepted, tuple(self.ranked[1 + node][0] for node in (ROOT, *accepted)))
 
@@ -105,15 +105,15 @@ class Choices:
 class Choosing:
     """Tokens that a device is choosing, on their way to the host."""
 
-    rows: Sequence[list[ChoiceContext]]  # of each piece of work
-    drafts: Sequence[Draft]  # likewise
+    rows: Sequence[list[ChoiceContext]]  # a list for each piece of work
+    drafts: Sequence[Draft]  # a Draft for each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
     ranks: int
     # Integers: tokens [num_rows * ranks] and the bits of their perturbed logits; what is sound [num_rows],
     # stands, is finite; log-probabilities.
     numbers: torch.Tensor
-    arriving: torch.Tensor  # the same, at the host once ``arrival`` is over
+    arriving: torch.Tensor  # copy of them on the host, complete once ``arrival`` is over
     arrival: Mark
     asked: AskedLogprobs
 
@@ -146,7 +146,7 @@ class Choosing:
 
 
 def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
-    """Of the nodes that stand. stands: [1 + nodes] where the device has found it."""
+    """Returns the path of accepted nodes. stands: [1 + nodes], if the device has found it."""
     if stands is None:
         return verify_coupled(draft, [best[0] for best in ranked]).accepted
     return tuple(node for node in range(len(draft)) if stands[1 + node])
@@ -158,7 +158,7 @@ def choose_tokens(
     are_finite: torch.Tensor,
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
-    """As ``begin_choosing`` without log-probabilities, until the host knows the tokens."""
+    """Chooses tokens without log-probabilities and waits until the host knows them."""
     return _begin(logits, rows, are_finite, ranks, [NO_DRAFT] * len(rows), None, AskedLogprobs([])).wait()
 
 
@@ -170,7 +170,7 @@ def begin_choosing(
     drafts: Sequence[Draft] | None = None,
     packed: PackedRows | None = None,
 ) -> Choosing:
-    """On a GPU without a wait for it.
+    """Begins to choose tokens; on a GPU nothing is waited for.
 
     Args:
         rows: of each piece of work; they follow one another in ``logits`` [num_rows, vocab_size].
@@ -218,12 +218,12 @@ def _begin(
 
 
 def _allowed_ones(row: ChoiceContext, ranked: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the banned tokens that follow where a grammar allows only few."""
+    """Drops the banned tokens that come after the few that a grammar allows."""
     return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
 
 
 def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Those that choose tokens on a GPU, so that no step waits for it. dtype: of the model's logits."""
+    """Compiles the kernels that choose tokens on a GPU. dtype: type of the model's logits."""
     if device.type == "cuda" and _HAS_TRITON:
         from outrider.engine.kernels.choice import compile_choice
 

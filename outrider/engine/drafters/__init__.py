@@ -1,0 +1,1 @@
+"""Target drafters: heads and early layers that draft in the process of the target."""

@@ -50,7 +50,7 @@ class AutoregressiveHead(SharedHead):
 
     def capture(self) -> tuple[str, ...]:
         [of_logits] = self._target.row_graphs_of([self._logits], self.state_size)
-        self._states = of_logits.taken  # those of a pass lie there too, in front of its padding
+        self._states = of_logits.taken  # states of a pass lie there too, in front of its padding
         self._project = of_logits
         self._graphs = self._target.graphs_of(self._captured)
         return *self._graphs.capture(), *of_logits.capture()

@@ -36,16 +36,16 @@ class Fed:
 class Target(Protocol):
     """The target that it stands beside, once that is loaded."""
 
-    model: Any  # of which a rank may hold but a share
-    dtype: torch.dtype  # of the model, as its device
+    model: Any  # a rank may hold but a share of it
+    dtype: torch.dtype  # type of the model
     device: torch.device
-    group: RankGroup | None  # that this process is a rank of; None: the model is whole
-    settings: EngineSettings  # those in force
+    group: RankGroup | None  # group of this rank; None: the model is whole
+    settings: EngineSettings  # settings in force
     cache: PagedCache
-    kernel: Kernel | None  # of attention, where there is one
+    kernel: Kernel | None  # kernel of attention; None: blocks are gathered
 
     def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
-        """Of a part of the model (outrider/engine/forward/part.py), to logits [num_logits, vocab_size]."""
+        """Returns the pass of a part of the model (forward/part.py) to logits [num_logits, vocab_size]."""
 
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the target's cache. Raises CacheLostError."""
@@ -60,15 +60,17 @@ class Target(Protocol):
         """The same as CUDA graphs, to be captured by all ranks alike."""
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
-        """Of [num_rows, size] to logits [num_rows, vocab_size] each, likewise; they share memory."""
+        """Returns graphs from [num_rows, size] to logits [num_rows, vocab_size]; they share memory."""
 
 
 class BesideTarget(Drafter):
     """It is made before the target, from its checkpoint's config alone, and loaded after it."""
 
-    hidden_layers: tuple[int, ...] = ()  # of the target, whose states it is given; -1 is the last
-    cache_shapes: tuple[LayerShape, ...] = ()  # of its own layers, cached beside the target's, at each rank
-    weight_bytes = 0  # that it adds to the target's, at each rank
+    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it is given; -1 is the last
+    cache_shapes: tuple[
+        LayerShape, ...
+    ] = ()  # shapes of its own layers, cached next to the target's, at each rank
+    weight_bytes = 0  # bytes that it adds to the target's, at each rank
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
     guesses: Sequence[Sequence[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
@@ -89,12 +91,12 @@ class BesideTarget(Drafter):
         return f"drafter={self._info.name!r}{self._from}"
 
     def steps(self, depth: int) -> float:
-        """Of its own, that a Draft of this depth takes."""
+        """Number of drafter steps for a Draft of this depth."""
         return self._info.steps_per_draft + depth * self._info.steps_per_token or 1.0
 
     @property
     def numbered_shapes(self) -> dict[int, LayerShape]:
-        """Of its cache by layer, to be put beside those of the target."""
+        """Shapes of its cache by layer, numbered after the layers of the target."""
         return {-index: shape for index, shape in enumerate(self.cache_shapes, start=1)}
 
     @abstractmethod
@@ -102,7 +104,7 @@ class BesideTarget(Drafter):
         """Its weights, onto the target's device and in its type. Raises UnsupportedModelError."""
 
     def follow(self, step: DrafterStep) -> None:
-        """At a rank other than 0: its part of a step that rank 0 sent. Raises RankLostError."""
+        """Computes, at a rank other than 0, its part of a step that rank 0 sent. Raises RankLostError."""
         raise NotImplementedError  # for one that computes at rank 0 alone, and sends none
 
     def allocate(self, num_blocks: int) -> None:
@@ -113,7 +115,7 @@ class BesideTarget(Drafter):
         return ()
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """That its graphs keep for up to so many rows.
+        """Bytes that its graphs keep for up to this many rows.
 
         feeds: bytes that graphs of passes over the cache keep for what is fed to them.
         """

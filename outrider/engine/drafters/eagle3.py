@@ -87,7 +87,7 @@ class Eagle3(AutoregressiveHead):
 def _token_ids(
     checkpoint: HeadCheckpoint, projection: nn.Module | None, device: torch.device
 ) -> Tensor | None:
-    """Of the tokens that the head's own projection tells apart; None: all of the target's, in their order."""
+    """Token ids that the head's own projection tells apart; None: all of the target's, in their order."""
     tensors, vocabulary = checkpoint.tensors, checkpoint.target.vocab_size
     if "t2d" in tensors:
         checkpoint.check_shape("t2d", (vocabulary,))

@@ -36,7 +36,7 @@ class Eagle3Shape:
     """What a checkpoint's config says, whichever format it has."""
 
     layer: Any  # config of transformers, of its decoder layer
-    hidden_layers: tuple[int, ...]  # of the target, counted as its inputs
+    hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
@@ -70,13 +70,13 @@ class Eagle3Shape:
 
     @property
     def cache(self) -> LayerShape:
-        """Of what its layer keeps of a token."""
+        """Shape of what its layer keeps of a token."""
         dim = self.layer.head_dim
         return self.layer.num_key_value_heads, dim, dim
 
 
 def _read_layers(config: Mapping[str, Any]) -> list[int]:
-    """Of the target, by their inputs; none where the config does not say.
+    """Layers of the target, by their inputs; none if the config does not say.
 
     At the top, as speculators and vLLM have them, they are counted so. Under eagle_config, as ModelOpt and
     SpecForge write and SGLang reads them, they are counted by their outputs: one less.
@@ -158,7 +158,7 @@ class Eagle3Head(nn.Module):
 
 
 def empty(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
-    """Without its weights."""
+    """Builds the head without its weights."""
     projection = network_tensors(checkpoint.tensors).get("lm_head.weight")
     vocabulary = None if projection is None else len(projection)
     with torch.device("meta"):
@@ -166,7 +166,7 @@ def empty(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 
 
 def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
-    """With its weights as they are stored. Raises UnsupportedModelError."""
+    """Builds the head with its weights as they are stored. Raises UnsupportedModelError."""
     tensors, head = network_tensors(checkpoint.tensors), empty(checkpoint, shape)
     wanted = head.state_dict()
     for name, tensor in wanted.items():
@@ -184,12 +184,12 @@ def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 
 
 def rotary(shape: Eagle3Shape, device: torch.device) -> LlamaRotaryEmbedding:
-    """Of positions as far as the target has them, whatever the head's own config says of its limit."""
+    """Rotary embedding of as many positions as the target has, whatever limit the head's config names."""
     return LlamaRotaryEmbedding(shape.layer).to(device)
 
 
 def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By our names, without embeddings and vocabularies."""
+    """Returns weights by our names, without embeddings and vocabularies."""
     renamed = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")

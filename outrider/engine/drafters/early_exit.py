@@ -40,7 +40,7 @@ from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-TRIAL_SHARE = 0.05  # of the time, that a search takes at most
+TRIAL_SHARE = 0.05  # most of the time that a search takes
 LONGEST_STEP_S = 1.0  # more between two steps is time in which nobody asked
 
 
@@ -54,10 +54,10 @@ class EarlyExit(BesideTarget):
         self._exits = None if settings.head is None else TrainedExits(settings)
         self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
         self.candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
-        self._layers: tuple[int, ...] | None = None  # that draft; None: it is not known yet
+        self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
-        self._graphs: Graphs | None = None  # of the layers that draft; captured once these are known
+        self._graphs: Graphs | None = None  # graphs of the layers that draft; captured once those are known
         self._spent = self._watched = 0.0  # seconds, of trials and captures, and altogether
         self._seen: float | None = None  # when the step before ended
 
@@ -77,7 +77,7 @@ class EarlyExit(BesideTarget):
         return () if self._search else self._graphs.capture()
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """Of the layers that draft: logits, and whether each row is finite."""
+        """Returns logits of the layers that draft, and whether each row is finite."""
         target = self._target_shape
         return feeds + rows * target.vocab_size * target.dtype.itemsize + rows
 
@@ -159,7 +159,7 @@ class EarlyExit(BesideTarget):
     def _together(
         self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED
     ) -> AbstractContextManager[None]:
-        """With the other ranks, which do what ``follow`` says."""
+        """Runs together with all other ranks, which do what ``follow`` says."""
         return together(self._target.group, DrafterStep(fed, part=self.candidates.index(layers)))
 
     def _run(self, layers: tuple[int, ...], fed: StepInput) -> ForwardOutput:

@@ -14,10 +14,10 @@ from outrider.pace.settings import MAX_DEPTH
 
 Layers = tuple[int, ...]
 
-POSITIONS = 192  # of each candidate, that are judged
+POSITIONS = 192  # positions of each candidate that are judged
 LEAST_GAIN = 1.05  # times plain decoding, that the best one promises
-EIGHTHS = (1, 2, 3, 4, 5, 6)  # of the layers, after which a candidate leaves
-EVERY = (2, 3)  # of the inner layers, that a candidate leaves out
+EIGHTHS = (1, 2, 3, 4, 5, 6)  # eighths of the layers after which a candidate leaves
+EVERY = (2, 3)  # a candidate leaves out every second or third inner layer
 
 
 def candidates(count: int) -> list[Layers]:
@@ -31,7 +31,7 @@ def candidates(count: int) -> list[Layers]:
 
 
 def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, float]:
-    """Of a step of each part, in steps of the whole: by the weights that it reads, the head's included."""
+    """Cost of a step of each part, in steps of the whole, by the weights that it reads with the head's."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.model))
     sizes = [_weights(layer) for layer in layers_of(model)]

@@ -61,7 +61,7 @@ class Medusa(SharedHead):
         self.weight_bytes += -(-self._bytes_of(of_projections) // settings.tensor_parallel)
         self._target_shape = self._checkpoint.target
         self._heads = nn.ModuleList()
-        self._passes: Sequence[ByRows] = ()  # of the heads
+        self._passes: Sequence[ByRows] = ()  # passes of the heads
 
     def load(self, target: Target) -> None:
         super().load(target)
@@ -93,7 +93,7 @@ class Medusa(SharedHead):
         return ParallelLMHead(keep_outputs(linear, rank, ranks).to(model.device, model.dtype), count)
 
     def _linear(self, weight: str, bias: str | None) -> nn.Linear:
-        """As it is stored."""
+        """Reads the head as it is stored."""
         tensors = self._checkpoint.tensors
         given = {"weight": tensors[weight]} | ({} if bias is None else {"bias": tensors[bias]})
         outputs, inputs = tensors[weight].shape
@@ -106,7 +106,7 @@ class Medusa(SharedHead):
         return sum(tensors[name].numel() for name in names) * dtype.itemsize
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """From the state after which each text's newest token was chosen."""
+        """Drafts from the state after which each text's newest token was chosen."""
         states = torch.stack([_state_of(one) for one in asked])
         trees = Trees([replace(one, depth=min(one.depth, len(self._heads))) for one in asked])
         rows = trees.growing

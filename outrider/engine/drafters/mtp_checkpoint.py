@@ -37,7 +37,7 @@ OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # which it shares
 UNUSED = re.compile(
     r"mtp\.layers\.[1-9].*"  # layers after the first
     r"|.*\.(embed_tokens|shared_head\.head)\.weight"  # copies of what is the target's
-    r"|.*\.input_scale"  # of inputs that are rounded to FP8
+    r"|.*\.input_scale"  # scale of inputs that are rounded to FP8
 )
 SCALES = ("_scale_inv", "_scale")  # after a weight's name: of fp8, and of compressed-tensors
 PACKED = (".qweight", ".weight_packed")  # weights of fewer bits, as libraries keep them
@@ -45,7 +45,7 @@ USUAL_BLOCK = (128, 128)  # outputs and inputs with a scale in common, where the
 
 
 class MtpCheckpoint:
-    """Of the settings' target. Its first MTP layer is read, by ``load``; before that, what it would take."""
+    """Checkpoint of the settings' target. ``load`` reads its first MTP layer."""
 
     def __init__(self, settings: EngineSettings) -> None:
         """

@@ -37,7 +37,7 @@ class SharedHead(BesideTarget):
         self._compute(step, states)
 
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        """At rank 0. states: [num_states, state_size]. Returns as ``_compute``."""
+        """Returns what ``_compute`` does, at rank 0. states: [num_states, state_size]."""
         group = self._target.group
         with together(group, step):
             if group is not None:

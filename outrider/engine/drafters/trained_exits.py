@@ -16,11 +16,11 @@ from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
 
 NAME = re.compile(r"exits\.(\d+)\.(linear|norm)\.weight")
-USUAL_EPS = 1e-6  # of a target whose config does not name it
+USUAL_EPS = 1e-6  # for a target whose config does not name it
 
 
 class Exit(nn.Module):
-    """In place of the target's last norm."""
+    """Norm and projection in place of the target's last norm."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Exit(nn.Module):
 
 
 class TrainedExits:
-    """Of a checkpoint."""
+    """Exits of a checkpoint."""
 
     def __init__(self, settings: EngineSettings) -> None:
         """Raises UnsupportedModelError where there are none, or those of another target."""
@@ -61,7 +61,7 @@ class TrainedExits:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Of layers, after which there is an exit."""
+        """Numbers of layers after which there is an exit."""
         found = map(NAME.fullmatch, self.checkpoint.tensors)
         return sorted({int(name[1]) for name in found if name is not None})
 

@@ -53,15 +53,17 @@ class _Tree:
         self.is_coupled = asked.text.sampling.verification == "coupled"
         self.leaves = asked.leaves if self.is_coupled else 0
         self.chain: list[_Node] = []
-        self.probs: list[SparseProbs] = []  # of the chain, under rejection sampling and block verification
+        self.probs: list[
+            SparseProbs
+        ] = []  # probabilities of the chain, under rejection sampling and block verification
         self.guesses: list[Ranked] = []  # at each of the chain's positions
         self.open: list[_Node | None] = (
             [None] if asked.depth > 0 else []
         )  # after which tokens are chosen next
         self.fed: list[_Node] = []  # all that ever were, in their order
         self._beside: list[_Node] = []  # the likeliest nodes that are not on the chain
-        self._to_feed = self.leaves  # of them, at most
-        self._passes = asked.depth - 1  # that feed some of them
+        self._to_feed = self.leaves  # most nodes to feed
+        self._passes = asked.depth - 1  # passes that feed some of them
 
     def rows(self) -> list[ChoiceContext]:
         """What choosing a token after each of ``open`` depends on."""
@@ -102,12 +104,12 @@ class _Tree:
         return [found[node] for node in going_on]
 
     def draft(self) -> Draft:
-        """As it stands: the chain, then what is beside it."""
+        """Draft so far: the chain, then its alternatives."""
         beside = sorted(self._beside, key=attrgetter("depth"))
         return replace(_draft_of([*self.chain, *beside]), draft_probs=tuple(self.probs))
 
     def feed(self, between: int, num_logits: int) -> Feed:
-        """Of ``open``, after what the text has cached and all that was fed before.
+        """Feeds of ``open``, after what the text has cached and all that was fed before.
 
         Args:
             between: slots from the one to the other that hold something else.
@@ -144,7 +146,7 @@ class Trees:
         self._trees = [_Tree(one) for one in asked]
         most = max((tree.leaves for tree in self._trees), default=0)
         self._ranks = min(1 + max(most, 1), RANKS)  # the second guess tells what runners-up would be worth
-        self.unsound: list[int] = []  # of those asked for, where numbers are not finite
+        self.unsound: list[int] = []  # indices of requests whose numbers are not finite
 
     @property
     def growing(self) -> list[int]:
@@ -176,21 +178,21 @@ class Trees:
         return going_on
 
     def feeds(self, between: int = 0, num_logits: int = 0) -> list[Feed]:
-        """Of what grows, each text's tree in slots of its own. Arguments as of ``_Tree.feed``."""
+        """Feeds of what grows, each text's tree in slots of its own. Arguments: those of ``_Tree.feed``."""
         return [tree.feed(between, num_logits) for tree in self._trees if tree.open]
 
     def drafts(self) -> list[Draft]:
-        """As they stand."""
+        """Drafts so far."""
         return [tree.draft() for tree in self._trees]
 
     @property
     def guesses(self) -> list[list[Ranked]]:
-        """Of each Draft, at each position of its chain."""
+        """Guesses of each Draft, at each position of its chain."""
         return [tree.guesses for tree in self._trees]
 
 
 def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
-    """As wide and deep as there are blocks to write to: nobody gives up cache for a guess.
+    """Limits width and depth by the blocks there are to write to: nobody gives up cache for a guess.
 
     unwritten: tokens of a chain that need no slot beyond those that the text has cached.
     """

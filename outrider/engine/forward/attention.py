@@ -23,8 +23,8 @@ class Probe:
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
-    modules: dict[int, torch.nn.Module] = field(default_factory=dict)  # that call our attention
-    needs: set[str] = field(default_factory=set)  # of some layer, that our attention does not give
+    modules: dict[int, torch.nn.Module] = field(default_factory=dict)  # modules that call our attention
+    needs: set[str] = field(default_factory=set)  # what a layer needs and our attention does not give
 
     def see(
         self, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, given: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Paged:
 
     batch: Batch
     cache: KeyValues
-    kernel: Kernel | None  # that reads the cache where it lies, where there is one
+    kernel: Kernel | None  # kernel that reads the cache in place; None: blocks are gathered
 
 
 def attend(

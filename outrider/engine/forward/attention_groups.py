@@ -20,7 +20,7 @@ PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second 
 class QuerySpan:
     """One sequence's queries in the packed batch."""
 
-    blocks: Numbers  # of its sequence
+    blocks: Numbers  # blocks of its sequence
     first: int  # row of its first query
     count: int  # queries
     start: int  # slots written before this step

@@ -43,7 +43,7 @@ class Batch:
     logit_rows: torch.Tensor  # int64 [num_logits]
     spans: list[QuerySpan]
     block_size: int
-    dtype: torch.dtype  # of queries and masks
+    dtype: torch.dtype  # type of queries and masks
     paged: PagedInput[torch.Tensor] | None  # for a kernel that reads the cache where it lies
 
     @property
@@ -71,7 +71,7 @@ class Batch:
 
     @cached_property
     def groups(self) -> list[AttentionGroup]:
-        """For attention without the paged kernel; made when the first layer asks."""
+        """Groups for attention without the paged kernel; made when the first layer asks."""
         return form_groups(self.spans, self.block_size, self.dtype, self.token_ids.device)
 
 
@@ -119,7 +119,7 @@ def pack(
 def paged_batch(
     given: PagedInput[torch.Tensor], logit_rows: torch.Tensor, block_size: int, dtype: torch.dtype
 ) -> Batch:
-    """For a kernel that reads the cache where it lies."""
+    """Makes a batch for a kernel that reads the cache in place."""
     return Batch(given.token_ids, given.position_ids, given.slots, logit_rows, [], block_size, dtype, given)
 
 

@@ -56,7 +56,7 @@ class Passes:
 
     @property
     def tail(self) -> torch.Tensor | None:
-        """As the last one has it, which may take the memory of those before."""
+        """Returns the output of the last pass, which may take the memory of earlier ones."""
         return self.parts[-1].tail
 
 
@@ -90,7 +90,7 @@ class Pass(Batch):
 class Place:
     """Where a token of a span stands."""
 
-    row: int  # of the pass
+    row: int  # index in the pass
     position: int
     path: tuple[int, ...] | None  # slots of its drafted ancestors and itself, where these are no chain
 
@@ -132,7 +132,7 @@ def paged_pass(
     spare_slot: int,
     tail: Numbers = NO_TAIL,
 ) -> Pass:
-    """For a kernel that reads the cache where it lies. Padding is written to ``spare_slot``."""
+    """Makes a pass for a kernel that reads the cache in place. Padding is written to ``spare_slot``."""
     fitting, rows = Layout.of(feeds, block_size), ROWS[device.type]
     room = Layout.padded(rows, fitting.blocks, as_chains=True)
     longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
@@ -158,7 +158,7 @@ def paged_pass(
 def gathered_pass(
     feeds: Sequence[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
 ) -> Pass:
-    """For attention that gathers blocks. Padding is written to ``spare_slot``."""
+    """Makes a pass for attention that gathers blocks. Padding is written to ``spare_slot``."""
     batch = pack(feeds, block_size, dtype, device)
     rows = ROWS[device.type]
     padding = rows - batch.num_tokens

@@ -123,7 +123,7 @@ def _norm_of(module: Any) -> Norm:
 
 
 def _norm_of_heads(attention: Any, queries: int, kv: int) -> Norm | None:
-    """Of queries and keys together, where a model norms each of its heads."""
+    """Returns the norm of queries and keys together, if a model norms each of its heads."""
     if not hasattr(attention, "q_norm"):
         return None
     query, key = attention.q_norm, attention.k_norm
@@ -158,7 +158,7 @@ def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOper
 
 
 def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> LayerOperations:
-    """For passes whose attention is the kernel, or None."""
+    """Returns a decoder for passes whose attention is the kernel, or None."""
     if device.type == "cpu" and dtype == torch.float32 and compiled() is not None:
         return CpuOperations()
     if kernel is None or device.type != "cuda":

@@ -22,8 +22,8 @@ from outrider.pace.settings import MAX_DEPTH
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
-MOST_BLOCKS = 2**14  # of a sequence: a longer one goes without a graph
-NUMBER_BYTES = 8  # of what a step feeds
+MOST_BLOCKS = 2**14  # blocks of a sequence: a longer one goes without a graph
+NUMBER_BYTES = 8  # size of a number that a step feeds
 
 Forward = Callable[[Batch], ForwardOutput]
 ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
@@ -37,13 +37,13 @@ def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
 
 
 def feed_bytes(rows: int, blocks: int, *, as_chains: bool) -> int:
-    """That graphs of at most so many rows keep for what is fed to them. blocks: of the longest sequence."""
+    """Bytes that graphs keep for what is fed to them. blocks: those of the longest sequence."""
     layout = Layout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
     return (_with_tail(layout).size + rows) * NUMBER_BYTES
 
 
 def _with_tail(layout: Layout) -> Layout:
-    """With room for what comes along for the choice of tokens."""
+    """Adds room for what comes along for the choice of tokens."""
     return replace(layout, tail=NUMBERS_OF_ROW * layout.rows)
 
 
@@ -95,8 +95,8 @@ class CapturedSizes(ABC):
         self._capture = capture
         self._group = group
         self._left = [*sizes]
-        self._replays: dict[int, Replay] = {}  # by rows, ascending
-        self._failures: dict[int, str] = {}  # by rows
+        self._replays: dict[int, Replay] = {}  # replays by number of rows, ascending
+        self._failures: dict[int, str] = {}  # reasons by number of rows
 
     @abstractmethod
     def _work(self, rows: int) -> Callable[[], None]:
@@ -219,7 +219,7 @@ class Graphs(CapturedSizes):
         numbers = _with_tail(self._layout(sizes[-1])).size
         self._buffer = torch.empty(numbers, dtype=torch.int64, device=device)
         self._every = torch.arange(sizes[-1], device=device)
-        self._output: ForwardOutput | None = None  # of the largest, whose memory the others share
+        self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
 
     def batch(self, feeds: Sequence[Feed], tail: Numbers = NO_TAIL) -> GraphBatch | None:
         """The step, in a graph's memory; None where there is no graph for it. tail: as PagedInput has it."""
@@ -283,7 +283,7 @@ class Graphs(CapturedSizes):
 
 
 def _told(failures: Mapping[int, str]) -> tuple[str, ...]:
-    """By rows, the largest first."""
+    """Captures graphs by number of rows, the largest first."""
     if not failures:
         return ()
     sizes = ", ".join(map(str, sorted(failures)))

@@ -12,9 +12,9 @@ from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.settings import EngineSettings
 
 WIDEST_HEAD = 256
-PARTS = 32  # of the longest context at most
+PARTS = 32  # most parts of the longest context
 SHORTEST_PART = 256  # slots
-PROGRAMS = 2  # of each multiprocessor
+PROGRAMS = 2  # programs for each multiprocessor
 GATHERS = "attention gathers its blocks, and no step has a CUDA graph: {}"
 
 
@@ -85,5 +85,5 @@ def find_kernel(
 
 
 def part_slots(context_length: int) -> int:
-    """Of the parts in which few queries read their context: a power of two."""
+    """Number of parts in which few queries read their context: a power of two."""
     return 1 << (max(context_length // PARTS, SHORTEST_PART) - 1).bit_length()

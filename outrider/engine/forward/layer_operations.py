@@ -26,13 +26,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class Heads:
-    """Of one layer's product of queries, keys and values."""
+    """Shape of one layer's product of queries, keys and values."""
 
     layer: int
     queries: int
-    kv: int  # of keys, and as many of values
+    kv: int  # heads of keys, and as many of values
     dim: int
-    norm: Norm | None  # of each query and key head, where a model has one
+    norm: Norm | None  # norm of each query and key head; None: the model has none
 
 
 class LayerOperations(Protocol):
@@ -61,7 +61,7 @@ class LayerOperations(Protocol):
 
 
 class PlainOperations:
-    """By torch, for a CPU, and for a GPU without kernels of ours."""
+    """Implements the operations by torch, for a CPU, and for a GPU without kernels of ours."""
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:
         """Divides by the vector norm, which is one operation: sqrt(mean(x^2) + epsilon) is

@@ -60,7 +60,7 @@ TRIED_ROWS = (1, 5)  # a row that is filled up, and rows that are not
 # Kernels compute outputs by blocks of so many at most: more blocks than this show nothing new.
 BLOCK_OUTPUTS, TRIED_BLOCKS = 64, 16
 
-PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # of float16 nn.Linear is faster
+PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # not float16: there nn.Linear is faster
     torch.float32: PanelProduct,
     torch.bfloat16: OneDnnProduct,
 }

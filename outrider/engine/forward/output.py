@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """Of one pass."""
+    """Result of one pass."""
 
     logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
     hidden: torch.Tensor | None  # [num_tokens, num_layers, hidden_size] of the layers that were asked for
@@ -20,7 +20,7 @@ class ForwardOutput:
         return ForwardOutput(torch.empty_like(self.logits), hidden, torch.empty_like(self.are_finite))
 
     def with_own_states(self) -> "ForwardOutput":
-        """With a copy of the states."""
+        """Returns the output with a copy of the states."""
         return self if self.hidden is None else replace(self, hidden=self.hidden.clone())
 
     def take(self, other: "ForwardOutput") -> None:
@@ -32,14 +32,16 @@ class ForwardOutput:
 
 
 def joined(outputs: Iterable[ForwardOutput]) -> ForwardOutput:
-    """Of passes that run one after the other, each into the memory of the one before."""
+    """Joins the outputs of passes, each of which writes into the memory of the pass before."""
     logits, hidden, are_finite = [], [], []
     for output in outputs:
         logits.append(output.logits.clone())
         are_finite.append(output.are_finite.clone())
         if output.hidden is not None:
             hidden.append(output.hidden.clone())
-    some = [part for part in logits if len(part)] or logits[:1]  # of those without even the width may differ
+    some = [part for part in logits if len(part)] or logits[
+        :1
+    ]  # parts without logits may differ even in width
     return ForwardOutput(torch.cat(some), torch.cat(hidden) if hidden else None, torch.cat(are_finite))
 
 

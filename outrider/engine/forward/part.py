@@ -41,7 +41,7 @@ def part_of(model: Any, layers: Sequence[int], norm: nn.Module | None = None) ->
 
 
 def layers_of(model: Any) -> nn.ModuleList:
-    """In their order. Raises UnsupportedModelError where they stand in no list."""
+    """Returns the layers in their order. Raises UnsupportedModelError if they stand in no list."""
     layers: nn.ModuleList = model.get_submodule(".".join(_path_of_layers(model)))
     return layers
 
@@ -82,7 +82,7 @@ def _name_of_norm(model: Any) -> str:
 
 
 def _shallow(module: Any) -> Any:
-    """Whose children can be replaced."""
+    """Module whose children can be replaced."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     return copied

@@ -87,7 +87,7 @@ class ChoiceInput:
 
     @classmethod
     def of_rows(cls, rows: Sequence[ChoiceContext], drafts: DraftRows | None = None) -> "ChoiceInput":
-        """Of rows that are there already."""
+        """Makes the input of rows that are known already."""
         positions = np.array([row.position for row in rows], np.int64)
         return cls._of(rows, [1] * len(rows), positions, drafts)
 
@@ -126,7 +126,7 @@ class ChoiceInput:
         return PackedRows(integers, numbers, drafts, self.depth, self.are_truncated)
 
     def copied(self, device: torch.device) -> PackedRows:
-        """By a copy of its own, that nothing waits for."""
+        """Sends the numbers by a copy of its own, which nothing waits for."""
         there = torch.empty(self.numbers.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         there.numpy()[:] = self.numbers
         return self.at(there.to(device, non_blocking=True))
@@ -146,7 +146,7 @@ def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:
 
 
 def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:
-    """As PackedRows has it. To a rule that looks at distributions temperature 0 means the likeliest token."""
+    """Temperature for PackedRows. For a rule that looks at distributions 0 means the likeliest token."""
     if sampling.temperature == 0.0:
         return int(sampling.verification != "coupled"), False, 1.0, 1.0, -math.inf
     distance = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf

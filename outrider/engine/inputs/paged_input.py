@@ -13,11 +13,11 @@ import torch
 from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.engine.inputs.step_input import Feed, Numbers
 
-FEW_QUERIES = 16  # of one sequence: so many are a Draft to be verified, more are a prompt
+FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
 TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots up to its last row's, root
 WORD_BITS = 64
-LONGEST_PATH = 64  # of drafted nodes, for which a padded layout has room
+LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
 NO_ROOT = 2**30  # beyond every slot
 NO_TAIL: Numbers = np.zeros(0, np.int64)
 
@@ -31,18 +31,18 @@ class Layout:
     rows: int
     logits: int
     lanes: int  # sequences
-    blocks: int  # of the longest sequence
-    words: int  # of a tree's masks
+    blocks: int  # blocks of the longest sequence
+    words: int  # words of a tree's masks
     few_tiles: int
     many_tiles: int
     path_length: int = (
-        0  # of drafted nodes, where a row's are read as if they were a chain; 0: masks hide others
+        0  # drafted nodes, if those of a row are read as if they were a chain; 0: masks hide the rest
     )
     tail: int = 0  # numbers for what follows the pass
 
     @classmethod
     def of(cls, feeds: Sequence[Feed], block_size: int) -> "Layout":
-        """With room for these and no more."""
+        """Returns a layout with room for these feeds and no more."""
         counts = np.array([len(feed.tokens) for feed in feeds])
         is_few = counts <= FEW_QUERIES
         nodes = max(len(feed.tree) if feed.tree else 0 for feed in feeds)
@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def padded(cls, rows: int, blocks: int, *, as_chains: bool) -> "Layout":
-        """With room for any sequences that feed so many rows together, few each.
+        """Returns a layout with room for any sequences that feed this many rows together, few each.
 
         as_chains: each row is computed as if what is drafted before it were a chain.
         """
@@ -86,7 +86,7 @@ class Layout:
 
     @cached_property
     def _places(self) -> dict[str, slice]:
-        """In the buffer."""
+        """Place of a field in the buffer."""
         places, start = {}, 0
         for name, shape in self._shapes.items():
             places[name] = slice(start, start + math.prod(shape))

@@ -20,7 +20,7 @@ class Feed:
     tokens: list[int]
     num_logits: int  # rows of logits wanted, of the last tokens
     start: int  # slots written before
-    blocks: Numbers  # of its slots, those fed now included
+    blocks: Numbers  # blocks of its slots, those fed now included
     tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
 
 

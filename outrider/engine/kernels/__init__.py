@@ -1,3 +1,1 @@
-"""What is written in Triton for CUDA, imported only where logits are on such a device; and under cpu, what is
-compiled for a processor.
-"""
+"""Kernels: Triton for CUDA, imported only if logits are on such a device; under cpu compiled functions."""

@@ -33,7 +33,7 @@ BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its ca
 CAPACITY = 16384  # candidates that are gathered; a row that has more is read again instead
 WARPS = 8
 
-_SAFETY = tl.constexpr(0.01)  # by how much a bound is lower than computed, more than rounding makes of it
+_SAFETY = tl.constexpr(0.01)  # margin by which a bound is lowered: more than rounding makes of it
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # what a banned token counts as, beside others
 _INFINITY = tl.constexpr(math.inf)

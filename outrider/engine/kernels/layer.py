@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 HEADS_AT_ONCE = 8
-NUMBERS_AT_ONCE = 1024  # of a row whose gate is computed
-NUMBERS_OF_A_WARP = 512  # of a row that is normed
+NUMBERS_AT_ONCE = 1024  # numbers of a row whose gate is computed
+NUMBERS_OF_A_WARP = 512  # numbers of a row that is normed
 
 
 @triton.jit

@@ -29,7 +29,7 @@ def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperatur
         scaled = tl.where((words >> (tokens % 32)) & 1 != 0, scaled, -_INFINITY)
     is_faulty = (given != given) | (given == _INFINITY) | (scaled == _INFINITY)
     scaled = tl.where(scaled < _INFINITY, scaled, -_INFINITY)
-    return tl.where(scaled == 0.0, 0.0, scaled), is_faulty  # of two zeros the integers would differ
+    return tl.where(scaled == 0.0, 0.0, scaled), is_faulty  # +0 and -0 would be different integers
 
 
 @triton.jit

@@ -17,23 +17,23 @@ import triton.language as tl
 
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS, PagedInput
 
-LEAST_LINES = 16  # that a matrix product takes
+LEAST_LINES = 16  # least lines of a matrix product
 
 
 @dataclass(frozen=True)
 class Tiling:
     """How the work of a tile is cut."""
 
-    rows: int  # of a tile
+    rows: int  # rows of a tile
     lines: int  # at most: its rows times the query heads computed together
     warps: int
 
 
 FEW = Tiling(FEW_TILE, 64, warps=4)
 MANY = Tiling(MANY_TILE, 128, warps=8)
-STAGES = 2  # of reading ahead
+STAGES = 2  # stages of reading ahead
 MOST_SLOTS = 128  # at a time
-SHARE = 0.6  # of a multiprocessor's memory, for the keys and values that are read ahead
+SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -64,7 +64,7 @@ def _attend_tile(
     window,
     KV_HEADS: tl.constexpr,
     REPEATS: tl.constexpr,  # query heads of a kv head
-    GROUP: tl.constexpr,  # of them, computed together
+    GROUP: tl.constexpr,  # heads that are computed together
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,  # a power of two
@@ -365,6 +365,6 @@ class PagedAttention:
         return output
 
     def _slots(self, size: int) -> int:
-        """At a time, of so many bytes each: a power of two."""
+        """Number of slots that are read at a time, by the bytes of each: a power of two."""
         most = int(SHARE * self.shared_memory / STAGES / size)
         return min(MOST_SLOTS, max(LEAST_LINES, 1 << (most.bit_length() - 1)))

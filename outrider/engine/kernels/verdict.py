@@ -6,7 +6,7 @@ The rule is ``verify_coupled`` in outrider/decoding/verify.py.
 import triton
 import triton.language as tl
 
-ROWS = 128  # of a program
+ROWS = 128  # rows of a program
 
 
 @triton.jit(do_not_specialize=["ranks", "num_rows", "depth"])

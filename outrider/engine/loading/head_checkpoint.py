@@ -39,11 +39,11 @@ class TargetShape:
     hidden_size: int
     num_layers: int
     vocab_size: int
-    dtype: torch.dtype  # of its weights as they are loaded
+    dtype: torch.dtype  # type of its weights as they are loaded
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "TargetShape":
-        """Of the settings' target, from its config alone."""
+        """Shape of the settings' target, from its config alone."""
         config = AutoConfig.from_pretrained(settings.model)
         text = config.get_text_config()
         stored = config.dtype or text.dtype or torch.float32
@@ -79,7 +79,7 @@ class HeadCheckpoint:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """By name; mapped, so that what nobody reads takes no memory. Raises UnsupportedModelError."""
+        """Weights by name, mapped: unread ones take no memory. Raises UnsupportedModelError."""
         by_suffix = {
             suffix: [file for file in sorted(self._folder.iterdir()) if file.suffix == suffix]
             for suffix in READERS
@@ -97,11 +97,11 @@ class HeadCheckpoint:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights, in the target's type."""
+        """Bytes of all weights, in the target's type."""
         return sum(tensor.numel() for tensor in self.tensors.values()) * self.target.dtype.itemsize
 
     def refusal(self, reason: str) -> UnsupportedModelError:
-        """To be raised."""
+        """Returns an error to raise."""
         return UnsupportedModelError(f"head={self.name!r} for model={self.target.name!r}: {reason}")
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:

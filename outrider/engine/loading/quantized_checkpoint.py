@@ -38,11 +38,11 @@ from transformers.utils import (
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.parallel.plan import generic, style_of_parameter
 
-FP8_CAPABILITY = 8, 9  # of the first GPUs that multiply FP8
+FP8_CAPABILITY = 8, 9  # capability of the first GPUs that multiply FP8
 MXFP4_CAPABILITY = 7, 5  # the least with which transformers' kernels for MXFP4 run
 MXFP4_TRITON = "3.4.0"  # the first version that these take
 ROW_UNIT = 16  # outputs and inputs come in multiples of this to the product with a scale for each output
-FP8_STRATEGIES = ("channel", "tensor")  # of compressed-tensors: scales that this product takes
+FP8_STRATEGIES = ("channel", "tensor")  # scales of compressed-tensors that this product takes
 SCALE_BYTES = 4
 # Which dimension of a weight a tensor-parallel style splits, and into how many parts for each rank.
 SPLITS = {
@@ -61,7 +61,7 @@ SPLITS = {
 class Requirement:
     """What a ``quant_method`` needs beside transformers."""
 
-    extra: str  # of pyproject.toml, which brings it
+    extra: str  # name in pyproject.toml of what brings it
     libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds one in a version that it takes
     kernels: str | None = None  # repository of the hub that it fetches kernels from, at first use
 
@@ -221,7 +221,7 @@ class QuantizedCheckpoint:
             return {}
         model = self._empty_model()
         if any(name.endswith(".experts") for name, _ in model.named_modules()):
-            return {}  # of which transformers keeps none in FP8
+            return {}  # transformers keeps none in FP8
         targets, ignored = self._groups[0].get("targets") or (), self._said.get("ignore") or ()
         found = {
             name: module
@@ -283,7 +283,7 @@ class QuantizedCheckpoint:
         return int(outputs), int(inputs)
 
     def check_device(self, device: torch.device, ranks: int) -> None:
-        """Of one rank; ``check_shares`` has let so many ranks through.
+        """Returns the share of one rank; ``check_shares`` has let this number of ranks through.
 
         Raises:
             UnsupportedModelError: its weights cannot stay in FP8 there, and cannot be dequantized either.
@@ -330,7 +330,7 @@ def _is_fp8(scheme: Mapping[str, Any], file_format: str | None) -> bool:
 
 
 def _matches(name: str, module: nn.Module, patterns: Any) -> bool:
-    """As compressed-tensors names modules: by class, by name, or by ``re:`` and a regular expression."""
+    """Whether a pattern of compressed-tensors names the module: by class, name or regular expression."""
     return any(
         pattern in (name, type(module).__name__)
         or (pattern.startswith("re:") and re.match(pattern.removeprefix("re:"), name))

@@ -1,0 +1,1 @@
+"""Loop of an engine: work in, steps, results out."""

@@ -128,7 +128,7 @@ class ForwardPass:
             self.cache = self._cache_of(layers.shapes, num_blocks)
             if beside is not None:
                 beside.allocate(num_blocks)
-        self.settings = settings  # those in force: nothing is left open
+        self.settings = settings  # settings in force: nothing is left open
         if self.is_asynchronous:
             with self.load_timings.timed("graphs"):
                 self._compile_kernels()
@@ -149,13 +149,13 @@ class ForwardPass:
         return self._graphs.capture()
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
-        """For a drafter beside the target."""
+        """Returns graphs for passes of the target drafter."""
         return self._graphs_of(compute, captured_sizes(self.settings), as_chains=False)
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
-        """For a drafter beside the target."""
+        """Returns graphs for functions of rows of the target drafter."""
         model, sizes = self.model, captured_sizes(self.settings)
-        # Of the other ranks' logits nothing becomes a choice.
+        # Logits of other ranks are never chosen from.
         kept = model.config.get_text_config().vocab_size if self._is_leader else 0
         states, logits = (
             torch.zeros(sizes[-1], width, dtype=self.dtype, device=self.device) for width in (size, kept)
@@ -192,7 +192,7 @@ class ForwardPass:
         return PagedCache(shapes, num_blocks, self.settings.block_size, self.dtype, self.device)
 
     def _check_and_optimize(self, layers: Probe) -> None:
-        """With a cache of its own, before there is much else in memory."""
+        """Checks the model with a cache of its own, before there is much else in memory."""
         settings, device = self.settings, self.device
         limit = context_length(self.model)
         check = SelfCheck(self.model, layers.modules, settings.block_size, limit, self.group)
@@ -231,7 +231,7 @@ class ForwardPass:
         return self._graph_of(step.feeds, tail) or self.lay_out(step.feeds, tail)
 
     def change_cache(self, step: StepInput) -> None:
-        """For a drafter beside the target, before a pass of its own over the cache. Raises CacheLostError."""
+        """Prepares a pass of the target drafter over the cache. Raises CacheLostError."""
         try:
             self.cache.make(step.moves, step.cleared)
         except Exception as error:
@@ -285,7 +285,7 @@ class ForwardPass:
         return are_finite
 
     def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:
-        """Of a part of the model, its pass to logits [num_logits, vocab_size], as fast as the model's own."""
+        """Returns the pass of a part of the model to logits [num_logits, vocab_size]."""
         decoder = None if self._decoder is None else self._decoder_of(part, ())
 
         def run(paged: Paged) -> torch.Tensor:
@@ -312,7 +312,7 @@ class ForwardPass:
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            output_hidden_states=self._hidden_layers or False,  # of the others it keeps none
+            output_hidden_states=self._hidden_layers or False,  # none are kept of other layers
             outrider=paged,
         )
         return output.logits[0], states_of(output.hidden_states, self._hidden_layers)

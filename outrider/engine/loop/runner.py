@@ -42,7 +42,7 @@ class Pass:
     """A forward pass that a device was given."""
 
     output: ForwardOutput
-    rows: PackedRows | None  # that choose; None where it could not take their numbers along
+    rows: PackedRows | None  # rows that choose; None: their numbers could not come along
     num_tokens: int
     path: Path
     built: float  # when it was packed, by the host's clock
@@ -58,17 +58,17 @@ class Launched:
     forward: Pass
     choosing: Choosing
     begun: float  # when its building was, by the host's clock
-    before: Mark | None = None  # of one launched early: the end of the step before
+    before: Mark | None = None  # end of the step before, if this step was launched early
 
     def with_own_states(self) -> "Launched":
-        """With a copy of those that a graph's next replay would write over before they are read."""
+        """Returns the results with copies of those that the next replay of a graph would write over."""
         output = self.forward.output
         if output.hidden is None or self.forward.path != "graph":
             return self
         return replace(self, forward=replace(self.forward, output=output.with_own_states()))
 
     def timings(self, now: float) -> StepTimings:
-        """Of one that is over. Launched early, it begins with the end of the one before."""
+        """Timings of a step that is over. A step launched early begins with the end of the step before."""
         forward = seconds_between(self.forward.begun, self.forward.ended)
         if self.before is None:
             build, total = self.forward.built - self.begun, now - self.begun
@@ -91,7 +91,7 @@ class Outcome:
     next_step: Launched | None = None  # where it is under way already
 
     def with_own_memory(self) -> "Outcome":
-        """For another pass to come: a graph's next replay writes over what it gave."""
+        """Keeps the output for a later pass: the next replay of a graph writes over it."""
         chosen = [(task, item, choices.with_own_memory()) for task, item, choices in self.chosen]
         return replace(self, chosen=chosen)
 
@@ -104,7 +104,7 @@ class Outcome:
 class Runner(Protocol):
     """A model over its cache, as the engine uses it."""
 
-    settings: EngineSettings  # those in force
+    settings: EngineSettings  # settings in force
     cache: PagedCache
     load_timings: LoadTimings
     slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
@@ -113,7 +113,7 @@ class Runner(Protocol):
     vocab_size: int
     context_length: int  # tokens
     end_token_ids: frozenset[int]
-    mask_token: int | None  # of a model that drafts several tokens in one pass
+    mask_token: int | None  # mask of a model that drafts several tokens in one pass
     launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
 
     def run(
@@ -160,7 +160,7 @@ class ModelRunner:
             compile_kernels(self.vocab_size, self._forward.dtype, self._forward.device)
 
     def free_memory(self) -> int:
-        """As of its device, bytes."""
+        """Free memory of its device, bytes."""
         return free_memory(self._forward.device)
 
     def shut_down(self) -> None:
@@ -204,7 +204,7 @@ class ModelRunner:
     def _without_doubtful(
         self, selected: Selected, choices: list[Choices], are_finite: list[bool]
     ) -> Outcome:
-        """Those whose numbers are not finite run once more: alone, since another may have spoilt them, and
+        """Runs sequences whose numbers are not finite once more: alone, as another may have spoilt them, and
         then without their Draft, whose tokens may have.
 
         are_finite: per token that was fed.
@@ -267,7 +267,7 @@ class ModelRunner:
     def _choice_input(
         self, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
     ) -> ChoiceInput | None:
-        """For the kernels that choose tokens, where there are some. Arguments as of ChoiceInput.of_feeds."""
+        """Makes the input of kernels that choose tokens. Arguments: those of ChoiceInput.of_feeds."""
         if not self._forward.is_asynchronous:
             return None
         return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
@@ -359,7 +359,7 @@ class _Own:
         return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
 
     def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
-        """Those that choose nothing get their own rows."""
+        """Parts the rows: those that choose nothing get their own."""
         if self._all:
             return choices
         parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)

@@ -1,0 +1,1 @@
+"""Drafting and verifying in one process, without a service: for advice, benchmarks and tests."""

@@ -1,0 +1,1 @@
+"""Tensor parallelism: how ranks share layers and exchange what they computed."""

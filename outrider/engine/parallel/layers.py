@@ -244,6 +244,6 @@ def _take_share(linear: nn.Linear) -> nn.Linear:
 
 
 def _share_of(weight: Tensor) -> Tensor:
-    """Of what is not shared out, such as one scale for all weights, the whole."""
+    """Returns the whole of what is not shared out, such as one scale for all weights."""
     share: Tensor = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return share

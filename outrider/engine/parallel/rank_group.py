@@ -19,9 +19,8 @@ from outrider.engine.inputs.step_input import Numbers, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 
 FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
-HEADER = (
-    4  # of them: numbers of a step, whether it is a drafter's, chosen tokens that go along, passes before
-)
+# Numbers of a step, whether it is a drafter's, chosen tokens that go along, passes before.
+HEADER = 4
 GLOO = "gloo/transport"  # where it says that a connection is closed, in a plain RuntimeError
 FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
 
@@ -46,7 +45,7 @@ class RankGroup:
         self.rank, self.size = rank, size
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
         self._device = device
-        self.passes = 0  # of target and drafter at this rank that did not raise: as many as at rank 0
+        self.passes = 0  # passes of target and drafter here that did not raise: as many as at rank 0
 
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers; each rank has to ask."""
@@ -61,7 +60,7 @@ class RankGroup:
         flags.copy_(numbers)
 
     def send(self, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None) -> None:
-        """At rank 0: what the others are to do next. The host does not wait for its device.
+        """Tells the other ranks, from rank 0, what to do next. The host does not wait for its device.
 
         chosen: [num_rows] on the device, for a step that feeds what the one before chooses.
 
@@ -78,11 +77,11 @@ class RankGroup:
         _broadcast(rows)
 
     def dismiss(self) -> None:
-        """At rank 0: nothing more will come for this model."""
+        """Tells the other ranks, from rank 0, that nothing more comes for this model."""
         self._send(np.zeros(0, np.int64))
 
     def receive(self) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | None:
-        """At the others: waits for what to do next, as it was sent; None: nothing more.
+        """Waits, at a rank other than 0, for what to do next; None: nothing more.
 
         Raises:
             RankLostError: rank 0 is gone, or has failed alone, or this one has.
@@ -123,7 +122,7 @@ class RankGroup:
 def together(
     group: RankGroup | None, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None
 ) -> Iterator[None]:
-    """At rank 0: under it runs its own part of a step that all ranks take; without a group it is all of it.
+    """Context of rank 0 in which it runs its part of a step; without a group that is all of it.
 
     A step that raises does not count. Arguments and errors as of ``RankGroup.send``, which an exchange in the
     middle of a pass raises as well.
@@ -142,7 +141,7 @@ def together(
 
 
 def _broadcast(numbers: torch.Tensor) -> None:
-    """From rank 0 to all. Raises RankLostError."""
+    """Broadcasts from rank 0 to all. Raises RankLostError."""
     try:
         dist.broadcast(numbers, 0)
     except RuntimeError as error:  # what gloo says of a connection that is closed

@@ -13,7 +13,7 @@ from outrider.engine.settings import EngineSettings
 
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_LIMIT = _CGROUP / "memory.max"  # of a container; "max" where there is none
+_CGROUP_LIMIT = _CGROUP / "memory.max"  # limit of a container; "max" if there is none
 
 
 def blocks_in(
@@ -37,7 +37,7 @@ def blocks_in(
 
 
 def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
-    """Of one block in all layers."""
+    """Bytes of one block in all layers."""
     numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
     return numbers * dtype.itemsize * settings.block_size
 

@@ -19,7 +19,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 # Per logit, to choose a token, and to rank several: float32 copies that settings and noise change, the noise.
 CHOICE_BYTES, RANKING_BYTES = 16, 24
-PART_BYTES = 4  # of a number of attention over a part of the context, until the parts are joined
+PART_BYTES = 4  # size of a number of attention over a part of the context, until the parts are joined
 RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
 # By default a cache takes so much of a machine's memory at most, or half of its engine's part if that is
 # less; it leaves so much of a GPU's to what is not planned, such as fragments and NCCL.
@@ -31,7 +31,7 @@ class MemoryPlan:
     """Bytes on each device of one engine. ``activations`` is the largest step, with all its logits."""
 
     model: str
-    parameters: int  # of the whole model
+    parameters: int  # number in the whole model
     vocab_size: int
     dtype: torch.dtype
     context_length: int  # tokens of the longest sequence
@@ -49,7 +49,7 @@ class MemoryPlan:
         return self.weights + self.cache + self.activations + self.graphs + self.runtime
 
     def sequences(self, context: int) -> int:
-        """That the cache holds at a time, each of ``context`` tokens."""
+        """Sequences that the cache holds at a time, each of ``context`` tokens."""
         return self.num_blocks // -(-context // self.block_size)
 
 
@@ -149,7 +149,7 @@ def plan_memory(
 
 
 def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int, row: int) -> int:
-    """Of captured passes, and of those of a drafter beside the target.
+    """Bytes of captured passes, those of a target drafter included.
 
     Each keeps what it reads and what it gives. What they compute with they share, as one runs at a time.
 

@@ -42,7 +42,7 @@ BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
 class CountedPass:
     """What a forward pass of a model does, on one device."""
 
-    flops_per_token: float  # of products with weights
+    flops_per_token: float  # operations of products with weights
     kernels: int  # operations that make or change a tensor; attention is one for each layer
 
 
@@ -79,7 +79,7 @@ class ModelSkeleton:
         self._beside_layers = {} if beside is None else beside.numbered_shapes
         self._hidden_layers = () if beside is None else beside.hidden_layers
         self._fake = FakeTensorMode()
-        self._activations: dict[tuple[int, int], int] = {}  # by tokens and logits
+        self._activations: dict[tuple[int, int], int] = {}  # bytes by (tokens, logits)
         check_kind(config, name)
         try:
             with self._fake:
@@ -108,7 +108,7 @@ class ModelSkeleton:
     def weight_bytes(
         self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True
     ) -> int:
-        """On each of ``devices``, as transformers' tensor parallelism shares them out.
+        """Bytes of weights on each of ``devices``, as transformers' tensor parallelism shares them out.
 
         A tied embedding is there twice on a CPU that packs the output projection: see
         outrider/engine/forward/linear.py.
@@ -132,7 +132,7 @@ class ModelSkeleton:
         return size
 
     def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
-        """As outrider/engine/loading/quantized.py and, on CUDA, bitsandbytes keep it."""
+        """Bytes of a weight as outrider/engine/loading/quantized.py and, on CUDA, bitsandbytes keep it."""
         return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
 
     def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
@@ -179,7 +179,7 @@ class ModelSkeleton:
         return num_tokens * len(self._hidden_layers) * size * self.dtype.itemsize
 
     def drafting_graph_bytes(self, rows: int, feeds: int) -> int:
-        """That the captured passes of a drafter beside it keep. Arguments as ``BesideTarget.graph_bytes``."""
+        """Bytes that captured passes of its target drafter keep. Arguments: those of its ``graph_bytes``."""
         return 0 if self._beside is None else self._beside.graph_bytes(rows, feeds)
 
     def counted_pass(self) -> CountedPass:
@@ -190,7 +190,7 @@ class ModelSkeleton:
         return CountedPass(flops.get_total_flops() / tokens, alive.kernels)
 
     def looked_up_bytes(self, devices: int) -> int:
-        """Of weights that no step reads as a whole: an embedding that is not the head's too."""
+        """Bytes of weights that no step reads as a whole: an embedding that is not the head's too."""
         embedding, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
         if self._stored is not None or (head is not None and head.weight is embedding.weight):
             return 0
@@ -199,7 +199,7 @@ class ModelSkeleton:
         return -(-size // self._parts_of(f"{name}.weight", devices))
 
     def modules_in(self, styles: Collection[str]) -> int:
-        """That tensor parallelism shares out in one of these styles."""
+        """Modules that tensor parallelism shares out in one of these styles."""
         plan = self._model.tp_plan
         return sum(plan.get(generic(name)) in styles for name, _ in self._model.named_modules() if name)
 
@@ -222,7 +222,7 @@ class ModelSkeleton:
 
 
 def skeleton(settings: EngineSettings) -> ModelSkeleton:
-    """Of the settings' checkpoint. Raises OSError where there is none, UnsupportedModelError."""
+    """Returns the skeleton of a checkpoint. Raises OSError if there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = AutoConfig.from_pretrained(settings.model)
     check_stored(settings.model, config)

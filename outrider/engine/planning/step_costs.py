@@ -10,8 +10,10 @@ from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 
 MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peaks that are reached
-STEP_S = 0.5e-3  # of a step apart from its model: its graph's launch, choosing tokens, the host's part
-ALL_REDUCE_S = 12.5e-6  # of a few hundred KB between devices of one machine
+STEP_S = (
+    0.5e-3  # seconds of a step apart from its model: its graph's launch, choosing tokens, the host's part
+)
+ALL_REDUCE_S = 12.5e-6  # seconds for a few hundred KB between devices of one machine
 SPLIT_INPUTS = ("rowwise", "rowwise_rep", "embedding_rowwise")  # styles whose outputs devices have to add up
 
 
@@ -20,7 +22,7 @@ class Accelerator:
     """Peaks as its maker's data sheet has them."""
 
     bytes_per_s: float
-    flops_per_s: float  # of products in bfloat16, without sparsity
+    flops_per_s: float  # operations of products in bfloat16, without sparsity
 
 
 ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
@@ -38,13 +40,13 @@ ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Of each device that a model is shared out to."""
+    """Costs of each device that a model is shared out to."""
 
     weight_bytes: int  # read once a step
     cache_bytes_per_token: float  # read for each token of context, once a step and sequence
-    flops_per_token: float  # of products with weights
-    flops_per_looked_at: float  # of attention, for each token and each one of its context
-    kernels: int  # that a pass launches where it is not captured
+    flops_per_token: float  # operations of products with weights
+    flops_per_looked_at: float  # operations of attention, for each pair of a token and a token before it
+    kernels: int  # launches of a pass that is not captured
     all_reduces: int
 
     def read(self, context_tokens: float) -> float:
@@ -52,7 +54,7 @@ class StepCosts:
         return self.weight_bytes + self.cache_bytes_per_token * context_tokens
 
     def flops(self, sequences: float, tokens: float, context: float) -> float:
-        """Of a step: so many sequences, each with so many tokens and so much context."""
+        """Seconds of a step of sequences that each have these tokens and this context."""
         return sequences * tokens * (self.flops_per_token + self.flops_per_looked_at * context)
 
     def seconds(self, accelerator: Accelerator, sequences: float, tokens: float, context: float) -> float:
@@ -67,7 +69,7 @@ class StepCosts:
 
 
 def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool = True) -> StepCosts:
-    """Of the model on ``settings.tensor_parallel`` devices."""
+    """Returns the costs of the model on ``settings.tensor_parallel`` devices."""
     devices = settings.tensor_parallel
     layers = model.layers_of(devices)
     weights = model.weight_bytes(devices, settings.quantization, on_cuda=on_cuda)

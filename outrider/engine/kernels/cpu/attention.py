@@ -11,7 +11,7 @@ WIDEST_VECTOR = 16  # numbers: what the dimensions of heads have to be a multipl
 
 
 class _Attention(ctypes.Structure):
-    """As functions.cpp has it."""
+    """Arguments in the order of functions.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "sinks", "block_table")),

@@ -1,0 +1,1 @@
+"""Check of a loaded model against the same weights under transformers."""

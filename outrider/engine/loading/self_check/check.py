@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class SelfCheck:
-    """Of one loaded model, whose attention goes through ours (weights.attach)."""
+    """Check of one loaded model, whose attention goes through ours (weights.attach)."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class SelfCheck:
         logger.info("self-check: %.1f s", time.perf_counter() - begun)
 
     def differs(self, run: Run) -> str:
-        """In what another way of computing the model, which passed, is not like it; empty if in nothing."""
+        """Differences of another way of computing the model, which passed; empty if there are none."""
         if self._outputs is None:
             return ""
         with self._script() as script:
@@ -116,7 +116,7 @@ class SelfCheck:
 
     @contextmanager
     def _script(self) -> Iterator[Script]:
-        """To be run while sliding windows are short."""
+        """Runs while sliding windows are short."""
         length = min(self._context_length, LENGTH)
         with short_windows(self._model, self._context_length) as window:
             yield write_script(length, pick_tokens(self._model.config), self._block_size, window)

@@ -25,12 +25,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of one layer, or the logits; all [num_rows, size]."""
+    """Outputs of one layer, or the logits; all [num_rows, size]."""
 
     ours: Tensor
     whole: Tensor  # transformers', in one piece
     again: Tensor  # transformers', the other way
-    precision: float  # of the narrowest type that they were computed in
+    precision: float  # precision of the narrowest type that computed them
 
 
 def differences(rows: list[Row], outputs: Outputs) -> list[Difference]:
@@ -61,6 +61,6 @@ def _size(outputs: Tensor) -> float:
 
 
 def _largest(one: Tensor, other: Tensor) -> Tensor:
-    """Of each row's differences; infinities may be equal."""
+    """Norm of each row's differences; infinities may be equal."""
     one, other = one.float(), other.float()
     return (one - other).abs().masked_fill(one == other, 0.0).amax(-1).cpu()

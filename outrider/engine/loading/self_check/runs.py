@@ -29,7 +29,7 @@ WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.floa
 
 
 class Runs:
-    """Of one loaded model, whose attention goes through ours (weights.attach)."""
+    """Runs of one loaded model, whose attention goes through ours (weights.attach)."""
 
     def __init__(self, model: Any, layers: Mapping[int, nn.Module], group: RankGroup | None) -> None:
         """
@@ -45,7 +45,7 @@ class Runs:
         self._heard: dict[int, list[Tensor]] = {}
 
     def holds(self, claim: bool) -> bool:
-        """At every rank: all have to act alike."""
+        """Runs at every rank: all have to act alike."""
         return claim if self._group is None else bool(self._group.least(claim))
 
     @torch.inference_mode()

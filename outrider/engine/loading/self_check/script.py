@@ -12,7 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.inputs.step_input import Feed, Numbers
 
 LENGTH, SHORTEST = 26, 14  # tokens of a path: as many as the context allows, and no check below
-PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # of the tree's nodes, level by level
+PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # parents of the tree's nodes, level by level
 LEVELS, LEAVES = 4, (8, 9, 10)
 SINGLES = 5
 
@@ -32,7 +32,7 @@ class Script:
 
     paths: list[list[int]]  # texts of one length
     steps: list[list[Feed]]
-    rows: list[Row]  # of every token that the steps feed
+    rows: list[Row]  # a row for every token that the steps feed
     cut: int  # where transformers' own pieces meet
 
 
@@ -76,7 +76,7 @@ def _rows(kind: str, path: int, start: int, end: int) -> list[Row]:
 
 
 def blocks_needed(block_size: int) -> int:
-    """Of the cache that the steps run over."""
+    """Settings of the cache that the steps run over."""
     return 2 * -(-(LENGTH - LEVELS + len(PARENTS)) // block_size)
 
 
