@@ -1,4 +1,4 @@
-"""Decoders of the Llama family, computed in few operations.
+"""Decoders that outrider/engine/models describes, computed in few operations.
 
 transformers writes a layer as some sixty operations in ten modules. Where a step takes a few milliseconds,
 starting them takes longer than their arithmetic, on a CPU and on a GPU. Here the same layer is about twenty
@@ -12,7 +12,8 @@ operations, on a GPU ten kernels, and no module but its matrix products:
 The result is within rounding of transformers'. The self-check compares the two at load.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,23 +25,29 @@ from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
 from outrider.engine.forward.linear import PackedLinear, Projection
 from outrider.engine.kernels.cpu.functions import compiled
-
-FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+from outrider.engine.models.architecture import Architecture
+from outrider.engine.models.registry import architecture_of
 
 
 class Decoder:
-    """A model of the family, in the place of its `forward`. Its linear layers may have been replaced."""
+    """A described model, in the place of its `forward`. Its linear layers may have been replaced."""
 
-    def __init__(self, model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> None:
+    def __init__(
+        self,
+        model: Any,
+        architecture: Architecture,
+        hidden_layers: Collection[int],
+        operations: LayerOperations,
+    ) -> None:
         """hidden_layers: whose states are asked for, as transformers numbers them; 0: the embeddings."""
-        body = model.model
+        part = model.get_submodule
         self._operations = operations
-        self._embedding = body.embed_tokens.weight
-        self._layers = [_Layer(layer, operations) for layer in body.layers]
-        self._rotary = body.rotary_emb
-        self._norm = body.norm  # another module where a part of the model leaves early
-        self._usual_norm = _norm_of(body.norm) if hasattr(body.norm, "variance_epsilon") else None
-        self._head = _function_of(model.lm_head)
+        self._embedding = part(architecture.embedding).weight
+        self._layers = [_Layer(layer, architecture, operations) for layer in part(architecture.layers)]
+        self._rotary = part(architecture.rotary)
+        self._norm = norm = part(architecture.last_norm)  # another module if a part of the model leaves early
+        self._usual_norm = _norm_of(norm) if hasattr(norm, "variance_epsilon") else None
+        self._head = _function_of(part(architecture.head))
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 
     def __call__(self, paged: Paged) -> tuple[Tensor, Tensor | None]:
@@ -84,21 +91,25 @@ class Decoder:
 class _Layer:
     """One decoder layer."""
 
-    def __init__(self, layer: Any, operations: LayerOperations) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+    def __init__(self, layer: Any, architecture: Architecture, operations: LayerOperations) -> None:
+        attention: Any = layer.get_submodule(architecture.attention)
+        mlp: Any = layer.get_submodule(architecture.mlp)
         self._operations = operations
+        self._attention = attention
         self._scaling: float = attention.scaling
-        # Whose window it is; the self-check shortens it for a while.
-        self._windowed = attention.config if type(attention).__name__ == "MistralAttention" else attention
-        self._attention_norm = _norm_of(layer.input_layernorm)
-        self._query_key_value = _function_of(attention.q_proj.shared.product)
+        # Read at each step: the self-check shortens it for a while.
+        self._window = None if architecture.window is None else attrgetter(architecture.window)
+        self._attention_norm = _norm_of(layer.get_submodule(architecture.attention_norm))
+        shared = getattr(attention, architecture.query_key_value[0]).shared
+        self._query_key_value = _function_of(shared.product)
         dim: int = attention.head_dim
-        queries, kv, _ = (width // dim for width in attention.q_proj.shared.widths)
-        self._heads = Heads(attention.layer_idx, queries, kv, dim, _norm_of_heads(attention, queries, kv))
-        self._add_output = _adding(attention.o_proj)
-        self._mlp_norm = _norm_of(layer.post_attention_layernorm)
-        self._gate_up = _function_of(mlp.gate_proj.shared.product)
-        self._add_down = _adding(mlp.down_proj)
+        queries, kv, _ = (width // dim for width in shared.widths)
+        norms = [getattr(attention, name) for name in architecture.query_key_norm or ()]
+        self._heads = Heads(attention.layer_idx, queries, kv, dim, _norm_of_heads(norms, queries, kv))
+        self._add_output = _adding(getattr(attention, architecture.attention_output))
+        self._mlp_norm = _norm_of(layer.get_submodule(architecture.mlp_norm))
+        self._gate_up = _function_of(getattr(mlp, architecture.gate_up[0]).shared.product)
+        self._add_down = _adding(getattr(mlp, architecture.down))
 
     def __call__(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
         """states and result [num_tokens, hidden_size]; they may be the same memory."""
@@ -111,7 +122,7 @@ class _Layer:
             heads.layer,
             query.transpose(0, 1),
             scaling=self._scaling,
-            window=getattr(self._windowed, "sliding_window", None),
+            window=None if self._window is None else self._window(self._attention),
         )
         states = self._add_output(states, output.flatten(1))
         gate_up = self._gate_up(operations.normed(states, self._mlp_norm))
@@ -122,11 +133,11 @@ def _norm_of(module: Any) -> Norm:
     return Norm(module.weight, module.variance_epsilon)
 
 
-def _norm_of_heads(attention: Any, queries: int, kv: int) -> Norm | None:
-    """Returns the norm of queries and keys together, if a model norms each of its heads."""
-    if not hasattr(attention, "q_norm"):
+def _norm_of_heads(norms: Sequence[Any], queries: int, kv: int) -> Norm | None:
+    """Returns one norm for all query and key heads; None if the model norms no heads."""
+    if not norms:
         return None
-    query, key = attention.q_norm, attention.k_norm
+    query, key = norms
     weights = [query.weight.expand(queries, -1), key.weight.expand(kv, -1)]
     return Norm(torch.cat(weights), query.variance_epsilon)
 
@@ -148,13 +159,18 @@ def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:
-    """None where the model is none of the family, or its layers are not what they are there."""
-    if type(model).__name__ not in FAMILY or model.config.hidden_act != "silu":
+    """Returns the decoder; None if the model has no row, or its layers are not as the row says."""
+    architecture = architecture_of(model)
+    if architecture is None or getattr(model.config, architecture.activation) != "silu":
         return None
-    parts = [(layer.self_attn.q_proj, layer.mlp.gate_proj) for layer in model.model.layers]
-    if not all(isinstance(product, Projection) for pair in parts for product in pair):
-        return None
-    return Decoder(model, hidden_layers, operations)
+    for layer in model.get_submodule(architecture.layers):
+        for module, names in (
+            (architecture.attention, architecture.query_key_value),
+            (architecture.mlp, architecture.gate_up),
+        ):
+            if not isinstance(getattr(layer.get_submodule(module), names[0]), Projection):
+                return None
+    return Decoder(model, architecture, hidden_layers, operations)
 
 
 def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> LayerOperations:

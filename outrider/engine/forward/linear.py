@@ -8,7 +8,7 @@ In float32 it is within rounding of `nn.Linear`'s, in bfloat16 exactly what `nn.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 import torch
@@ -17,10 +17,10 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from outrider.engine.kernels.cpu.product import PanelProduct
+from outrider.engine.models.registry import joined_products
 
 logger = logging.getLogger(__name__)
 
-SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 EXPECTED_ROWS = 32  # what oneDNN's packed layout is chosen for; it serves any number
 SLOW_ROWS, FILLED_ROWS = 2, 4  # so few rows are filled up to so many for oneDNN
 
@@ -137,9 +137,10 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
     machine cannot pack stay as they are, and the log says why, once for each reason.
     """
     reasons: set[str] = set()
+    same_input = joined_products(model)
     # Without the layers themselves: each one's weight is to go as soon as it is packed.
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for names in linear_groups(module):
+        for names in linear_groups(module, same_input):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
             weight = projections[0].weight
             outputs = sum(projection.out_features for projection in projections)
@@ -157,8 +158,9 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
 
 def join_projections(model: PreTrainedModel) -> None:
     """Computes linear layers of one input as one product, in place, from weights that stay as they are."""
+    same_input = joined_products(model)
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for names in linear_groups(module):
+        for names in linear_groups(module, same_input):
             if len(names) > 1:
                 replace(module, names, [getattr(module, name) for name in names], joined)
 
@@ -172,14 +174,17 @@ def joined(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def linear_groups(module: nn.Module) -> Iterator[tuple[str, ...]]:
-    """The names of the linear layers directly in a module, together where they can share one product."""
+def linear_groups(module: nn.Module, same_input: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yields names of the linear layers directly in a module, together if they can share one product.
+
+    same_input: names of layers that are given the same input.
+    """
     alone = {
         name: child
         for name, child in module.named_children()
         if type(child) is nn.Linear and "forward" not in vars(child)  # else transformers changed what it does
     }
-    for names in SAME_INPUT:
+    for names in same_input:
         if alone.keys() >= set(names):
             together = [alone[name] for name in names]
             if len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in together}) == 1:

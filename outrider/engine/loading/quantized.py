@@ -19,6 +19,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.linear import NEAR, linear_groups, replace, tried_outputs
 from outrider.engine.loading.int8_product import LARGEST_INT8, ZERO_UINT8, int8_product
+from outrider.engine.models.registry import joined_products
 from outrider.engine.settings import Quantization
 
 GROUP = 32  # weights of one output that share a scale in 4 bit
@@ -95,8 +96,9 @@ def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None
     head = model.get_output_embeddings()
     of_head = set() if head is None else {*head.modules()}
     is_quantized = False
+    same_input = joined_products(model)
     for module in list(model.modules()):
-        for names in linear_groups(module):
+        for names in linear_groups(module, same_input):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
             kind = (
                 Int8Linear if quantization == "int8" or of_head.intersection(projections) else _int4_or_int8
