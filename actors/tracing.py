@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from actors.messages import Answer
-from outrider.engine.work import Generated, Proposed, Verified
+from outrider.engine.work import Decoded, Proposed
 from protos import rounds_pb2
 from protos.trace_context import context_of
 
@@ -48,13 +48,13 @@ class StreamTrace:
         """An answer goes out."""
         if not self._parents or answer.round != self._round:
             return
-        if isinstance(answer.result, Generated):
+        if isinstance(answer.result, Decoded) and answer.result.is_plain:
             if self._stretch is None:
                 self._stretch = _Stretch(self._parents[0])
             self._stretch.answers.append(answer)
         elif isinstance(answer.result, Proposed):
             self._later(_record, "draft", self._parents.popleft(), [answer])
-        elif isinstance(answer.result, Verified):
+        elif isinstance(answer.result, Decoded):
             self._later(_record, "verify", self._parents[0], [answer])
             if len(self._parents) > 1 or not answer.result.continues:
                 self._parents.popleft()
@@ -83,8 +83,8 @@ class _Stretch:
 
 
 def _position(answer: Answer) -> int:
-    assert isinstance(answer.result, Generated)
-    return answer.result.position
+    assert isinstance(answer.result, Decoded)
+    return answer.result.length - 1
 
 
 def _record(name: str, parent: str, answers: list[Answer], wasted: int = 0) -> None:

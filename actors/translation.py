@@ -6,25 +6,19 @@ from typing import Generic, TypeVar
 from actors.messages import Answer
 from outrider.decoding.settings import TokenLogprobs
 from outrider.engine.work import (
-    NOTHING_FORCED,
     AheadOutcome,
-    Extend,
-    Forced,
-    Generate,
-    Generated,
+    Decode,
+    Decoded,
     Prepared,
     Propose,
     Proposed,
     Score,
     Scored,
     Timings,
-    TopUp,
-    Verified,
-    Verify,
     Work,
 )
 from protos import generation_pb2, rounds_pb2
-from protos.conversions import draft_from_message, draft_to_message, step_to_message
+from protos.conversions import draft_from_message, draft_to_message, lease_from_message, step_to_message
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
@@ -65,7 +59,7 @@ class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftRepl
             base=turn.base,
             tokens=tuple(turn.tokens),
             depth=propose.depth,
-            leaves=propose.leaves,
+            alternatives=propose.alternatives,
             round=turn.round,
         )
 
@@ -95,49 +89,36 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
     @staticmethod
     def work(sequence: int, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Work]:
         match request.WhichOneof("request"):
-            case "verify":
-                return request.verify.turn, _verify(sequence, request.verify)
-            case "extend":
-                return request.extend.turn, _extend(sequence, request.extend)
-            case "plain":
-                return request.plain.turn, _generate(sequence, request.plain)
-            case "top_up":
-                return request.top_up.turn, _top_up(sequence, request.top_up)
+            case "decode":
+                return request.decode.turn, _decode(sequence, request.decode)
             case "score":
                 return request.score.turn, _score(sequence, request.score)
-        raise ValueError("after Open a target worker takes Verify, Extend, Plain, TopUp, Score and Close")
+        raise ValueError("after Open a target worker takes Decode, Score and Close")
 
     @staticmethod
     def reply(answer: Answer) -> rounds_pb2.TargetReply:
-        result, draft, draft_step, finish, forced = answer.result, None, None, None, NOTHING_FORCED
-        rank, continues = None, False
-        if isinstance(result, Verified):
-            accepted, tokens = result.verdict.accepted, result.verdict.tokens
-            draft = None if result.draft is None else draft_to_message(result.draft)
-            forced, finish = result.forced, result.finish
-            rank, continues = result.rank, result.continues
-            draft_step = None if result.draft_step is None else step_to_message(result.draft_step)
-        elif isinstance(result, Scored):
-            accepted, tokens = (), ()
-        else:
-            assert isinstance(result, Generated)
-            accepted, tokens, finish = (), (*result.forced, result.token), result.finish
-            forced = Forced(len(result.forced))
-        return rounds_pb2.TargetReply(
+        result = answer.result
+        assert isinstance(result, Decoded | Scored)
+        reply = rounds_pb2.TargetReply(
             round=answer.round,
-            accepted=accepted,
-            tokens=tokens,
             logprobs=[_logprobs(position) for position in result.logprobs],
-            finish_reason=finish,
-            draft=draft,
-            draft_step=draft_step,
-            rank=rank,
-            continues=continues,
             timings=_timings(result.timings),
             load=_load(answer),
-            forced=forced.tokens,
-            forced_nodes=forced.nodes,
         )
+        if isinstance(result, Decoded):
+            of_tokens = rounds_pb2.TargetReply(
+                accepted=result.verdict.accepted,
+                tokens=result.verdict.tokens,
+                finish_reason=result.finish,
+                draft=None if result.draft is None else draft_to_message(result.draft),
+                draft_step=None if result.draft_step is None else step_to_message(result.draft_step),
+                rank=result.rank,
+                continues=result.continues,
+                forced=result.forced.tokens,
+                forced_nodes=result.forced.nodes,
+            )
+            reply.MergeFrom(of_tokens)
+        return reply
 
     @staticmethod
     def replies(
@@ -146,40 +127,15 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
         return rounds_pb2.TargetReplies(taken=taken, replies=replies, ended=ended)
 
 
-def _verify(sequence: int, message: rounds_pb2.Verify) -> Verify:
-    turn, draft = message.turn, draft_from_message(message.draft)
-    return Verify(
+def _decode(sequence: int, message: rounds_pb2.Decode) -> Decode:
+    turn = message.turn
+    return Decode(
         sequence=sequence,
         base=turn.base,
         tokens=tuple(turn.tokens),
-        draft=draft,
+        draft=draft_from_message(message.draft),
         round=turn.round,
-        next_depth=message.next_depth,
-        next_leaves=message.next_leaves,
-        until=message.until,
-    )
-
-
-def _extend(sequence: int, message: rounds_pb2.Extend) -> Extend:
-    turn, draft = message.turn, draft_from_message(message.draft)
-    return Extend(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), draft=draft, round=turn.round)
-
-
-def _generate(sequence: int, message: rounds_pb2.Plain) -> Generate:
-    turn = message.turn
-    count = message.until - turn.base - len(turn.tokens)
-    return Generate(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens), count=count)
-
-
-def _top_up(sequence: int, message: rounds_pb2.TopUp) -> TopUp:
-    turn = message.turn
-    return TopUp(
-        sequence=sequence,
-        base=turn.base,
-        tokens=tuple(turn.tokens),
-        count=message.until - turn.base - len(turn.tokens),
-        next_depth=message.next_depth,
-        next_leaves=message.next_leaves,
+        lease=lease_from_message(message.lease) if message.HasField("lease") else None,
     )
 
 

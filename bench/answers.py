@@ -51,7 +51,7 @@ class RoundParts(NoTrace):
             case Drafted():
                 self._drafted_at, self._proposal = now, event.proposal
             case RoundBegan() | DraftAwaited():
-                self._sent_at = now  # its Verify follows, unless it has to wait for a Draft
+                self._sent_at = now  # its Decode follows, unless it has to wait for a Draft
             case VerdictFell(continued=False):
                 self._verdict(now, event.reply.timings, self._asked)
             case VerdictFell() | TokenDecoded():

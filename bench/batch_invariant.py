@@ -16,7 +16,7 @@ from bench.report import save, table
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate
+from outrider.engine.work import plain_decoding
 from workshop.advice.steps import Steps
 
 SHAPES = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))  # sequences, tokens of each
@@ -27,7 +27,7 @@ def prompt_seconds(engine: Engine, number: int) -> float:
     """Seconds of taking in a prompt that no other shares anything with, and of one token."""
     prompt = tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
     sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=4))
-    engine.submit(Generate(sequence.number, 0, prompt, 1))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, 1))
     begun = time.perf_counter()
     while engine.has_work:
         engine.step()

@@ -36,7 +36,7 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate
+from outrider.engine.work import plain_decoding
 from workshop.advice.steps import GREEDY, Steps
 
 PROMPT = range(10, 210)
@@ -165,7 +165,7 @@ def first_token_seconds(of: Engine, length: int, seed: int) -> float:
     prompt = tuple(random.Random(seed).choices(range(10, 500), k=length))
     begun = time.perf_counter()
     sequence = of.open(length, seed, Sampling(temperature=0, max_tokens=1))
-    of.submit(Generate(sequence.number, 0, prompt, 1))
+    of.submit(plain_decoding(sequence.number, 0, prompt, 1))
     while of.has_work:
         of.step()
     seconds = time.perf_counter() - begun

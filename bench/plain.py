@@ -19,7 +19,7 @@ from bench.report import save, table
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate
+from outrider.engine.work import plain_decoding
 
 PROMPT_TOKENS = 64
 BATCHES = (1, 8, 32)
@@ -31,7 +31,7 @@ def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> floa
     begun = time.perf_counter()
     sequences = [engine.open(len(prompt), 0, sampling) for prompt in prompts]
     for sequence, prompt in zip(sequences, prompts, strict=True):
-        engine.submit(Generate(sequence.number, 0, tuple(prompt), count))
+        engine.submit(plain_decoding(sequence.number, 0, tuple(prompt), count))
     while engine.has_work:
         engine.step()
     seconds = time.perf_counter() - begun

@@ -17,7 +17,7 @@ from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
-from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.tasks.decode import DecodeTask
 from outrider.pace.step import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence
@@ -107,7 +107,7 @@ class SimulatedRunner:
         self._steps = 0
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
     ) -> Outcome:
         """Moves the clock on."""
         self.selected = selected

@@ -5,6 +5,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.lease import Lease
 from outrider.decoding.settings import Sampling
 from outrider.pace.step import Step, StepSize
 from protos import generation_pb2, rounds_pb2
@@ -55,6 +56,14 @@ def draft_from_message(message: rounds_pb2.Draft) -> Draft:
             SparseProbs(tuple(probs.token_ids), tuple(probs.probs)) for probs in message.draft_probs
         ),
     )
+
+
+def lease_to_message(lease: Lease) -> rounds_pb2.Lease:
+    return rounds_pb2.Lease(until=lease.until, depth=lease.depth, alternatives=lease.alternatives)
+
+
+def lease_from_message(message: rounds_pb2.Lease) -> Lease:
+    return Lease(message.until, message.depth, message.alternatives)
 
 
 def _plain(value: Any) -> Any:

@@ -89,26 +89,20 @@ class DraftRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class TargetRequest(_message.Message):
-    __slots__ = ("sequence", "epoch", "open", "verify", "extend", "plain", "top_up", "close", "score")
+    __slots__ = ("sequence", "epoch", "open", "decode", "score", "close")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
-    VERIFY_FIELD_NUMBER: _ClassVar[int]
-    EXTEND_FIELD_NUMBER: _ClassVar[int]
-    PLAIN_FIELD_NUMBER: _ClassVar[int]
-    TOP_UP_FIELD_NUMBER: _ClassVar[int]
-    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     open: Open
-    verify: Verify
-    extend: Extend
-    plain: Plain
-    top_up: TopUp
-    close: Close
+    decode: Decode
     score: Score
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., verify: _Optional[_Union[Verify, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., plain: _Optional[_Union[Plain, _Mapping]] = ..., top_up: _Optional[_Union[TopUp, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ...) -> None: ...
+    close: Close
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("prompt_length", "noise_key", "sampling")
@@ -137,56 +131,34 @@ class Turn(_message.Message):
     def __init__(self, round: _Optional[int] = ..., base: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("turn", "depth", "leaves")
+    __slots__ = ("turn", "depth", "alternatives")
     TURN_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
-    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     turn: Turn
     depth: int
-    leaves: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., depth: _Optional[int] = ..., leaves: _Optional[int] = ...) -> None: ...
+    alternatives: int
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., depth: _Optional[int] = ..., alternatives: _Optional[int] = ...) -> None: ...
 
-class Verify(_message.Message):
-    __slots__ = ("turn", "draft", "next_depth", "next_leaves", "until")
+class Decode(_message.Message):
+    __slots__ = ("turn", "draft", "lease")
     TURN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
-    NEXT_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    NEXT_LEAVES_FIELD_NUMBER: _ClassVar[int]
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     turn: Turn
     draft: Draft
-    next_depth: int
-    next_leaves: int
-    until: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., next_depth: _Optional[int] = ..., next_leaves: _Optional[int] = ..., until: _Optional[int] = ...) -> None: ...
+    lease: Lease
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
-class Extend(_message.Message):
-    __slots__ = ("turn", "draft")
-    TURN_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_FIELD_NUMBER: _ClassVar[int]
-    turn: Turn
-    draft: Draft
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ...) -> None: ...
-
-class Plain(_message.Message):
-    __slots__ = ("turn", "until")
-    TURN_FIELD_NUMBER: _ClassVar[int]
+class Lease(_message.Message):
+    __slots__ = ("until", "depth", "alternatives")
     UNTIL_FIELD_NUMBER: _ClassVar[int]
-    turn: Turn
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     until: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ...) -> None: ...
-
-class TopUp(_message.Message):
-    __slots__ = ("turn", "until", "next_depth", "next_leaves")
-    TURN_FIELD_NUMBER: _ClassVar[int]
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
-    NEXT_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    NEXT_LEAVES_FIELD_NUMBER: _ClassVar[int]
-    turn: Turn
-    until: int
-    next_depth: int
-    next_leaves: int
-    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., until: _Optional[int] = ..., next_depth: _Optional[int] = ..., next_leaves: _Optional[int] = ...) -> None: ...
+    depth: int
+    alternatives: int
+    def __init__(self, until: _Optional[int] = ..., depth: _Optional[int] = ..., alternatives: _Optional[int] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("turn", "start")

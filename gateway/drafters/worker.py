@@ -44,7 +44,7 @@ class WorkerDrafter(SequenceDrafter):
         self._asked += 1
         asked = self._asked
         propose = rounds_pb2.Propose(
-            turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, leaves=alternatives
+            turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, alternatives=alternatives
         )
         try:
             stream.send(rounds_pb2.DraftRequest(propose=propose))

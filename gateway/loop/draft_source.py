@@ -25,13 +25,14 @@ from gateway.loop.draft_states import (
     DraftsSilent,
     DraftState,
 )
-from gateway.loop.lease import Lease
+from gateway.loop.lease import longest_lease
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.route import Route
 from gateway.routing.tuning import TUNING as ROUTING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
 from outrider.decoding.draft import agreed
+from outrider.decoding.lease import Lease
 from outrider.pace.controller import Pace
 from outrider.pace.tuning import TUNING
 
@@ -89,9 +90,9 @@ class DraftSource:
     def lease(self) -> Lease:
         """Returns the lease of a target in rounds: it ends with the Verdict, unless it makes all Drafts."""
         depth, alternatives = self._policy.wanted_with_verdict
-        if not self._target_may_continue:
+        if not depth or not self._target_may_continue:
             return Lease(depth=depth, alternatives=alternatives)
-        return Lease.of(self._sequence, depth, alternatives)
+        return longest_lease(self._sequence, depth, alternatives)
 
     @property
     def _target_may_continue(self) -> bool:

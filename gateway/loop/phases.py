@@ -23,10 +23,11 @@ from gateway.events import (
 )
 from gateway.loop.answer_trace import NoTrace
 from gateway.loop.draft_source import DraftSource
-from gateway.loop.lease import Lease
+from gateway.loop.lease import is_used_up, longest_lease
 from gateway.loop.target_turns import Committed, TargetTurns
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.sequence import GatewaySequence, Origin
+from outrider.decoding.lease import NO_LEASE
 from outrider.telemetry.reasons import SpanReason
 from protos import rounds_pb2
 
@@ -96,15 +97,14 @@ class PlainPhase(SequencePhase):
         self.reason = reason
 
     async def run(self) -> AsyncGenerator[Committed, None]:
-        sequence, lease = self._sequence, Lease()
+        sequence, lease = self._sequence, NO_LEASE
         self._events.emit(PlainBegan(self.reason))
         resuming = asyncio.create_task(self._source.resume(self._trace.request))
         try:
             while sequence.finish_reason is None and not resuming.done():
-                if lease.is_used_up(sequence):
-                    send = self._turns.renew if lease.until else self._turns.decode_plainly
-                    lease = Lease.of(sequence)
-                    send(lease)
+                if is_used_up(lease, sequence):
+                    lease = longest_lease(sequence)
+                    self._turns.decode(self._trace.current, lease=lease)
                 reply, target_s = await self._turns.reply()
                 yield self._plain_token(reply, target_s)
             if sequence.finish_reason is None:
@@ -153,7 +153,7 @@ class RoundPhase(SequencePhase):
         self._first = first
         self._plain_round = plain_round
         self._state: Idle | Verifying | VerifyingAhead = Idle()
-        self._lease = Lease()
+        self._lease = NO_LEASE
 
     async def run(self) -> AsyncGenerator[Committed, None]:
         sequence, clock = self._sequence, asyncio.get_running_loop().time
@@ -163,7 +163,7 @@ class RoundPhase(SequencePhase):
         while proposal is not None:
             if isinstance(self._state, Idle):
                 self._state, self._lease = Verifying(), self._source.lease()
-                self._turns.verify(proposal.draft, self._lease)
+                self._turns.decode(self._trace.current, proposal.draft, self._lease)
             with self._sending_ahead(proposal):
                 reply, target_s = await self._turns.reply(self._plain_round)
                 while reply.round == self._plain_round:
@@ -249,7 +249,7 @@ class RoundPhase(SequencePhase):
         self._state = VerifyingAhead(prepared)
         self._events.emit(SendingAhead(prepared))
         try:
-            self._turns.extend(prepared.draft)
+            self._turns.decode(self._trace.ahead, prepared.draft)
         except GatewayError:  # what waits for the Verdict notices too
             self._state = Verifying()
 
@@ -257,7 +257,7 @@ class RoundPhase(SequencePhase):
         """Lets a target that goes on alone go further, or with other Drafts than before."""
         before, lease = self._lease, self._source.lease()
         is_as_before = (lease.depth, lease.alternatives) == (before.depth, before.alternatives)
-        if not lease.until or (is_as_before and not before.is_used_up(self._sequence)):
+        if not lease.until or (is_as_before and not is_used_up(before, self._sequence)):
             return
         self._lease = lease
-        self._turns.renew(lease)
+        self._turns.decode(self._trace.current, lease=lease)

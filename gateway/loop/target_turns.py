@@ -9,13 +9,15 @@ from gateway.errors import DeadlineError
 from gateway.events import VerdictFell
 from gateway.loop.answer_trace import NoTrace
 from gateway.loop.draft_source import DraftSource
-from gateway.loop.lease import Lease
 from gateway.sequence import GatewaySequence, Origin, Token
 from gateway.workers.fleet import TargetStream
 from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
 from protos import rounds_pb2
-from protos.conversions import draft_to_message, step_from_message
+from protos.conversions import draft_to_message, lease_to_message, step_from_message
 from protos.generation_pb2 import TokenLogprobs
+
+NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True)
@@ -58,36 +60,20 @@ class TargetTurns:
         score = rounds_pb2.Score(turn=self._turn(self._trace.request), start=start)
         self._stream.send(rounds_pb2.TargetRequest(score=score))
 
-    def verify(self, draft: Draft, lease: Lease) -> None:
-        """Has a Draft judged that follows the committed tokens."""
-        verify = rounds_pb2.Verify(
-            turn=self._turn(self._trace.current),
-            draft=draft_to_message(draft),
-            next_depth=lease.depth,
-            next_leaves=lease.alternatives,
-            until=lease.until,
+    def decode(self, traceparent: str, draft: Draft = NO_DRAFT, lease: Lease | None = None) -> None:
+        """Has the target decode on from the committed tokens, or changes the turn under way.
+
+        Args:
+            traceparent: span that waits for the reply.
+            draft: Draft to be judged; in the turn under way a larger one, which begins with the first.
+            lease: how far the target may go alone; None: in the turn under way as before, else not at all.
+        """
+        decode = rounds_pb2.Decode(
+            turn=self._turn(traceparent),
+            draft=draft_to_message(draft) if draft else None,
+            lease=None if lease is None else lease_to_message(lease),
         )
-        self._stream.send(rounds_pb2.TargetRequest(verify=verify))
-
-    def extend(self, draft: Draft) -> None:
-        """Replaces the Draft of the turn under way by a larger one, which begins with it."""
-        extend = rounds_pb2.Extend(turn=self._turn(self._trace.ahead), draft=draft_to_message(draft))
-        self._stream.send(rounds_pb2.TargetRequest(extend=extend))
-
-    def decode_plainly(self, lease: Lease) -> None:
-        """Begins plain decoding."""
-        plain = rounds_pb2.Plain(turn=self._turn(self._trace.current), until=lease.until)
-        self._stream.send(rounds_pb2.TargetRequest(plain=plain))
-
-    def renew(self, lease: Lease) -> None:
-        """Puts a longer lease in the place of that of the turn under way."""
-        top_up = rounds_pb2.TopUp(
-            turn=self._turn(self._trace.current),
-            until=lease.until,
-            next_depth=lease.depth,
-            next_leaves=lease.alternatives,
-        )
-        self._stream.send(rounds_pb2.TargetRequest(top_up=top_up))
+        self._stream.send(rounds_pb2.TargetRequest(decode=decode))
 
     def _turn(self, traceparent: str) -> rounds_pb2.Turn:
         return self._stream.turn(self._sequence.round, traceparent)

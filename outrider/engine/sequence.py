@@ -16,6 +16,15 @@ from outrider.decoding.settings import Sampling
 NO_DRAFT = Draft()
 
 
+@dataclass
+class TargetState:
+    """What only a target needs of a sequence."""
+
+    round: int | None = None  # round of its newest Decode; None: its newest work was other work
+    is_plain: bool = False  # whether that began plain decoding
+    ahead: tuple[int, Draft] | None = None  # the next Drafts, and the length of the sequence that they follow
+
+
 @dataclass(eq=False)
 class EngineSequence:
     """Tokens of one generation and its place in the cache.
@@ -43,12 +52,10 @@ class EngineSequence:
     acceptance_rate: float = 0.0  # at a draft: the acceptance of its latest chains
     drafted: Draft = NO_DRAFT  # at a draft: its newest Draft
     in_rounds: bool = False  # at a draft: its newest tokens came as the Verdict on its last Draft
-    verified_round: int | None = None  # at a target: the round of its last work, if that verified a Draft
+    target: TargetState = field(default_factory=TargetState)
     matcher: Matcher | None = None  # of its grammar, once that is compiled
-    ahead: tuple[int, Draft] | None = None  # at a target: the next Drafts, and the length that they follow
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0  # since its last result
-    is_free: bool = False  # its last work was to generate freely
     digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
     hashes: list[bytes] = field(
         default_factory=list

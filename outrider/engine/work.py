@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from outrider.decoding.draft import Draft, Verdict
+from outrider.decoding.lease import Lease
 from outrider.decoding.settings import TokenLogprobs
 from outrider.pace.step import Step
 
 
-class Verify(Struct, frozen=True, tag=True):
-    """Judge a Draft that follows the committed tokens. An empty one asks for one token.
+class Decode(Struct, frozen=True, tag=True):
+    """Decode on from the committed tokens.
 
-    After a Generate under keyed noise the tokens that are known already stand, also where the sender had not
-    seen them: of the Draft that is judged which follows those.
+    With a Draft, or with a lease whose depth is not 0, each answer is a Verdict. Without both, and with a
+    lease, decoding is plain: one answer for each token until the lease ends. Without anything there is one
+    token. After plain decoding under keyed noise the tokens that are known already stand, even if the sender
+    had not seen them: what is left of the Draft after them is judged.
+
+    A Decode of the round under way is no new work. Its Draft is that of the round once more, and after it
+    what follows its likely verdicts: what a Verdict leaves of that tree is verified at once, with no lease.
+    Its lease takes the place of the one before; None leaves that as it is.
     """
 
     sequence: int  # its number
@@ -24,37 +31,23 @@ class Verify(Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
     draft: Draft
     round: int
-    next_depth: int = 0  # of the Draft that is to come with the Verdict, from a drafter beside the target
-    next_leaves: int = 0
-    until: int = 0  # length of the sequence, up to which such Drafts are verified without being sent
+    lease: Lease | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it asks for plain decoding."""
+        return not self.draft and self.lease is not None and self.lease.until > 0 and not self.lease.depth
 
 
-class Extend(Struct, frozen=True, tag=True):
-    """To the Verify of the same round: its Draft once more, and after it what follows its likely verdicts.
-
-    Where the Verdict leaves something of that tree, it is verified at once, as the same round.
-    """
-
-    sequence: int  # its number
-    base: int
-    tokens: tuple[int, ...]
-    draft: Draft
-    round: int
-
-
-class Generate(Struct, frozen=True, tag=True):
-    """Decode freely, up to ``count`` tokens beyond the committed ones."""
-
-    sequence: int  # its number
-    base: int
-    tokens: tuple[int, ...]
-    count: int
+def plain_decoding(sequence: int, base: int, tokens: tuple[int, ...], count: int, round: int = 0) -> Decode:
+    """Returns the work of plain decoding, up to ``count`` tokens beyond the committed ones."""
+    return Decode(sequence, base, tokens, Draft(), round, Lease(base + len(tokens) + count))
 
 
 class Propose(Struct, frozen=True, tag=True):
     """Draft a chain of up to ``depth`` tokens beyond the committed ones; 0: fill the cache.
 
-    Beside it ``leaves`` runners-up, each for one of its positions: where they are likeliest to be right.
+    Next to it up to ``alternatives`` tokens, each for a position of the chain, the likeliest to be correct.
     """
 
     sequence: int  # its number
@@ -62,21 +55,7 @@ class Propose(Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
     depth: int
     round: int
-    leaves: int = 0
-
-
-class TopUp(Struct, frozen=True, tag=True):
-    """To the Generate or Verify before: go on up to ``count`` tokens beyond the committed ones.
-
-    No token is sent twice.
-    """
-
-    sequence: int  # its number
-    base: int
-    tokens: tuple[int, ...]
-    count: int
-    next_depth: int = 0  # to a Verify: as there
-    next_leaves: int = 0
+    alternatives: int = 0
 
 
 class Score(Struct, frozen=True, tag=True):
@@ -88,7 +67,7 @@ class Score(Struct, frozen=True, tag=True):
     start: int  # position of the first of them, at least 1: nothing comes before the token at 0
 
 
-Work = Verify | Extend | Generate | TopUp | Propose | Score
+Work = Decode | Propose | Score
 
 
 @dataclass(frozen=True)
@@ -116,30 +95,24 @@ class Forced:
 NOTHING_FORCED = Forced()
 
 
-class Verified(Struct, frozen=True, tag=True):
+class Decoded(Struct, frozen=True, tag=True):
+    """Tokens that a step added: a Verdict on a Draft, or those of a step of plain decoding."""
+
     sequence: int  # its number
     round: int
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
     finish: str | None  # "stop" or "length" when the generation ends here
     timings: Timings
-    draft: Draft | None = None  # that follows these tokens, as next_depth asked
+    length: int  # tokens of the sequence, these included
+    is_plain: bool = False  # tokens of plain decoding
+    draft: Draft | None = None  # Draft that follows these tokens, as the lease asked
     forced: Forced = NOTHING_FORCED
-    draft_step: Step | None = None  # one of those that made it
-    # Of the target's own token among the guesses of a drafter beside it, where the chain was wrong; 0 is the
-    # first. None: unknown.
+    draft_step: Step | None = None  # one of the steps that made the Draft
+    # Place of the target's own token among the guesses of the target drafter, if the chain was wrong there.
+    # 0 is the first; None: unknown.
     rank: int | None = None
-    continues: bool = False  # that Draft is being verified: another Verdict of this round follows
-
-
-class Generated(Struct, frozen=True, tag=True):
-    sequence: int  # its number
-    position: int  # of the token
-    token: int
-    logprobs: tuple[TokenLogprobs, ...]  # of the forced tokens and this one; empty unless asked for
-    finish: str | None
-    timings: Timings
-    forced: tuple[int, ...] = ()  # tokens before it, in the same step, that the sequence's grammar forced
+    continues: bool = False  # the Draft is being verified: another Verdict of this round follows
 
 
 @dataclass(frozen=True)
@@ -186,7 +159,7 @@ class Failed(Struct, frozen=True, tag=True):
     is_grammars: bool = False  # the fault of its grammar
 
 
-Answered = Verified | Generated | Proposed | Prepared | Scored
+Answered = Decoded | Proposed | Prepared | Scored
 Result = Answered | Failed
 
 

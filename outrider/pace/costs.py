@@ -104,7 +104,7 @@ class DrafterCost:
     def observe_ahead(
         self, sequences: int, depth: int, seconds: float, target_step_s: float, ahead_hit: bool
     ) -> None:
-        """A round, from a Verdict to the next Verify, where Drafts are prepared."""
+        """A round, from a Verdict to the next Decode, where Drafts are prepared."""
         if not self._verdicts:
             self._hidden, self._verdicts = TUNING.prior_hidden, TUNING.prior_hidden_verdicts
         alone = float(self._alone(sequences, depth))
@@ -114,7 +114,7 @@ class DrafterCost:
         self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
 
     def seconds(self, sequences: Vector, depth: Vector, leaves: Vector, target_step: Vector) -> Vector:
-        """From a Verdict to the next Verify, where the target's step takes so many seconds.
+        """From a Verdict to the next Decode, where the target's step takes so many seconds.
 
         leaves: nodes beside chains, all together, that it feeds too.
         """

@@ -40,7 +40,7 @@ class Costs(Protocol):
     def drafting(
         self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
     ) -> Vector:
-        """From a Verdict to the next Verify, with so many sequences in rounds.
+        """From a Verdict to the next Decode, with so many sequences in rounds.
 
         Args:
             leaves: nodes beside their chains that a drafter feeds too, all together.

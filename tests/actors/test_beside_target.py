@@ -21,6 +21,7 @@ from outrider.pace.sequence import Decision
 from protos import rounds_pb2
 from protos.trace_context import context_of
 from tests.fakes.beside import ROW, Beside
+from tests.fakes.scripted import kinds_of
 from tests.fakes.spans import TRACEPARENT
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
@@ -83,15 +84,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def sending(self: Any, request: Any) -> None:
         if isinstance(request, rounds_pb2.TargetRequest):
-            asked.append(getattr(request, request.WhichOneof("request")))
+            asked.append(request)
         send(self, request)
 
     monkeypatch.setattr(WorkerStream, "send", sending)
     return asked
-
-
-def kinds_of(sent: list[Any]) -> list[str]:
-    return [type(message).__name__ for message in sent]
 
 
 @pytest.fixture
@@ -113,7 +110,7 @@ async def test_the_target_goes_on_by_itself_to_the_end(sent, often_right):
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
     assert text == expected("json", 0.7)
     assert stats.continued == stats.rounds > 8
-    assert kinds_of(sent) == ["Verify"]
+    assert kinds_of(sent) == ["verify"]
 
 
 async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
@@ -122,8 +119,8 @@ async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monk
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
     assert text == expected("json", 0.7)
     assert stats.continued > stats.rounds // 2
-    assert set(kinds_of(sent)) >= {"Verify", "TopUp"}
-    assert {message.until for message in sent} <= {*range(START + 16, START + TOKENS + 1)}
+    assert set(kinds_of(sent)) >= {"verify", "renew"}
+    assert {request.decode.lease.until for request in sent} <= {*range(START + 16, START + TOKENS + 1)}
 
 
 async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent, often_right, monkeypatch):
@@ -140,7 +137,8 @@ async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent
     assert text == expected("json", 0.7)
     assert depths[0] == 4
     assert set(depths[-4:]) <= {1, 2}
-    assert next(one for one in sent if isinstance(one, rounds_pb2.TopUp)).next_depth == 2
+    renewal = sent[kinds_of(sent).index("renew")]
+    assert renewal.decode.lease.depth == 2
 
 
 async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent, often_right):
@@ -152,7 +150,7 @@ async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent,
         text, stats = await answer(fleet, "json", 0.7, speculation=speculation)
     assert text == expected("json", 0.7)
     assert stats.accepted > 0 == stats.continued
-    assert set(kinds_of(sent)) == {"Verify"}
+    assert set(kinds_of(sent)) == {"verify"}
 
 
 async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_right, monkeypatch):
@@ -165,7 +163,7 @@ async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_r
         text = [token.id async for step in written.steps() for token in step.tokens]
     assert text == expected("json", 0.7)
     assert written.stats.rounds >= 3
-    assert "Plain" in kinds_of(sent)
+    assert "plain" in kinds_of(sent)
 
 
 async def test_it_is_given_the_states_from_which_the_newest_token_was_chosen():
@@ -265,7 +263,7 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
     given = settings(tmp_path)
     speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
     async with pair(0, **given) as fleet:
-        answers = [await answer(fleet, text, 0.7, leaves=3, speculation=speculation) for text in KINDS]
+        answers = [await answer(fleet, text, 0.7, alternatives=3, speculation=speculation) for text in KINDS]
     assert [text for text, _ in answers] == [expected(text, 0.7) for text in KINDS]
     assert {length - chain for chain, length in sizes} == {3}
     assert {chain for chain, _ in sizes} >= {4}

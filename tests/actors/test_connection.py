@@ -7,12 +7,13 @@ import pytest
 from actors.connection import Connection, Frames, frame_of
 from actors.messages import Close, Open, Submit, ToEngine, decode_to_engine
 from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
 from outrider.decoding.settings import Sampling
-from outrider.engine.work import Verify
+from outrider.engine.work import Decode
 
 MESSAGES = [
     Open(7, 3, 2**64 - 1, Sampling(temperature=0.5, logit_bias={5: -2.5}, stop_token_ids=(1, 2), seed=2**63)),
-    Submit(Verify(7, 0, (1, 2, 3), Draft.chain([4, 5]), 1, next_depth=2), 1, 0.25),
+    Submit(Decode(7, 0, (1, 2, 3), Draft.chain([4, 5]), 1, Lease(depth=2)), 1, 0.25),
     Close(7),
 ]
 

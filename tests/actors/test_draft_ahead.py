@@ -51,7 +51,7 @@ async def test_many_at_a_time_say_what_each_says_alone():
 async def test_a_tree_is_walked_and_second_guesses_are_right_now_and_then(branches):
     async with pair(branches, shortest_step_s=HELD_S if branches else 0.0) as fleet:
         chain_text, chain = await answer(fleet, "code", 1.0)
-        tree_text, tree = await answer(fleet, "code", 1.0, leaves=4)
+        tree_text, tree = await answer(fleet, "code", 1.0, alternatives=4)
     assert chain_text == tree_text == expected("code", 1.0)
     assert tree.target_passes < chain.target_passes
     assert tree.continued > 0 or not branches
@@ -91,7 +91,7 @@ async def test_a_quantized_draft_changes_no_token(role, bits):
     """The small draft, or the target's own copy."""
     of_draft = {"model": str(DEMO / role), "quantization": bits}
     async with pair(12, of_draft=of_draft) as fleet:
-        answers = [await answer(fleet, kind, temperature=0.7, leaves=2) for kind in KINDS]
+        answers = [await answer(fleet, kind, temperature=0.7, alternatives=2) for kind in KINDS]
     assert [text for text, _ in answers] == [expected(kind, 0.7) for kind in KINDS]
     assert sum(stats.accepted for _, stats in answers) > 0
 
@@ -100,7 +100,9 @@ async def test_a_quantized_draft_changes_no_token(role, bits):
 async def test_batch_invariant_numerics_say_the_same_in_bfloat16_with_drafts_and_without():
     async with pair(12, dtype="bfloat16", batch_invariant=True) as fleet:
         kinds = [*KINDS, *KINDS]
-        together = await asyncio.gather(*(answer(fleet, kind, temperature=1.0, leaves=2) for kind in kinds))
+        together = await asyncio.gather(
+            *(answer(fleet, kind, temperature=1.0, alternatives=2) for kind in kinds)
+        )
         alone = [await answer(fleet, kind, temperature=1.0, speculation=OFF) for kind in KINDS]
     texts = [text for text, _ in together]
     assert texts[: len(KINDS)] == texts[len(KINDS) :] == [text for text, _ in alone]

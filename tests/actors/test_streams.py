@@ -10,12 +10,10 @@ from tests.support.messages import (
     all_closed,
     draft_stream,
     end,
-    extend,
     opening,
     plain,
     plain_text,
     target_stream,
-    top_up,
     turn,
     verify,
 )
@@ -60,13 +58,13 @@ async def test_an_extension_is_verified_where_its_verdict_was_foreseen_and_void_
     text = await plain_text(channel)
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT), text[0], text[1]))
-    await call.write(extend(turn(1, len(PROMPT), []), *text[:5]))
+    await call.write(verify(turn(1, len(PROMPT), []), *text[:5]))
     assert list((await call.read()).tokens) == text[:3]
     continued = await call.read()
     assert (continued.round, list(continued.tokens)) == (1, text[3:6])
     wrong = (text[6] + 1) % 256
     await call.write(verify(turn(2, len(PROMPT), text[:6]), wrong))
-    await call.write(extend(turn(2, len(PROMPT) + 6, []), wrong, text[7], text[8]))
+    await call.write(verify(turn(2, len(PROMPT) + 6, []), wrong, text[7], text[8]))
     assert list((await call.read()).tokens) == text[6:7]
     await call.write(verify(turn(3, len(PROMPT) + 6, text[6:7])))
     assert (await call.read()).round == 3
@@ -78,7 +76,7 @@ async def test_a_stretch_goes_on_where_it_is_topped_up(channel) -> None:
     call = await target_stream(channel, opening())
     await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 2))
     said = [(await call.read()).tokens[0] for _ in range(2)]
-    await call.write(top_up(turn(1, len(PROMPT), said), len(PROMPT) + 4))
+    await call.write(plain(turn(1, len(PROMPT), said), len(PROMPT) + 4))
     said += [(await call.read()).tokens[0] for _ in range(2)]
     assert said == text[:4]
     await end(call)
@@ -124,8 +122,7 @@ async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: En
     [
         (opening(), verify(turn(1, 0, PROMPT), epoch=7), "epoch=7"),
         (opening(), verify(turn(1, 0, PROMPT), sequence=8), "sequence=8"),
-        (opening(), extend(turn(1, 0, PROMPT), 1, 2), "Verify before"),
-        (opening(), top_up(turn(1, 0, PROMPT), 20), "must follow a Generate"),
+        (opening(), plain(turn(1, 0, PROMPT), 3), "until=3 of the lease"),
         (opening(), verify(turn(1, 3, PROMPT)), "base=3"),
         (opening(), verify(turn(1, 0, PROMPT[:2])), "must cover the prompt"),
         (opening(logit_bias={9999: 1.0}), verify(turn(1, 0, PROMPT)), "logit_bias"),

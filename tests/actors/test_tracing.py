@@ -7,11 +7,11 @@ import pytest
 from actors.messages import Answer
 from actors.tracing import StreamTrace
 from outrider.decoding.draft import Verdict
-from outrider.engine.work import Generated, Load, Timings, Verified
+from outrider.engine.work import Decoded, Load, Timings
 from outrider.pace.step import Step, StepSize
 from protos import rounds_pb2
 from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
-from tests.support.messages import PROMPT, draft_stream, end, opening, plain, target_stream, top_up, verify
+from tests.support.messages import PROMPT, draft_stream, end, opening, plain, target_stream, verify
 from tests.support.patience import eventually
 
 PARTS = ["queue", "forward", "sample"]
@@ -63,7 +63,7 @@ async def test_a_draft_of_several_steps_has_one_span(channel, spans):
 async def test_a_plain_stretch_has_one_span_however_often_it_is_topped_up(channel, spans):
     call = await target_stream(channel, opening())
     await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 4))
-    await call.write(top_up(turn(1, len(PROMPT), []), len(PROMPT) + 12))
+    await call.write(plain(turn(1, len(PROMPT), []), len(PROMPT) + 12))
     for _ in range(12):
         await call.read()
     await end(call)
@@ -92,8 +92,12 @@ def answer(result, round=1, finished_ns=10**18) -> Answer:
     return Answer(round, result, Load(1, 1, 0, 5, 9), finished_ns)
 
 
+def plain_token(position: int) -> Decoded:
+    return Decoded(UNREAD, 1, Verdict((), (7,)), (), None, timings(), position + 1, is_plain=True)
+
+
 def generated(position: int) -> Answer:
-    result = Generated(UNREAD, position, 7, (), None, timings())
+    result = plain_token(position)
     return answer(result, finished_ns=10**18 + 10**7 * position)
 
 
@@ -102,7 +106,7 @@ def at_once(record, *arguments) -> None:
 
 
 def verified(round: int = 1, preemptions: int = 0) -> Answer:
-    return answer(Verified(UNREAD, round, Verdict((), (7,)), (), None, timings(preemptions)), round)
+    return answer(Decoded(UNREAD, round, Verdict((), (7,)), (), None, timings(preemptions), 4), round)
 
 
 def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
@@ -120,7 +124,7 @@ def test_the_parts_of_a_stretch_lie_in_it_also_where_its_first_token_was_told_la
     trace = StreamTrace(at_once)
     trace.asked(turn(1, 0, [1, 2, 3]))
     for number, late_ns in enumerate((4 * 10**6, 0)):
-        result = Generated(UNREAD, 3 + number, 7, (), None, timings())
+        result = plain_token(3 + number)
         trace.answered(answer(result, finished_ns=10**18 + 5 * 10**6 * (number + 1) + late_ns))
     trace.ended()
     span = spans.one("generate")

@@ -18,7 +18,7 @@ from gateway.workers.streams import WorkerInfo as Published
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate
+from outrider.engine.work import plain_decoding
 from outrider.telemetry.instruments import Instruments
 from tests.support.checkpoints import write_checkpoint
 from tests.support.instruments import Told
@@ -55,7 +55,7 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     heard: asyncio.Queue[object] = asyncio.Queue()
     number = client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
     client.open(len(PROMPT), 2, Sampling(max_tokens=8), heard.put_nowait)
-    client.submit(1, Generate(number, 0, PROMPT, 1))
+    client.submit(1, plain_decoding(number, 0, PROMPT, 1))
     assert isinstance(await heard.get(), Answer)
     usage = await worker.record_autoscaling_stats()
     blocks = (await client.report()).load.total_blocks
@@ -79,7 +79,7 @@ async def test_what_slows_its_engine_down_on_a_gpu_is_published(
     assert published.slow_because == ("Triton is missing",)
     heard: asyncio.Queue[object] = asyncio.Queue()
     number = worker._client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
-    worker._client.submit(1, Generate(number, 0, PROMPT, 1))
+    worker._client.submit(1, plain_decoding(number, 0, PROMPT, 1))
     await eventually(lambda: told.values["outrider_gpu_steps", "kernels"] == 1)
     await Worker.__del__(worker)
 

@@ -25,7 +25,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, TopUp
+from outrider.engine.work import Decoded, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.gpu import gpu
 from tests.support.hidden_states import pass_of, transformers_states
@@ -223,13 +223,13 @@ def test_batch_invariant_numerics_keep_a_text_in_bfloat16(folder: Path, siblings
 def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, verification: str) -> None:
     """By every rule; ahead of the verdicts too, where the rule allows it."""
     asked = requests(temperature=0.8, top_p=0.95, verification=verification)
-    leaves = 2 if verification == "coupled" else 0
+    alternatives = 2 if verification == "coupled" else 0
 
     def answered(device: str) -> list[Output]:
         target = engine_of(folder, device=device, dtype="float32")
         # In half precision some guesses differ, as a GPU rounds otherwise; rejection sampling judges these.
         draft = engine_of(folder, device=device, dtype="float32", draft_ahead=6)
-        return generate(target, DraftModel(draft), asked, 3, leaves)
+        return generate(target, DraftModel(draft), asked, 3, alternatives)
 
     expected = answered("cpu")
     with gpu():
@@ -246,11 +246,11 @@ def test_a_short_cache_changes_nothing(folder: Path) -> None:
         asked = requests(**SIMPLE)
         opened = [engine.open(len(one.prompt), one.noise_key, one.sampling) for one in asked]
         for sequence, request in zip(opened, asked, strict=True):
-            engine.submit(Generate(sequence.number, 0, request.prompt, COUNT))
+            engine.submit(plain_decoding(sequence.number, 0, request.prompt, COUNT))
         preemptions = 0
         while engine.has_work:
             for result in engine.step():
-                assert isinstance(result, Generated)
+                assert isinstance(result, Decoded)
                 preemptions += result.timings.preemptions
                 if result.finish is not None:
                     engine.close(opened[result.sequence])
@@ -283,18 +283,20 @@ class Company:
         def change() -> None:
             nonlocal kept
             kept = len(self._said[set_back])
-            engine.submit(Generate(set_back, length + 2, (9,), 6))
+            engine.submit(plain_decoding(set_back, length + 2, (9,), 6, round=1))
 
         changes: dict[int, Callable[[], object]] = {  # by tokens of the first sequence
             3: lambda: self._start(4, COUNT),
             5: lambda: engine.close(engine.sequence(closed)),
             6: change,
-            8: lambda: engine.submit(TopUp(goes_on, len(self._prompts[1]), tuple(self._said[goes_on]), 8)),
+            8: lambda: engine.submit(
+                plain_decoding(goes_on, len(self._prompts[1]), tuple(self._said[goes_on]), 8)
+            ),
         }
         while engine.has_work:
             for result in engine.step():
-                assert isinstance(result, Generated)
-                self._said[result.sequence].append(result.token)
+                assert isinstance(result, Decoded)
+                self._said[result.sequence].append(result.verdict.tokens[-1])
             changes.pop(len(self._said[first]), lambda: None)()
         assert not changes
         del self._said[set_back][:kept], self._said[closed][4:]
@@ -305,7 +307,7 @@ class Company:
         settings = Sampling(**{"max_tokens": 16, "ignore_eos": True, **SIMPLE, **sampling})
         self._said[number] = []
         sequence = self._engine.open(len(prompt), number, settings)
-        self._engine.submit(Generate(sequence.number, 0, prompt, count))
+        self._engine.submit(plain_decoding(sequence.number, 0, prompt, count))
         return sequence.number
 
 

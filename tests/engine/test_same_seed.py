@@ -52,16 +52,16 @@ def requests(count: int) -> list[Request]:
     return made
 
 
-def alone(drafter: Drafter | None, asked: list[Request], depth: int, leaves: int) -> list[Output]:
-    return [generate(engine("target"), drafter, [request], depth, leaves)[0] for request in asked]
+def alone(drafter: Drafter | None, asked: list[Request], depth: int, alternatives: int) -> list[Output]:
+    return [generate(engine("target"), drafter, [request], depth, alternatives)[0] for request in asked]
 
 
-def together(drafter: Drafter | None, asked: list[Request], depth: int, leaves: int) -> list[Output]:
+def together(drafter: Drafter | None, asked: list[Request], depth: int, alternatives: int) -> list[Output]:
     target = engine("target")
     return [
         output
         for start in range(0, len(asked), 32)
-        for output in generate(target, drafter, asked[start : start + 32], depth, leaves)
+        for output in generate(target, drafter, asked[start : start + 32], depth, alternatives)
     ]
 
 
@@ -101,8 +101,8 @@ def check(count: int, modes: list[str]) -> None:
     assert len({output.tokens for output in reference}) > count // 2  # the texts are not all alike
     compared = differing = 0
     for name in modes:
-        company, drafter, depth, leaves = MODES[name]
-        answers = company(drafter(), asked, depth, leaves)
+        company, drafter, depth, alternatives = MODES[name]
+        answers = company(drafter(), asked, depth, alternatives)
         compared += count
         differing += near_ties(asked, *([one.tokens for one in outputs] for outputs in (reference, answers)))
         pairs = zip(reference, answers, strict=True)

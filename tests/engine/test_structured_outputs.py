@@ -21,7 +21,7 @@ from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Failed, Generate, Generated, Propose, Proposed, Verified, Verify
+from outrider.engine.work import Decode, Decoded, Failed, Propose, Proposed, plain_decoding
 from tests.support.grammars import (
     ENDS,
     GRAMMARS,
@@ -87,8 +87,8 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_grammar_gives_the_same_text_whatever_drafts(name: str) -> None:
-    drafter, depth, leaves = DRAFTERS[name]
-    answers = generate(engine("target"), drafter(), requests(), depth, leaves)
+    drafter, depth, alternatives = DRAFTERS[name]
+    answers = generate(engine("target"), drafter(), requests(), depth, alternatives)
     assert [text(answer) for answer in answers] == [text(answer) for answer in plain()]
     assert [answer.finish for answer in answers] == [answer.finish for answer in plain()]
 
@@ -126,9 +126,9 @@ def test_the_targets_own_token_after_a_whole_draft_follows_the_grammar() -> None
     expected = generate(target, None, [request(GRAMMARS["person"], 1, temperature=1.2)], 0)[0].tokens
     for length in range(1, len(expected) - 1):
         sequence = open_sequence(target, GRAMMARS["person"], 1, temperature=1.2)
-        target.submit(Verify(sequence, 0, PROMPT, Draft.chain(expected[:length]), 1))
+        target.submit(Decode(sequence, 0, PROMPT, Draft.chain(expected[:length]), 1))
         (result,) = run(target)
-        assert isinstance(result, Verified)
+        assert isinstance(result, Decoded)
         assert len(result.verdict.accepted) == length
         assert result.verdict.tokens == expected[: len(result.verdict.tokens)]
         target.close(target.sequence(sequence))
@@ -142,9 +142,9 @@ def test_a_thought_may_end_anywhere_inside_a_draft() -> None:
         sequence = open_sequence(target, THINKING, 2, temperature=1.0)
         committed = (*PROMPT, *thought[:cut])
         wrong = ids(" the cat")
-        target.submit(Verify(sequence, 0, committed, Draft.chain([*thought[cut:], *wrong]), 1))
+        target.submit(Decode(sequence, 0, committed, Draft.chain([*thought[cut:], *wrong]), 1))
         (result,) = run(target)
-        assert isinstance(result, Verified)
+        assert isinstance(result, Decoded)
         said = [*thought[:cut], *result.verdict.tokens]
         if said[: len(thought)] == thought and len(said) > len(thought):
             assert said[len(thought)] in after
@@ -161,16 +161,16 @@ def test_nothing_is_asked_of_a_grammar_after_the_end() -> None:
         sequence = open_sequence(target, grammar, 3, temperature=1.0, **stop)
         first = ids("ab")[0]
         draft = Draft((first, end, end, first, first), (ROOT, 0, ROOT, 1, 2))
-        target.submit(Verify(sequence, 0, PROMPT, draft, 1))
+        target.submit(Decode(sequence, 0, PROMPT, draft, 1))
         (result,) = run(target)
-        assert isinstance(result, Verified)
+        assert isinstance(result, Decoded)
         said = [*result.verdict.tokens]
         while result.finish is None:
             base = len(target.sequence(sequence).tokens)
-            target.submit(Generate(sequence, base, (), 4))
+            target.submit(plain_decoding(sequence, base, (), 4))
             for result in run(target):
-                assert isinstance(result, Generated)
-                said += (*result.forced, result.token)
+                assert isinstance(result, Decoded)
+                said += result.verdict.tokens
         assert said[-1] in ENDS or stop
         target.close(target.sequence(sequence))
 
@@ -196,13 +196,13 @@ def test_an_answer_whose_lists_of_tokens_contradict_its_form_fails(case: str, dr
     regex, lists, begin = CONTRADICTIONS[case]
     sequence = open_sequence(target, regex_grammar(regex), 0, temperature=0.0, **lists)
     if drafted:
-        target.submit(Verify(sequence, 0, PROMPT, Draft(tuple(ids(begin)), (ROOT,) * len(begin)), 1))
+        target.submit(Decode(sequence, 0, PROMPT, Draft(tuple(ids(begin)), (ROOT,) * len(begin)), 1))
     else:
-        target.submit(Generate(sequence, 0, PROMPT, 10))
+        target.submit(plain_decoding(sequence, 0, PROMPT, 10))
     results = run(target)
     while not isinstance(results[-1], Failed):
         assert results[-1].finish is None, results
-        target.submit(Generate(sequence, len(target.sequence(sequence).tokens), (), 10))
+        target.submit(plain_decoding(sequence, len(target.sequence(sequence).tokens), (), 10))
         results += run(target)
     assert "leave no token that the form of the answer allows" in results[-1].reason
 
@@ -211,13 +211,13 @@ def test_a_draft_that_leads_to_where_nothing_may_follow_is_cut_before_it() -> No
     target = engine("target")
     grammar = regex_grammar("[0-9][a-z]")
     sequence = open_sequence(target, grammar, 0, temperature=0.0, allowed_token_ids=DIGITS)
-    target.submit(Generate(sequence, 0, PROMPT, 1))
+    target.submit(plain_decoding(sequence, 0, PROMPT, 1))
     (first,) = run(target)
     target.close(target.sequence(sequence))
     sequence = open_sequence(target, grammar, 0, temperature=0.0, allowed_token_ids=DIGITS)
-    target.submit(Verify(sequence, 0, PROMPT, Draft((first.token,), (ROOT,)), 1))
+    target.submit(Decode(sequence, 0, PROMPT, Draft(first.verdict.tokens, (ROOT,)), 1))
     (result,) = run(target)
-    assert (result.verdict.tokens, result.finish) == ((first.token,), None)
+    assert (result.verdict.tokens, result.finish) == (first.verdict.tokens, None)
     target.close(target.sequence(sequence))
 
 
@@ -234,8 +234,8 @@ def test_a_sequence_that_is_opened_again_goes_on_as_if_nothing_had_happened() ->
     expected = generate(target, None, [request(grammar, 1, temperature=0.8)], 0)[0].tokens
     for length in range(len(expected) - 1):
         sequence = open_sequence(target, grammar, 1, temperature=0.8)
-        target.submit(Generate(sequence, 0, (*PROMPT, *expected[:length]), 40 - length))
-        rest = [token for result in run(target) for token in (*result.forced, result.token)]  # type: ignore[union-attr]
+        target.submit(plain_decoding(sequence, 0, (*PROMPT, *expected[:length]), 40 - length))
+        rest = [token for result in run(target) for token in result.verdict.tokens]  # type: ignore[union-attr]
         assert (*expected[:length], *rest) == expected
         target.close(target.sequence(sequence))
 
@@ -301,9 +301,9 @@ def test_others_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(grammars, "compiled", slowly)
     target = engine("target")
     waiting = open_sequence(target, regex_grammar("slow{1,3}"), 0)
-    target.submit(Generate(waiting, 0, PROMPT, 4))
+    target.submit(plain_decoding(waiting, 0, PROMPT, 4))
     other = target.open(len(PROMPT), 1, Sampling(max_tokens=4, ignore_eos=True)).number
-    target.submit(Generate(other, 0, PROMPT, 4))
+    target.submit(plain_decoding(other, 0, PROMPT, 4))
     done = [result.sequence for result in run(target, results=4)]
     assert done == [other] * 4
     assert target.step() == []
@@ -317,7 +317,7 @@ def test_others_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatc
 def test_a_grammar_that_cannot_be_compiled_fails_its_own_sequence_alone() -> None:
     target = engine("target")
     bad = open_sequence(target, lark_grammar("start: thing"), 0)
-    target.submit(Generate(bad, 0, PROMPT, 4))
+    target.submit(plain_decoding(bad, 0, PROMPT, 4))
     (result,) = run(target)
     assert isinstance(result, Failed)
     assert 'unknown name: "thing"' in result.reason
@@ -329,10 +329,10 @@ def test_committed_tokens_that_contradict_the_grammar_fail_their_own_sequence_al
     target = engine("target")
     wrong = open_sequence(target, GRAMMARS["person"], 0)
     other = open_sequence(target, GRAMMARS["person"], 1)
-    target.submit(Verify(wrong, 0, (*PROMPT, ids("cat")[0]), Draft(), 1))
-    target.submit(Verify(other, 0, PROMPT, Draft(), 1))
+    target.submit(Decode(wrong, 0, (*PROMPT, ids("cat")[0]), Draft(), 1))
+    target.submit(Decode(other, 0, PROMPT, Draft(), 1))
     kinds = {result.sequence: type(result) for result in run(target)}
-    assert kinds == {wrong: Failed, other: Verified}
+    assert kinds == {wrong: Failed, other: Decoded}
     target.close(target.sequence(other))
 
 

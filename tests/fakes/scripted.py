@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,26 @@ TRUST = Trust(token="a token of this test")
 VOCAB_SIZE = 256
 MAX_LENGTH = 2048
 PINGED = (("grpc.http2.min_ping_interval_without_data_ms", 500), ("grpc.keepalive_permit_without_calls", 1))
+
+
+def kinds_of(requests: Iterable[Any]) -> list[str]:
+    """What each request of one sequence asks for, see ``Script.kinds``."""
+    kinds: list[str] = []
+    under_way: int | None = None
+    for request in requests:
+        kind = request.WhichOneof("request")
+        if kind == "open":
+            under_way = None
+        elif kind == "decode":
+            decode, before = request.decode, under_way
+            under_way = decode.turn.round
+            if under_way == before:
+                kind = "ahead" if decode.draft.tokens else "renew"
+            else:
+                is_plain = decode.lease.until and not decode.lease.depth and not decode.draft.tokens
+                kind = "plain" if is_plain else "verify"
+        kinds.append(kind)
+    return kinds
 
 
 @dataclass
@@ -59,7 +79,9 @@ class Script:
                 yield request, len(told) - opening.prompt_length
 
     def kinds(self) -> list[str]:
-        return [request.WhichOneof("request") for request in self.requests]
+        """What each request asks for; a Decode "plain" decoding, to "verify", or in the round under way: what
+        is "ahead", or to "renew" the lease."""
+        return kinds_of(self.requests)
 
 
 @dataclass
@@ -82,49 +104,43 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
 
     async def _converse(self, requests: Requests) -> AsyncIterator[rounds_pb2.TargetReply]:
         said = 0  # tokens, as far as this sequence has come
-        is_free = False  # it went on by itself last
+        is_plain = False  # its newest new work was plain decoding
         previous = rounds_pb2.TargetReply(round=0, tokens=[7])
         try:
             async for request, generated in self.turns(requests):
                 if self.repeats_itself:
                     yield previous
-                if request.HasField("verify"):
-                    if self.verifying is not None and request.verify.draft.tokens:
+                kind, turn, drafted = self.kinds()[-1], request.decode.turn, request.decode.draft.tokens
+                if kind == "verify":
+                    if self.verifying is not None and drafted:
                         await self.verifying.wait()
-                    stands = max(said, generated) if is_free and self.is_coupled else generated
-                    drafted = request.verify.draft.tokens
-                    overtaken, is_free = stands - generated, False
+                    stands = max(said, generated) if is_plain and self.is_coupled else generated
+                    overtaken, is_plain = stands - generated, False
                     is_right = list(drafted[:overtaken]) == list(self.answer[generated:stands])
                     if stands < self.end:
-                        left = drafted[overtaken:] if is_right else []
-                        previous = self._reply(request.verify.turn, stands, left)
+                        previous = self._reply(turn, stands, drafted[overtaken:] if is_right else [])
                         said = stands + len(previous.tokens)
                         yield previous
-                    continue
-                if request.HasField("score"):
+                elif kind == "score":
                     for reply in self._scores(request.score):
                         yield reply
-                    continue
-                if request.HasField("extend"):
-                    foreseen = request.extend.draft.tokens
+                elif kind == "ahead":
                     passed = said - generated  # tokens since the turn
-                    if list(foreseen[:passed]) == list(self.answer[generated:said]) and foreseen[passed:]:
-                        previous = self._reply(request.extend.turn, said, foreseen[passed:])
+                    if list(drafted[:passed]) == list(self.answer[generated:said]) and drafted[passed:]:
+                        previous = self._reply(turn, said, drafted[passed:])
                         said += len(previous.tokens)
                         yield previous
-                    continue
-                is_free = True
-                granted = request.plain if request.HasField("plain") else request.top_up
-                turn = granted.turn
-                said = generated if request.HasField("plain") else said
-                prompt_length = self.requests[0].open.prompt_length
-                for position in range(said, min(granted.until - prompt_length, self.end)):
-                    await asyncio.sleep(self.step_s)
-                    previous = self._reply(turn, position, [])
-                    said = position + 1
-                    yield previous
-                    if requests.has_more and not self.runs_on:
-                        break
+                elif kind == "plain" or is_plain:
+                    is_plain = True
+                    said = generated if kind == "plain" else said
+                    until = request.decode.lease.until - self.requests[0].open.prompt_length
+                    for position in range(said, min(until, self.end)):
+                        await asyncio.sleep(self.step_s)
+                        previous = self._reply(turn, position, [])
+                        said = position + 1
+                        yield previous
+                        if requests.has_more and not self.runs_on:
+                            break
         finally:
             self.ended.set()
 

@@ -160,7 +160,7 @@ def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
 
 def _propose(turn: Fields) -> SearchStrategy[Fields]:
     return st.builds(
-        lambda depth, leaves: {"propose": {"turn": turn, "depth": depth, "leaves": leaves}},
+        lambda depth, alternatives: {"propose": {"turn": turn, "depth": depth, "alternatives": alternatives}},
         st.integers(0, 6),
         st.integers(0, 4),
     )
@@ -168,8 +168,7 @@ def _propose(turn: Fields) -> SearchStrategy[Fields]:
 
 def _plain(turn: Fields, length: int) -> SearchStrategy[Fields]:
     return st.builds(
-        lambda kind, count: {kind: {"turn": turn, "until": length + count}},
-        st.sampled_from(["plain", "plain", "top_up"]),
+        lambda count: {"decode": {"turn": turn, "lease": {"until": length + count}}},
         st.integers(1, 6),
     )
 
@@ -181,8 +180,7 @@ def _score(turn: Fields, length: int) -> SearchStrategy[Fields]:
 def _verify(turn: Fields, sampling: Mapping[str, Any]) -> SearchStrategy[Fields]:
     is_coupled = (sampling.get("verification") or "coupled") == "coupled"
     return st.builds(
-        lambda kind, draft: {kind: {"turn": turn, "draft": draft}},
-        st.sampled_from(["verify", "verify", "extend"]),
+        lambda draft: {"decode": {"turn": turn, "draft": draft}},
         trees() if is_coupled else sampled_chains(),
     )
 

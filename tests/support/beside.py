@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.demo_pair import engine, prompt_of
 
 TOKENS = 32
@@ -57,13 +58,15 @@ def plain_texts(temperature: float) -> list[tuple[int, ...]]:
 
 
 def drafted_texts(
-    target: Engine, temperature: float, depth: int, company: int, leaves: int = 0, **sampling: Any
+    target: Engine, temperature: float, depth: int, company: int, alternatives: int = 0, **sampling: Any
 ) -> list[Drafted]:
     """A text of each kind, ``company`` of them at a time."""
     prompts = [prompt_of(kind) for kind in KINDS]
     found: list[Drafted] = []
     for start in range(0, len(prompts), company):
-        found += rounds(target, prompts[start : start + company], temperature, depth, leaves, **sampling)
+        found += rounds(
+            target, prompts[start : start + company], temperature, depth, alternatives, **sampling
+        )
     return found
 
 
@@ -72,7 +75,7 @@ def rounds(
     prompts: list[tuple[int, ...]],
     temperature: float,
     depth: int,
-    leaves: int = 0,
+    alternatives: int = 0,
     plain: tuple[int, int] = (0, 0),
     **sampling: object,
 ) -> list[Drafted]:
@@ -83,15 +86,16 @@ def rounds(
     settings = Sampling.model_validate(
         {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     )
+    lease = Lease(depth=depth, alternatives=alternatives)
     found: dict[int, Drafted] = {}
     number_of_rounds: dict[int, int] = {}
     for prompt in prompts:
         sequence = target.open(len(prompt), noise_key(1, 0, prompt), settings)
         found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1
-        target.submit(Verify(sequence.number, 0, prompt, Draft(), 1, depth, leaves))
+        target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, lease))
     while target.has_work:
         for result in target.step():
-            assert isinstance(result, Verified)
+            assert isinstance(result, Decoded)
             drafted, sequence = found[result.sequence], target.sequence(result.sequence)
             drafted.tokens += result.verdict.tokens
             drafted.accepted += len(result.verdict.accepted)
@@ -108,12 +112,12 @@ def rounds(
             number_of_rounds[result.sequence] += 1
             length, generated = len(sequence.tokens), len(drafted.tokens)
             if plain[0] <= generated < plain[1]:
-                target.submit(Generate(result.sequence, length, (), plain[1] - generated))
+                target.submit(plain_decoding(result.sequence, length, (), plain[1] - generated))
                 while target.has_work:
                     for token in target.step():
-                        assert isinstance(token, Generated)
-                        drafted.tokens += (token.token,)
+                        assert isinstance(token, Decoded)
+                        drafted.tokens += (token.verdict.tokens[-1],)
                 length, draft = len(sequence.tokens), Draft()
             number = number_of_rounds[result.sequence]
-            target.submit(Verify(result.sequence, length, (), draft, number, depth, leaves))
+            target.submit(Decode(result.sequence, length, (), draft, number, lease))
     return [*found.values()]

@@ -31,20 +31,12 @@ def chain(*tokens: int) -> rounds_pb2.Draft:
 
 def verify(turn: rounds_pb2.Turn, *draft: int, sequence: int = 0, epoch: int = 0) -> rounds_pb2.TargetRequest:
     return rounds_pb2.TargetRequest(
-        sequence=sequence, epoch=epoch, verify=rounds_pb2.Verify(turn=turn, draft=chain(*draft))
+        sequence=sequence, epoch=epoch, decode=rounds_pb2.Decode(turn=turn, draft=chain(*draft))
     )
 
 
-def extend(turn: rounds_pb2.Turn, *draft: int) -> rounds_pb2.TargetRequest:
-    return rounds_pb2.TargetRequest(extend=rounds_pb2.Extend(turn=turn, draft=chain(*draft)))
-
-
 def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
-    return rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=turn, until=until))
-
-
-def top_up(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
-    return rounds_pb2.TargetRequest(top_up=rounds_pb2.TopUp(turn=turn, until=until))
+    return rounds_pb2.TargetRequest(decode=rounds_pb2.Decode(turn=turn, lease=rounds_pb2.Lease(until=until)))
 
 
 class Conversation:

@@ -68,13 +68,13 @@ async def answer(
     fleet: Fleet,
     kind: str,
     temperature: float,
-    leaves: int = 0,
+    alternatives: int = 0,
     speculation: Speculation = FIXED,
     generation: Span = INVALID_SPAN,
 ) -> tuple[list[int], Stats]:
     rounds = rounds_of(fleet, kind, temperature, speculation, generation)
     paced = rounds._source._policy.paced
-    paced.decision = replace(paced.decision, leaves=leaves)  # a fixed mode keeps it
+    paced.decision = replace(paced.decision, leaves=alternatives)  # a fixed mode keeps it
     text = [token.id async for step in rounds.steps() for token in step.tokens]
     return text, rounds.stats
 

@@ -18,7 +18,7 @@ from outrider.decoding.draft import Draft, Verdict
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.tasks.verify import VerifyTask
+from outrider.engine.tasks.decode import DecodeTask
 from tests.support.local_worker import LocalWorker
 from tests.support.patience import LIMIT_S
 from tests.support.service import Service, service_of
@@ -60,11 +60,11 @@ def _residual_sign(target: LocalWorker) -> Planted:
 
 
 def _no_mask_at_bonus_token(target: LocalWorker) -> Planted:
-    def wrong(right: Any, task: VerifyTask) -> list[ChoiceContext]:
+    def wrong(right: Any, task: DecodeTask) -> list[ChoiceContext]:
         *rows, last = right(task)
         return [*rows, replace(last, mask=None) if rows else last]
 
-    return _only_in(target, VerifyTask, "rows", wrong)
+    return _only_in(target, DecodeTask, "rows", wrong)
 
 
 def _top_p_at_draft_only(target: LocalWorker) -> Planted:
@@ -83,13 +83,13 @@ def _shared_block(target: LocalWorker) -> Planted:
 
 
 def _unverified(target: LocalWorker) -> Planted:
-    def wrong(right: Any, task: VerifyTask, draft: Draft, choices: Choices) -> Verdict:
+    def wrong(right: Any, task: DecodeTask, draft: Draft, choices: Choices) -> Verdict:
         if not draft or hash((task.sequence.noise_key, task.round)) % ONE_IN:
             return right(task, draft, choices)
         path = max((draft.path(node) for node in range(len(draft))), key=len)
         return Verdict(tuple(path), (*(draft.tokens[node] for node in path), choices.chosen[1 + path[-1]]))
 
-    return _only_in(target, VerifyTask, "_judge", wrong)
+    return _only_in(target, DecodeTask, "_judge", wrong)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.work import Generate, Generated, Result
+from outrider.engine.work import Decoded, Result, plain_decoding
 
 BLOCK = 8
 COUNT = 8
@@ -15,7 +15,7 @@ POISONED = (*range(200, 215), POISON, 216, 217)
 
 def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> EngineSequence:
     sequence = engine.open(len(prompt), key, SAMPLING)
-    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
     return sequence
 
 
@@ -28,7 +28,11 @@ def run(engine: Engine) -> list[Result]:
 
 def texts(results: list[Result], sequences: list[EngineSequence]) -> list[list[int]]:
     return [
-        [one.token for one in results if isinstance(one, Generated) and one.sequence == sequence.number]
+        [
+            one.verdict.tokens[-1]
+            for one in results
+            if isinstance(one, Decoded) and one.sequence == sequence.number
+        ]
         for sequence in sequences
     ]
 

@@ -12,7 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.step_costs import Accelerator, StepCosts
-from outrider.engine.work import Verify
+from outrider.engine.work import Decode
 from workshop.advice.progress import Progress
 
 PROMPT = tuple(range(10, 74))
@@ -60,7 +60,7 @@ class Steps:
         self._round += 1
         for sequence in self._sequences:
             self._engine.submit(
-                Verify(sequence.number, len(sequence.tokens), tokens, self._draft, self._round)
+                Decode(sequence.number, len(sequence.tokens), tokens, self._draft, self._round)
             )
         while self._engine.has_work:
             self._engine.step()

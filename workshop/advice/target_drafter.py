@@ -20,8 +20,8 @@ from outrider.engine.loop.runner import Launched, ModelRunner, Outcome
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.tasks.generate import GenerateTask
-from outrider.engine.work import Verify
+from outrider.engine.tasks.decode import DecodeTask
+from outrider.engine.work import Decode
 from outrider.learning.agreement import agreement
 from workshop.advice.answers import TargetAnswer
 from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
@@ -40,7 +40,7 @@ class _StateRecorder(ModelRunner):
         self._states: dict[tuple[int, int], Tensor] = {}  # [num_layers, hidden_size] by block and place
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
     ) -> Outcome:
         outcome = super().run(selected, launched, following)
         for _, item, choices in outcome.chosen:
@@ -131,7 +131,7 @@ class TargetDrafterJudge:
         """Lets the target read all tokens but the last."""
         request = answer.request
         sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
-        self._engine.submit(Verify(sequence.number, 0, answer.text[:-1], NO_DRAFT, 0))
+        self._engine.submit(Decode(sequence.number, 0, answer.text[:-1], NO_DRAFT, 0))
         return sequence
 
     @property

@@ -23,6 +23,6 @@ class Asked:
 
     text: Text
     depth: int
-    leaves: int = 0
+    alternatives: int = 0
     round: int = 0
     hidden: Tensor | None = None  # [num_layers, hidden_size] of the target, where it chose the newest token

@@ -6,7 +6,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import RANKS, SEQUENCE_MEMORY, Branch, Outcomes
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.tasks.propose import CoupledProposeTask, chain, extended, leaves_of
+from outrider.engine.tasks.propose import CoupledProposeTask, alternatives_of, chain, extended
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, Prepared, Result
@@ -34,7 +34,7 @@ class PrepareTask(Task):
         self._draft = task.draft()  # a chain and leaves beside it
         self._chain = task.chain()
         self._depth = task.depth
-        self._leaves = task.leaves
+        self._alternatives = task.alternatives
         self._branches = branches
         self._own = len(task.sequence.pending)  # pending nodes that are the Draft's
         self._steps: list[float] = []  # seconds
@@ -78,7 +78,7 @@ class PrepareTask(Task):
             draft, path = with_path(draft, tokens, path[-1])
             first = self.sequence.pending.child(parent, tokens[0]) if tokens else None
             if first is not None:
-                for above, token in leaves_of(self.sequence, first, tokens[1:], self._leaves):
+                for above, token in alternatives_of(self.sequence, first, tokens[1:], self._alternatives):
                     draft, _ = with_path(draft, [token], path[above + 2])
         return draft
 

@@ -55,14 +55,14 @@ class DraftAhead:
             if mask_token is not None:
                 return ParallelSampledProposeTask(sequence, work, room, arrived, mask_token)
             return SampledProposeTask(sequence, work, room, arrived)
-        leaves = self._outcomes.alternatives(sequence.acceptance_rate, work.depth, work.leaves)
-        ranks = RANKS if leaves or self._branches else 1
+        alternatives = self._outcomes.alternatives(sequence.acceptance_rate, work.depth, work.alternatives)
+        ranks = RANKS if alternatives or self._branches else 1
         if mask_token is not None:
             prepares = self._branches > 0
             return ParallelProposeTask(
-                sequence, work, room, arrived, mask_token, ranks, leaves, ahead, prepares=prepares
+                sequence, work, room, arrived, mask_token, ranks, alternatives, ahead, prepares=prepares
             )
-        return CoupledProposeTask(sequence, work, room, arrived, ranks, leaves, ahead)
+        return CoupledProposeTask(sequence, work, room, arrived, ranks, alternatives, ahead)
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""

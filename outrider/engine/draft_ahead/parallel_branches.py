@@ -6,9 +6,9 @@ from outrider.engine.draft_ahead.branches import PrepareTask, with_path
 from outrider.engine.tasks.propose_parallel import (
     ParallelProposeTask,
     Ranked,
+    alternatives_of_guesses,
     chain_of,
     guesses_after,
-    leaves_beside,
 )
 
 
@@ -44,7 +44,7 @@ class ParallelPrepareTask(PrepareTask):
             chain = chain_of(guesses, self.sequence)
             draft, above = with_path(draft, tokens, ROOT)
             draft, following = with_path(draft, chain, above[-1])
-            for parent, token in leaves_beside(guesses[: len(chain)], self._leaves):
+            for parent, token in alternatives_of_guesses(guesses[: len(chain)], self._alternatives):
                 draft, _ = with_path(draft, [token], following[parent + 1])
         return draft
 

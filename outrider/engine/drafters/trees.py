@@ -51,7 +51,7 @@ class _Tree:
         assert isinstance(asked.text, EngineSequence)
         self.text, self.asked = asked.text, asked
         self.is_coupled = asked.text.sampling.verification == "coupled"
-        self.leaves = asked.leaves if self.is_coupled else 0
+        self.alternatives = asked.alternatives if self.is_coupled else 0
         self.chain: list[_Node] = []
         self.probs: list[
             SparseProbs
@@ -62,7 +62,7 @@ class _Tree:
         )  # after which tokens are chosen next
         self.fed: list[_Node] = []  # all that ever were, in their order
         self._beside: list[_Node] = []  # the likeliest nodes that are not on the chain
-        self._to_feed = self.leaves  # most nodes to feed
+        self._to_feed = self.alternatives  # most nodes to feed
         self._passes = asked.depth - 1  # passes that feed some of them
 
     def rows(self) -> list[ChoiceContext]:
@@ -94,7 +94,7 @@ class _Tree:
         self.chain += on_chain
         # Of equals the earlier one is kept, so that no node outlives its parent.
         beside = [node for node in found if not node.is_on_chain]
-        self._beside = heapq.nlargest(self.leaves, self._beside + beside, key=attrgetter("score"))
+        self._beside = heapq.nlargest(self.alternatives, self._beside + beside, key=attrgetter("score"))
         newest = [node for node in self._beside if node in found and self._goes_on(node)]
         going_on = [*filter(self._goes_on, on_chain), *newest[: self._quota()]]
         self._to_feed -= sum(not node.is_on_chain for node in going_on)
@@ -129,7 +129,7 @@ class _Tree:
         ranked = choices.ranked[row]
         if parent is None or parent.is_on_chain:
             self.guesses.append(ranked)
-        return ranked if self.leaves else ranked[:1]
+        return ranked if self.alternatives else ranked[:1]
 
     def _quota(self) -> int:
         """Nodes beside the chain that go on from this position: the first leave as much to later ones."""
@@ -144,7 +144,7 @@ class Trees:
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         self._trees = [_Tree(one) for one in asked]
-        most = max((tree.leaves for tree in self._trees), default=0)
+        most = max((tree.alternatives for tree in self._trees), default=0)
         self._ranks = min(1 + max(most, 1), RANKS)  # the second guess tells what runners-up would be worth
         self.unsound: list[int] = []  # indices of requests whose numbers are not finite
 
@@ -199,11 +199,11 @@ def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
     text = asked.text
     assert isinstance(text, EngineSequence)
     end = text.cached - unwritten
-    if cache.reserve(text, end + asked.depth + asked.leaves):
+    if cache.reserve(text, end + asked.depth + asked.alternatives):
         return asked
     if cache.reserve(text, end + asked.depth):
-        return replace(asked, leaves=0)
-    return replace(asked, depth=len(text.blocks) * cache.block_size - end, leaves=0)
+        return replace(asked, alternatives=0)
+    return replace(asked, depth=len(text.blocks) * cache.block_size - end, alternatives=0)
 
 
 def _following(parent: _Node | None, tokens: Ranked, scores: Sequence[float]) -> list[_Node]:

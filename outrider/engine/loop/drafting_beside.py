@@ -16,9 +16,9 @@ from outrider.engine.choosing.sampler import Choices
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, rows_at
 from outrider.engine.forward.batch import Item
 from outrider.engine.sequence import EngineSequence
+from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.tasks.verify import VerifyTask
-from outrider.engine.work import Result, Verified
+from outrider.engine.work import Decoded, Result
 from outrider.pace.step import Step, StepSize
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class DraftingBeside:
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """The results with the Drafts that were asked for."""
-        verdicts = {result.sequence: result for result in results if isinstance(result, Verified)}
+        verdicts = {result.sequence: result for result in results if isinstance(result, Decoded)}
         if self.no_drafts_because or not self._guarded(lambda: self._take_in(chosen)):
             return results
         texts = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
@@ -59,12 +59,12 @@ class DraftingBeside:
         asked: dict[int, Asked] = {}
         for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
-            if not isinstance(task, VerifyTask) or verdict is None:
+            if not isinstance(task, DecodeTask) or verdict is None:
                 continue
             verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None:
                 asked[task.sequence.number] = task.next_draft
-        results = [verdicts[one.sequence] if isinstance(one, Verified) else one for one in results]
+        results = [verdicts[one.sequence] if isinstance(one, Decoded) else one for one in results]
         begun = self._clock()
         proposed = self._guarded(lambda: self._drafter.propose([*asked.values()])) if asked else None
         if not proposed:
@@ -76,7 +76,7 @@ class DraftingBeside:
             self._newest[number] = _Newest(draft.tokens[: draft.chain_length], of_draft)
         return [
             _with(result, drafts[result.sequence], step, seconds)
-            if isinstance(result, Verified) and result.sequence in drafts
+            if isinstance(result, Decoded) and result.sequence in drafts
             else result
             for result in results
         ]
@@ -127,7 +127,7 @@ class DraftingBeside:
         size = StepSize(sequences=len(drafts), tokens=max(round(nodes), len(drafts)))
         return Step(self._steps, size, seconds / self._drafter.steps(depth))
 
-    def _observed(self, task: VerifyTask, result: Verified) -> Verified:
+    def _observed(self, task: DecodeTask, result: Decoded) -> Decoded:
         """Counts a Verdict on a Draft of this drafter. The result tells which guess would have been right."""
         newest, draft = self._newest.pop(task.sequence.number, None), task.tree()
         chain = draft.tokens[: draft.chain_length]
@@ -160,7 +160,7 @@ class DraftingBeside:
             )
 
 
-def _with(result: Verified, draft: Draft, step: Step, seconds: float) -> Verified:
+def _with(result: Decoded, draft: Draft, step: Step, seconds: float) -> Decoded:
     """The Draft took time before the result left."""
     timings = result.timings
     return structs.replace(

@@ -28,9 +28,9 @@ from outrider.engine.scheduling.scheduler import Scheduler, Selected
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
+from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.tasks.verify import VerifyTask
-from outrider.engine.work import Failed, Load, Propose, Result, Verified, Work
+from outrider.engine.work import Decoded, Failed, Load, Propose, Result, Work
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +189,8 @@ class Engine:
     def patience(self) -> float:
         """Seconds that the next step should wait for sequences between two rounds; 0: none."""
         tasks = self._queue.tasks.values()
-        if self._queue.ready or not all(isinstance(task, VerifyTask) for task in tasks):
-            return 0.0  # who decodes freely would lose what the others gain
+        if self._queue.ready or not all(map(_verifies, tasks)):
+            return 0.0  # plain decoding would lose what the others gain
         return self._batch_delay.patience([task.num_tokens for task in tasks])
 
     def submit(self, work: Work, arrived: float | None = None) -> None:
@@ -245,7 +245,8 @@ class Engine:
         self._batch_delay.answered(
             self._sequences[result.sequence]
             for result in results
-            if isinstance(result, Verified)
+            if isinstance(result, Decoded)
+            and not result.is_plain
             and result.finish is None
             and result.sequence not in self._queue.tasks
         )
@@ -253,7 +254,7 @@ class Engine:
 
     def _observe(self, outcome: Outcome) -> None:
         for step, tasks in outcome.passes:
-            if any(isinstance(task, VerifyTask) for task in tasks):
+            if any(map(_verifies, tasks)):
                 self._batch_delay.stepped(step)
 
     def _select(self) -> Selected:
@@ -282,10 +283,10 @@ class Engine:
 
     def _continued(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """The results, after which the Drafts that come with them are verified where they may be."""
-        verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, VerifyTask)}
+        verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, DecodeTask)}
         return [
             structs.replace(result, continues=self._queue.goes_on(verified[result.sequence], result.draft))
-            if isinstance(result, Verified) and result.draft is not None
+            if isinstance(result, Decoded) and result.draft is not None
             else result
             for result in results
         ]
@@ -306,6 +307,11 @@ class Engine:
         if task.done:
             self._queue.finish(task)
         return results
+
+
+def _verifies(task: Task) -> bool:
+    """Whether the task is the verification of one Draft."""
+    return isinstance(task, DecodeTask) and not task.is_plain
 
 
 def _grammars_of(runner: ModelRunner) -> Grammars:

@@ -30,7 +30,7 @@ from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import Path, StepTimings
-from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step, StepSize
 
@@ -117,7 +117,7 @@ class Runner(Protocol):
     launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
     ) -> Outcome:
         """Feeds the items and chooses tokens.
 
@@ -170,7 +170,7 @@ class ModelRunner:
             self._group.dismiss()
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[GenerateTask] = ()
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
     ) -> Outcome:
         """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
 
@@ -241,7 +241,7 @@ class ModelRunner:
         choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
         return Launched(tasks, forward, choosing, begun)
 
-    def _launch_early(self, before: Launched, tasks: Sequence[GenerateTask]) -> Launched | None:
+    def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
         """The step after, which feeds what that one chooses; None where it fails, which costs time alone."""
         try:
             return self._launch_after(before, tasks)
@@ -255,7 +255,7 @@ class ModelRunner:
             logger.warning("a step could not be launched early: %r", error, exc_info=error)
             return None
 
-    def _launch_after(self, before: Launched, tasks: Sequence[GenerateTask]) -> Launched:
+    def _launch_after(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched:
         begun, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
         feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
         choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))

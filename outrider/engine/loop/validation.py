@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 
-from outrider.decoding.draft import MAX_NODES
+from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.decoding.settings import Sampling, Verification
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.work import Extend, Generate, Propose, Score, TopUp, Verify, Work
+from outrider.engine.work import Decode, Propose, Score, Work
 from outrider.pace.settings import MAX_DEPTH
 
-MAX_LEAVES = 256
+MAX_ALTERNATIVES = 256
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collection[int]) -> None:
@@ -41,43 +41,43 @@ def check_work(sequence: EngineSequence, work: Work, vocab_size: int) -> None:
     if length < max(1, sequence.prompt_length):
         raise ValueError(f"base + tokens={length} must cover the prompt of {sequence.prompt_length} tokens")
     _check_ids("tokens", work.tokens, vocab_size)
-    if isinstance(work, Generate | TopUp) and work.count < 1:
-        raise ValueError(f"count={work.count} must be at least 1")
     if isinstance(work, Propose):
-        _check_asked(work.depth, work.leaves)
-    if isinstance(work, Score) and not 1 <= work.start < length:
-        raise ValueError(f"start={work.start} must be 1 to {length - 1}, the position of a committed token")
-    if isinstance(work, Verify | TopUp):
-        _check_asked(work.next_depth, work.next_leaves)
-    if isinstance(work, Verify | Extend):
-        _check_draft(work, sequence.sampling.verification, vocab_size)
-    if isinstance(work, Extend | TopUp):
-        _check_continues(sequence, work)
-    elif not isinstance(work, Propose) and length >= sequence.limit:
+        _check_asked(work.depth, work.alternatives)
+    elif isinstance(work, Score):
+        if not 1 <= work.start < length:
+            raise ValueError(
+                f"start={work.start} must be 1 to {length - 1}, the position of a committed token"
+            )
+    else:
+        _check_draft(work.draft, sequence.sampling.verification, vocab_size)
+        if work.lease is not None:
+            _check_asked(work.lease.depth, work.lease.alternatives)
+        if work.round == sequence.target.round:
+            _check_continues(sequence, work)
+            return
+        if work.is_plain and work.lease is not None and work.lease.until <= length:
+            raise ValueError(f"until={work.lease.until} of the lease must be above base + tokens={length}")
+    if not isinstance(work, Propose) and length >= sequence.limit:
         raise ValueError(f"base + tokens={length} must be below {sequence.limit}, where the generation ends")
 
 
-def _check_asked(depth: int, leaves: int) -> None:
-    """Of a Draft."""
+def _check_asked(depth: int, alternatives: int) -> None:
+    """Checks the size of a Draft that is wanted."""
     if not 0 <= depth <= MAX_DEPTH:
         raise ValueError(f"depth={depth} must be 0 to {MAX_DEPTH}")
-    if not 0 <= leaves <= MAX_LEAVES:
-        raise ValueError(f"leaves={leaves} must be 0 to {MAX_LEAVES}")
+    if not 0 <= alternatives <= MAX_ALTERNATIVES:
+        raise ValueError(f"alternatives={alternatives} must be 0 to {MAX_ALTERNATIVES}")
 
 
-def _check_continues(sequence: EngineSequence, work: Extend | TopUp) -> None:
+def _check_continues(sequence: EngineSequence, work: Decode) -> None:
     """The sequence goes on from what the sender holds, or has done so."""
-    end = work.base + len(work.tokens)
-    if isinstance(work, TopUp) and not sequence.is_free and sequence.verified_round is None:
-        raise ValueError("a TopUp must follow a Generate or a Verify")
-    if isinstance(work, Extend) and sequence.verified_round != work.round:
-        raise ValueError(f"round={work.round} of an Extend must be that of the Verify before")
-    if tuple(sequence.tokens[work.base : end]) != work.tokens:
+    if tuple(sequence.tokens[work.base : work.base + len(work.tokens)]) != work.tokens:
         raise ValueError(f"tokens from base={work.base} on must be those that the sequence has here")
+    if work.draft and sequence.target.is_plain:
+        raise ValueError(f"round={work.round} is one of plain decoding: a Draft must come with another round")
 
 
-def _check_draft(work: Verify | Extend, rule: Verification, vocab_size: int) -> None:
-    draft = work.draft
+def _check_draft(draft: Draft, rule: Verification, vocab_size: int) -> None:
     if len(draft) > MAX_NODES:
         raise ValueError(f"draft: {len(draft)} nodes, at most {MAX_NODES} are verified")
     if rule == "coupled":

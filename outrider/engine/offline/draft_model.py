@@ -23,7 +23,7 @@ class DraftModel(Drafter):
             held = self._held(one.text)
             base = len(held.tokens)
             tokens = tuple(one.text.tokens[base:])
-            self._draft.submit(Propose(held.number, base, tokens, one.depth, one.round, one.leaves))
+            self._draft.submit(Propose(held.number, base, tokens, one.depth, one.round, one.alternatives))
         drafts: dict[int, Draft] = {}
         while self._draft.has_work:
             results = self._draft.step()

@@ -9,7 +9,7 @@ from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.work import Generate, Generated, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Output:
 
 
 def generate(
-    target: Engine, drafter: Drafter | None, requests: Sequence[Request], depth: int, leaves: int = 0
+    target: Engine, drafter: Drafter | None, requests: Sequence[Request], depth: int, alternatives: int = 0
 ) -> list[Output]:
     """Answers all requests at once: with rounds of a fixed depth, or by plain decoding without a drafter."""
     if drafter is None:
@@ -41,7 +41,7 @@ def generate(
     runs = [_open(target, request) for request in requests]
     while active := [run for run in runs if run.finish is None]:
         drafts = drafter.propose(
-            [Asked(run.generation, depth, leaves, run.generation.round) for run in active]
+            [Asked(run.generation, depth, alternatives, run.generation.round) for run in active]
         )
         _verify(target, active, drafts)
     for run in runs:
@@ -90,11 +90,11 @@ def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> No
     for run, draft in zip(runs, drafts, strict=True):
         base = len(run.sequence.tokens)
         tokens = tuple(run.generation.tokens[base:])
-        target.submit(Verify(run.sequence.number, base, tokens, draft, run.generation.round))
+        target.submit(Decode(run.sequence.number, base, tokens, draft, run.generation.round))
         run.drafted += len(draft)
     while target.has_work:
         for result in target.step():
-            if isinstance(result, Verified):
+            if isinstance(result, Decoded):
                 run = of_sequence[result.sequence]
                 run.generation.tokens += result.verdict.tokens
                 run.generation.round += 1
@@ -105,13 +105,13 @@ def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> No
 def _plain(target: Engine, requests: Sequence[Request]) -> list[Output]:
     runs = [_open(target, request) for request in requests]
     for run, request in zip(runs, requests, strict=True):
-        target.submit(Generate(run.sequence.number, 0, request.prompt, request.sampling.max_tokens))
+        target.submit(plain_decoding(run.sequence.number, 0, request.prompt, request.sampling.max_tokens))
     of_sequence = {run.sequence.number: run for run in runs}
     while target.has_work:
         for result in target.step():
-            if isinstance(result, Generated):
+            if isinstance(result, Decoded):
                 run = of_sequence[result.sequence]
-                run.generation.tokens += (*result.forced, result.token)
+                run.generation.tokens += result.verdict.tokens
                 run.generation.round += 1
                 run.finish = result.finish
     for run in runs:

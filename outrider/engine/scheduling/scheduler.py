@@ -9,7 +9,7 @@ from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.tasks.generate import GenerateTask
+from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.settings import MAX_DEPTH
@@ -66,17 +66,17 @@ class Scheduler:
                 selected.append((task, item))
         return selected
 
-    def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[GenerateTask]:
+    def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
         """Who takes part in the step after this one, as far as can be told before its tokens are known.
 
         Nobody where that depends on them, where other work waits, or where somebody would have to give up
         cache. Each has cache for the token that it will feed.
         """
-        following: list[GenerateTask] = []
+        following: list[DecodeTask] = []
         if len(selected) < len(tasks):
             return following
         for task, item in selected:
-            if not (isinstance(task, GenerateTask) and task.is_foreseeable and item.num_logits):
+            if not (isinstance(task, DecodeTask) and task.is_foreseeable and item.num_logits):
                 return []
             if task.ends_now:
                 continue

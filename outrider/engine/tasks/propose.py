@@ -55,7 +55,7 @@ class CoupledProposeTask(ProposeTask):
         room: int,
         arrived: float,
         ranks: int,
-        leaves: list[Branch],
+        alternatives: list[Branch],
         ahead: AheadOutcome | None = None,
     ) -> None:
         """
@@ -65,7 +65,7 @@ class CoupledProposeTask(ProposeTask):
         """
         super().__init__(sequence, work, room, arrived, ahead)
         self.ranks = ranks
-        self.leaves = leaves
+        self.alternatives = alternatives
         self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
 
     def constrain(self) -> None:
@@ -103,7 +103,7 @@ class CoupledProposeTask(ProposeTask):
 
     def draft(self) -> Draft:
         draft = Draft.chain(self.chain())
-        return extended(draft, leaves_of(self.sequence, ROOT, draft.tokens, self.leaves))
+        return extended(draft, alternatives_of(self.sequence, ROOT, draft.tokens, self.alternatives))
 
     def _path(self) -> list[int]:
         """ROOT, and the chain's nodes that are pending."""
@@ -164,8 +164,8 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
     return tokens
 
 
-def leaves_of(
-    sequence: EngineSequence, node: int, tokens: Sequence[int], leaves: list[Branch]
+def alternatives_of(
+    sequence: EngineSequence, node: int, tokens: Sequence[int], alternatives: list[Branch]
 ) -> list[tuple[int, int]]:
     """Of a chain of these tokens after a pending node: how much of the chain each follows, and its token."""
     path = [node]
@@ -176,7 +176,7 @@ def leaves_of(
         path.append(child)
     return [
         (leaf.accepted - 1, sequence.ranked[path[leaf.accepted]][leaf.rank])
-        for leaf in leaves
+        for leaf in alternatives
         if leaf.accepted < min(len(tokens), len(path))
         and leaf.rank < len(sequence.ranked.get(path[leaf.accepted], ()))
     ]

@@ -78,7 +78,7 @@ class ParallelProposeTask(MaskedProposeTask):
         arrived: float,
         mask_token: int,
         ranks: int,
-        leaves: list[Branch],
+        alternatives: list[Branch],
         ahead: AheadOutcome | None = None,
         *,
         prepares: bool = False,
@@ -91,7 +91,7 @@ class ParallelProposeTask(MaskedProposeTask):
         """
         super().__init__(sequence, work, room, arrived, mask_token, ahead)
         self.ranks = ranks
-        self.leaves = leaves
+        self.alternatives = alternatives
         self.positions = self.depth + prepares
         self.guesses = guesses_after(sequence, ROOT, mask_token)
 
@@ -112,7 +112,9 @@ class ParallelProposeTask(MaskedProposeTask):
 
     def draft(self) -> Draft:
         chain = self.chain()
-        return extended(Draft.chain(chain), leaves_beside(self.guesses[: len(chain)], self.leaves))
+        return extended(
+            Draft.chain(chain), alternatives_of_guesses(self.guesses[: len(chain)], self.alternatives)
+        )
 
 
 class ParallelSampledProposeTask(MaskedProposeTask):
@@ -153,10 +155,10 @@ def chain_of(guesses: list[Ranked], sequence: EngineSequence) -> list[int]:
     return tokens
 
 
-def leaves_beside(guesses: list[Ranked], leaves: list[Branch]) -> list[tuple[int, int]]:
+def alternatives_of_guesses(guesses: list[Ranked], alternatives: list[Branch]) -> list[tuple[int, int]]:
     """Of a chain of these guesses: the node that each leaf follows, and its token."""
     return [
         (leaf.accepted - 1, guesses[leaf.accepted][leaf.rank])
-        for leaf in leaves
+        for leaf in alternatives
         if leaf.accepted < len(guesses) and leaf.rank < len(guesses[leaf.accepted])
     ]

@@ -16,7 +16,7 @@ from outrider.engine.inputs.step_input import Move
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
@@ -38,10 +38,10 @@ def engine(folder: str) -> Engine:
 
 def plain(engine: Engine, prompt: tuple[int, ...], count: int) -> list[int]:
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Generate(sequence.number, 0, prompt, count))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, count))
     tokens = []
     while engine.has_work:
-        tokens += [result.token for result in engine.step() if isinstance(result, Generated)]
+        tokens += [result.verdict.tokens[-1] for result in engine.step() if isinstance(result, Decoded)]
     engine.close(sequence)
     return tokens
 
@@ -49,7 +49,7 @@ def plain(engine: Engine, prompt: tuple[int, ...], count: int) -> list[int]:
 def fed(engine: Engine, prompt: tuple[int, ...]) -> int:
     """Tokens of the prompt that are computed rather than found in the cache."""
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Verify(sequence.number, 0, prompt, Draft(), 1))
+    engine.submit(Decode(sequence.number, 0, prompt, Draft(), 1))
     tokens = 0
     while engine.has_work:
         engine.step()
@@ -59,10 +59,10 @@ def fed(engine: Engine, prompt: tuple[int, ...]) -> int:
     return tokens
 
 
-def verified(engine: Engine) -> Verified:
-    results: list[Verified] = []
+def verified(engine: Engine) -> Decoded:
+    results: list[Decoded] = []
     while engine.has_work:
-        results += [result for result in engine.step() if isinstance(result, Verified)]
+        results += [result for result in engine.step() if isinstance(result, Decoded)]
     assert len(results) == 1
     return results[0]
 
@@ -82,7 +82,7 @@ def test_a_shared_prefix_changes_no_token(engine: Engine) -> None:
 def test_refused_drafted_tokens_never_enter_the_prefix_cache(engine: Engine) -> None:
     refused = tuple((token + 1) % VOCAB_SIZE for token in plain(engine, PROMPT, 12))
     sequence = engine.open(len(PROMPT), 0, GREEDY)
-    engine.submit(Verify(sequence.number, 0, PROMPT, Draft.chain(refused), 1))
+    engine.submit(Decode(sequence.number, 0, PROMPT, Draft.chain(refused), 1))
     assert verified(engine).verdict.accepted == ()
     engine.close(sequence)
     published = len(PROMPT) // BLOCK * BLOCK
@@ -93,7 +93,7 @@ def test_accepted_tokens_enter_it_once_they_fill_a_block(engine: Engine) -> None
     text = plain(engine, PROMPT, 12)
     fresh = Engine.from_settings(engine.settings)
     sequence = fresh.open(len(PROMPT), 0, GREEDY)
-    fresh.submit(Verify(sequence.number, 0, PROMPT, Draft.chain(text[:8]), 1))
+    fresh.submit(Decode(sequence.number, 0, PROMPT, Draft.chain(text[:8]), 1))
     assert len(verified(fresh).verdict.accepted) == 8
     fresh.close(sequence)
     whole = (*PROMPT, *text[:8], 5)
@@ -106,14 +106,14 @@ def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> No
     # The right branch comes second at each level, so that its cache has to move into place.
     tree = Draft((wrong[0], text[0], wrong[1], text[1], text[2]), (-1, -1, 1, 1, 3))
     sequence = engine.open(len(PROMPT), 0, GREEDY)
-    engine.submit(Verify(sequence.number, 0, PROMPT, tree, 1))
+    engine.submit(Decode(sequence.number, 0, PROMPT, tree, 1))
     verdict = verified(engine).verdict
     assert verdict.accepted == (1, 3, 4)
     assert list(verdict.tokens) == text[:4]
-    engine.submit(Generate(sequence.number, len(sequence.tokens), (), 8))
+    engine.submit(plain_decoding(sequence.number, len(sequence.tokens), (), 8))
     rest = []
     while engine.has_work:
-        rest += [result.token for result in engine.step() if isinstance(result, Generated)]
+        rest += [result.verdict.tokens[-1] for result in engine.step() if isinstance(result, Decoded)]
     assert rest == text[4:12]
 
 

@@ -24,7 +24,7 @@ from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Generate, Score
+from outrider.engine.work import Score, plain_decoding
 from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.grammars import ids, json_grammar
 
@@ -100,7 +100,7 @@ def test_of_drafts_and_of_their_verdicts(
     compared: Compared, draft: Path, branches: int, sampling: dict[str, Any]
 ) -> None:
     drafter = DraftModel(engine(draft, branches))
-    generate(engine(DEMO / "target"), drafter, asked(**sampling), 4, leaves=2)
+    generate(engine(DEMO / "target"), drafter, asked(**sampling), 4, alternatives=2)
     assert compared.rows > 100
     if sampling.get("verification") is None:
         assert compared.nodes > 50
@@ -120,7 +120,7 @@ def test_rows_that_only_tell_of_tokens_are_left_out(compared: Compared) -> None:
     prompts = [prompt_of(kind) for kind in KINDS[:2]]
     scored, grown = (target.open(len(prompt), 1, Sampling(logprobs=1)) for prompt in prompts)
     target.submit(Score(scored.number, 0, prompts[0], 1))
-    target.submit(Generate(grown.number, 0, prompts[1], 4))
+    target.submit(plain_decoding(grown.number, 0, prompts[1], 4))
     while target.has_work:
         target.step()
     assert compared.rows == 4

@@ -12,7 +12,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Extend, Prepared, Propose, Proposed, Verified, Verify
+from outrider.engine.work import Decode, Decoded, Prepared, Propose, Proposed
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.demo_pair import prompt_of, text_of
 
@@ -191,7 +191,7 @@ def test_preparing_ends_by_itself() -> None:
 def test_no_more_is_prepared_than_a_gateway_takes() -> None:
     prompt, many = prompt_of("code"), engine("draft", 200)
     sequence = opened(many, 1.0)
-    many.submit(Propose(sequence.number, 0, prompt, MAX_DEPTH, 0, leaves=MAX_DEPTH))
+    many.submit(Propose(sequence.number, 0, prompt, MAX_DEPTH, 0, alternatives=MAX_DEPTH))
     (prepared,) = (result for result in run(many) if isinstance(result, Prepared))
     assert MAX_NODES // 4 < len(prepared.draft) <= MAX_NODES
     many.close(sequence)
@@ -262,13 +262,13 @@ def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:
     sequence = opened(target, 1.0)
     first, second = text[:4], text[5:9]
     tree = Draft.chain((*first, text[4], *second))
-    target.submit(Verify(sequence.number, 0, prompt, Draft.chain(first), 1))
-    target.submit(Extend(sequence.number, len(prompt), (), tree, 1))
+    target.submit(Decode(sequence.number, 0, prompt, Draft.chain(first), 1))
+    target.submit(Decode(sequence.number, len(prompt), (), tree, 1))
     verdicts = run(target)
-    assert all(isinstance(verdict, Verified) for verdict in verdicts)
+    assert all(isinstance(verdict, Decoded) for verdict in verdicts)
     assert [verdict.verdict.tokens for verdict in verdicts] == [text[:5], text[5:10]]
-    target.submit(Verify(sequence.number, len(prompt), text[:10], Draft.chain((text[10] ^ 1,)), 2))
-    target.submit(Extend(sequence.number, len(prompt) + 10, (), tree, 2))
+    target.submit(Decode(sequence.number, len(prompt), text[:10], Draft.chain((text[10] ^ 1,)), 2))
+    target.submit(Decode(sequence.number, len(prompt) + 10, (), tree, 2))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[10:11]]
     target.close(sequence)
 
@@ -278,9 +278,9 @@ def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
     prompt = prompt_of("code")
     text = text_of(prompt, 16, temperature=1.0)
     sequence = opened(target, 1.0)
-    target.submit(Verify(sequence.number, 0, prompt, Draft.chain(text[:2]), 1))
+    target.submit(Decode(sequence.number, 0, prompt, Draft.chain(text[:2]), 1))
     run(target)
-    target.submit(Extend(sequence.number, len(prompt), (), Draft.chain(text[:6]), 1))
+    target.submit(Decode(sequence.number, len(prompt), (), Draft.chain(text[:6]), 1))
     assert [verdict.verdict.tokens for verdict in run(target)] == [text[3:7]]
     target.close(sequence)
 

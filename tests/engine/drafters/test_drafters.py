@@ -25,8 +25,8 @@ def generation(prompt: tuple[int, ...], **settings) -> Generation:
     return Generation(len(prompt), noise_key(1, 0, prompt), sampling, list(prompt))
 
 
-def proposed(drafter: Drafter, texts: list[Generation], depth: int, leaves: int) -> list[Draft]:
-    return drafter.propose([Asked(text, depth, leaves) for text in texts])
+def proposed(drafter: Drafter, texts: list[Generation], depth: int, alternatives: int) -> list[Draft]:
+    return drafter.propose([Asked(text, depth, alternatives) for text in texts])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

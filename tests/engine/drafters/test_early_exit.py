@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.gumbel_max import gumbel_max
+from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
@@ -25,7 +26,7 @@ from outrider.engine.inputs.step_input import Feed, Move, Numbers
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Verified, Verify
+from outrider.engine.work import Decode, Decoded
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import write_checkpoint
@@ -137,7 +138,7 @@ def begin_with_a_branch(target: Engine, prompt: tuple[int, ...], text: tuple[int
         (wrong[0], text[0], wrong[1], text[1], wrong[2], text[2]),
         (-1, -1, 1, 1, 3, 3),
     )
-    target.submit(Verify(sequence.number, 0, prompt, tree, 1, 4))
+    target.submit(Decode(sequence.number, 0, prompt, tree, 1, Lease(depth=4)))
     return sequence
 
 
@@ -146,14 +147,14 @@ def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> 
     prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
     sequence = begin_with_a_branch(target, prompt, text)
     (result,) = target.step()
-    assert isinstance(result, Verified)
+    assert isinstance(result, Decoded)
     assert result.verdict.tokens == text[:4]
     assert result.draft is not None
     assert len(result.draft) == 4
     check_draft(result.draft, [*prompt, *text[:4]], len(prompt))
-    target.submit(Verify(sequence.number, len(prompt) + 4, (), result.draft, 2, 0))
+    target.submit(Decode(sequence.number, len(prompt) + 4, (), result.draft, 2))
     (result,) = target.step()
-    assert isinstance(result, Verified)
+    assert isinstance(result, Decoded)
     assert result.verdict.tokens == text[4 : 4 + len(result.verdict.tokens)]
     target.close(sequence)
 
@@ -203,14 +204,14 @@ def test_numbers_that_are_not_finite_end_a_draft_and_do_not_stay(monkeypatch: py
     prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
     sequence = target.open(len(prompt), noise_key(1, 0, prompt), sampling)
-    target.submit(Verify(sequence.number, 0, prompt, Draft(), 1, 4))
+    target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=4)))
     (first,) = target.step()
-    assert isinstance(first, Verified)
+    assert isinstance(first, Decoded)
     assert first.draft is not None
     assert len(first.draft) == 2
-    target.submit(Verify(sequence.number, len(prompt) + 1, (), Draft(), 2, 0))  # without it
+    target.submit(Decode(sequence.number, len(prompt) + 1, (), Draft(), 2))  # without it
     (second,) = target.step()
-    assert isinstance(second, Verified)
+    assert isinstance(second, Decoded)
     assert first.verdict.tokens + second.verdict.tokens == text[:2]
     assert all(stored.isfinite().all() for stored in target._cache._stored)
 

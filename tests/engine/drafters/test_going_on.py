@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from outrider.decoding.draft import Draft, SparseProbs
+from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.work import Extend, Generate, Generated, TopUp, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.fakes.beside import ROW, Beside
 from tests.support.beside import TOKENS, engine_with, plain_texts
 from tests.support.demo_pair import prompt_of
@@ -61,23 +62,23 @@ def text(count: int = TOKENS) -> tuple[int, ...]:
 
 
 def begin(target: Engine, sequence: EngineSequence, until: int, depth: int = DEPTH) -> None:
-    target.submit(Verify(sequence.number, 0, PROMPT, Draft(), 1, depth, until=until))
+    target.submit(Decode(sequence.number, 0, PROMPT, Draft(), 1, Lease(until, depth)))
 
 
-def step(target: Engine) -> Verified:
+def step(target: Engine) -> Decoded:
     (result,) = target.step()
-    assert isinstance(result, Verified)
+    assert isinstance(result, Decoded)
     return result
 
 
-def run(target: Engine) -> list[Verified]:
+def run(target: Engine) -> list[Decoded]:
     found = []
     while target.has_work:
         found.append(step(target))
     return found
 
 
-def said(verdicts: list[Verified]) -> tuple[int, ...]:
+def said(verdicts: list[Decoded]) -> tuple[int, ...]:
     return tuple(token for verdict in verdicts for token in verdict.verdict.tokens)
 
 
@@ -104,7 +105,7 @@ def test_it_goes_no_further_than_it_may_and_waits_with_its_draft(
     assert until <= length <= until + DEPTH
     assert draft
     assert not found[-1].continues
-    target.submit(Verify(sequence.number, length, (), draft, 2))
+    target.submit(Decode(sequence.number, length, (), draft, 2))
     assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
 
 
@@ -119,11 +120,11 @@ def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(
     target: Engine, sequence: EngineSequence
 ) -> None:
     begin(target, sequence, START + 1)  # in force once the first token is there: no further
-    target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=2))
+    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, 2)))
     found = [step(target)]
     assert found[-1].draft is not None
     assert found[-1].draft.depth == 2
-    target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=0))
+    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, 0)))
     last = step(target)
     assert (last.draft, last.continues) == (None, False)
     assert said([*found, last]) == text(len(sequence.tokens) - START)
@@ -134,9 +135,9 @@ def test_a_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
 ) -> None:
     begin(target, sequence, START + 1)
     found = run(target)
-    target.submit(TopUp(sequence.number, START, (), TOKENS, next_depth=DEPTH))
+    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, DEPTH)))
     assert not target.has_work
-    target.submit(Verify(sequence.number, START + len(said(found)), (), Draft(), 2))
+    target.submit(Decode(sequence.number, START + len(said(found)), (), Draft(), 2))
     assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
 
 
@@ -147,12 +148,12 @@ def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequen
     seen = said(found)
     unseen = step(target)
     assert unseen.verdict.tokens
-    target.submit(Generate(sequence.number, START, seen, TOKENS - len(seen)))
+    target.submit(plain_decoding(sequence.number, START, seen, TOKENS - len(seen)))
     plain: tuple[int, ...] = ()
     while target.has_work:
         for token in target.step():
-            assert isinstance(token, Generated)
-            plain += (token.token,)
+            assert isinstance(token, Decoded)
+            plain += (token.verdict.tokens[-1],)
     assert seen + plain == text()
 
 
@@ -163,7 +164,7 @@ def test_what_was_sent_ahead_of_its_own_draft_is_verified_instead(
     found = [step(target), step(target)]
     known = len(sequence.tokens)
     right = Draft.chain(text()[known - START : known - START + DEPTH + 4])
-    target.submit(Extend(sequence.number, START, text(known - START), right, 1))
+    target.submit(Decode(sequence.number, START, text(known - START), right, 1))
     first = step(target)
     assert first.draft
     assert not first.continues

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.asked import Asked
@@ -18,7 +19,7 @@ from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.gpu import gpu
@@ -98,7 +99,7 @@ def engine_of(settings: dict[str, Any], **more: Any) -> Engine:
 
 def drafted(settings: dict[str, Any], device: str, **more: Any) -> tuple[list[Drafted], Engine]:
     engine = engine_of(settings, device=device, **more)
-    return rounds(engine, PROMPTS[:2], 0.7, DEPTH, leaves=2, max_tokens=10), engine
+    return rounds(engine, PROMPTS[:2], 0.7, DEPTH, alternatives=2, max_tokens=10), engine
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -170,13 +171,13 @@ def decoded_then_drafted(engine: Engine, ends: tuple[int, ...]) -> list[tuple[li
         settings = Sampling(temperature=0.7, max_tokens=20, ignore_eos=True, stop_token_ids=stops)
         sequence = engine.open(len(prompt), noise_key(1, 0, prompt), settings)
         texts[sequence.number] = [], []
-        engine.submit(Generate(sequence.number, 0, prompt, DECODED))
+        engine.submit(plain_decoding(sequence.number, 0, prompt, DECODED))
     while engine.has_work:
         for result in engine.step():
-            assert isinstance(result, Generated | Verified)
+            assert isinstance(result, Decoded)
             tokens, drafts = texts[result.sequence]
-            tokens += [result.token] if isinstance(result, Generated) else result.verdict.tokens
-            if isinstance(result, Verified) and result.draft is not None:
+            tokens += [result.verdict.tokens[-1]] if isinstance(result, Decoded) else result.verdict.tokens
+            if isinstance(result, Decoded) and result.draft is not None:
                 drafts.append(result.draft)
             if result.finish is not None:
                 engine.close(engine.sequence(result.sequence))
@@ -185,7 +186,7 @@ def decoded_then_drafted(engine: Engine, ends: tuple[int, ...]) -> list[tuple[li
                     drafts[-1] if drafts else Draft(),
                     len(engine.sequence(result.sequence).tokens),
                 )
-                engine.submit(Verify(result.sequence, length, (), draft, 1 + len(drafts), DEPTH))
+                engine.submit(Decode(result.sequence, length, (), draft, 1 + len(drafts), Lease(depth=DEPTH)))
             elif len(tokens) > DECODED:
                 engine.close(engine.sequence(result.sequence))
     return [*texts.values()]

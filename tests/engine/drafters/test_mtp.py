@@ -101,7 +101,7 @@ def test_the_text_is_the_same_with_drafts_and_without(
 
 def test_each_node_of_a_tree_follows_its_own_branch(folder: Path, target: Engine) -> None:
     expected, sampling = reference("glm4_moe"), Sampling(temperature=0.7)
-    found = rounds(target, PROMPTS, 0.7, 4, leaves=6)
+    found = rounds(target, PROMPTS, 0.7, 4, alternatives=6)
     assert [text.tokens for text in found] == plain_texts(folder, 0.7)
     prompt, text = PROMPTS[1], found[1]
     tokens = [*prompt, *text.tokens]

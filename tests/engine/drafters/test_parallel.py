@@ -55,8 +55,10 @@ def engine(branches: int, kind: str = "llama") -> Engine:
     )
 
 
-def by_the_book(tokens: tuple[int, ...], sampling: Sampling, depth: int, leaves: int = 1) -> list[list[int]]:
-    """[depth, leaves] The best guesses: one pass of transformers over the tokens and depth - 1 masks."""
+def by_the_book(
+    tokens: tuple[int, ...], sampling: Sampling, depth: int, alternatives: int = 1
+) -> list[list[int]]:
+    """Returns the best guesses, [depth, alternatives]: one pass of transformers over tokens and masks."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint(), attn_implementation="eager").eval()
     masks = [MASK] * (depth - 1)
     with torch.inference_mode():
@@ -65,7 +67,7 @@ def by_the_book(tokens: tuple[int, ...], sampling: Sampling, depth: int, leaves:
         ChoiceContext(sampling, 7, len(tokens) + place, PROMPT, tokens[len(PROMPT) :], (MASK,) * place)
         for place in range(depth)
     ]
-    return gumbel_max(process(logits, rows), rows, leaves)[0].tolist()
+    return gumbel_max(process(logits, rows), rows, alternatives)[0].tolist()
 
 
 def opened(engine: Engine, sampling: Sampling = WARM) -> EngineSequence:
@@ -78,10 +80,10 @@ def drafted(
     base: int,
     tokens: tuple[int, ...],
     depth: int = DEPTH,
-    leaves: int = 0,
+    alternatives: int = 0,
 ) -> Proposed:
     """Until the Draft is there; nothing is prepared."""
-    engine.submit(Propose(sequence.number, base, tokens, depth, base, leaves))
+    engine.submit(Propose(sequence.number, base, tokens, depth, base, alternatives))
     while True:
         for result in engine.step():
             if isinstance(result, Proposed):
@@ -114,8 +116,8 @@ def test_a_draft_is_what_one_pass_over_tokens_and_masks_says(sampling: Sampling,
 
 def test_runners_up_are_the_second_guesses_of_the_same_pass() -> None:
     draft, sequence = engine(0), opened(engine(0))
-    tree = drafted(draft, sequence, 0, PROMPT, DEPTH, leaves=3).draft
-    ranked = by_the_book(PROMPT, WARM, DEPTH, leaves=6)
+    tree = drafted(draft, sequence, 0, PROMPT, DEPTH, alternatives=3).draft
+    ranked = by_the_book(PROMPT, WARM, DEPTH, alternatives=6)
     assert list(tree.tokens[:DEPTH]) == [best for best, *_ in ranked]
     assert len(tree) == DEPTH + 3
     for parent, token in zip(tree.parents[DEPTH:], tree.tokens[DEPTH:], strict=True):
@@ -223,7 +225,7 @@ def test_same_seed_same_text(branches: int, kind: str) -> None:
         for heat in ((0.0, 1.0, 4.0)[number % 3],)
     ]
     plain = generate(engine(0, kind), None, requests, 0)
-    drafted = generate(engine(0, kind), DraftModel(engine(branches, kind)), requests, DEPTH, leaves=2)
+    drafted = generate(engine(0, kind), DraftModel(engine(branches, kind)), requests, DEPTH, alternatives=2)
     assert [output.tokens for output in drafted] == [output.tokens for output in plain]
     assert sum(output.accepted for output in drafted) > sum(len(output.tokens) for output in drafted) / 3
 
@@ -271,6 +273,6 @@ def test_under_a_grammar_the_text_is_the_same_too(tmp_path: Path) -> None:
     ]
     target = demo_engine("target")
     plain = [generate(target, None, [request], 0)[0].tokens for request in requests]
-    drafted = generate(target, DraftModel(Engine.from_settings(settings)), requests, DEPTH, leaves=2)
+    drafted = generate(target, DraftModel(Engine.from_settings(settings)), requests, DEPTH, alternatives=2)
     assert [output.tokens for output in drafted] == plain
     assert sum(output.accepted for output in drafted) > 0

@@ -154,25 +154,27 @@ def test_under_rejection_or_block_there_are_chains_alone(rule: str) -> None:
 
 
 def expected_paths(
-    head: Reference, tokens: list[int], length: int, depth: int, leaves: int, sampling: Sampling
+    head: Reference, tokens: list[int], length: int, depth: int, alternatives: int, sampling: Sampling
 ) -> set[tuple[int, ...]]:
     """Those of a tree by plain arithmetic: each path is computed by itself, from the text alone."""
     hidden = hidden_of(tokens, head.form.layers)[:-1]
     chain: tuple[int, ...] = ()
     beside: list[tuple[float, tuple[int, ...]]] = []
     going_on: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    to_feed = leaves
+    to_feed = alternatives
     for position in range(depth):
         found = []
         for score, path in going_on:
-            best, values = head.best_after(hidden, tokens, [*path], min(leaves + 1, RANKS), sampling, length)
+            best, values = head.best_after(
+                hidden, tokens, [*path], min(alternatives + 1, RANKS), sampling, length
+            )
             shares = values.log_softmax(0).tolist()
             found += [
                 (score + share, (*path, token)) for token, share in zip(best.tolist(), shares, strict=True)
             ]
         chain, chain_score = next((path, score) for score, path in found if path[:-1] == chain)
         found = [one for one in found if one[1] != chain]
-        beside = sorted([*beside, *found], key=lambda one: -one[0])[:leaves]
+        beside = sorted([*beside, *found], key=lambda one: -one[0])[:alternatives]
         passes = depth - 1 - position
         quota = -(-to_feed // passes) if passes else 0
         following = [one for one in beside if one in found][:quota]
@@ -191,7 +193,7 @@ def test_an_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: 
     sampling, compared = Sampling(temperature=temperature), 0
     for kind in ("json", "code"):
         prompt = prompt_of(kind)
-        (found,) = rounds(target, [prompt], temperature, depth=4, leaves=5)
+        (found,) = rounds(target, [prompt], temperature, depth=4, alternatives=5)
         tokens = [*prompt, *found.tokens]
         for length, draft in list(zip(found.lengths, found.drafts, strict=True))[:8]:
             expected = expected_paths(head, tokens[:length], len(prompt), draft.depth, 5, sampling)
@@ -208,7 +210,7 @@ def test_the_text_is_the_same_with_trees_and_takes_fewer_passes_than_with_chains
     kind: str, temperature: float
 ) -> None:
     target = target_with(kind)
-    trees = drafted_texts(target, temperature, depth=4, company=6, leaves=6)
+    trees = drafted_texts(target, temperature, depth=4, company=6, alternatives=6)
     assert [one.tokens for one in trees] == plain_texts(temperature)
     chains = drafted_texts(target, temperature, depth=4, company=6)
     assert sum(one.rounds for one in trees) < sum(one.rounds for one in chains)
@@ -228,7 +230,7 @@ def test_trees_change_no_text_alone_or_in_company(kind: str, temperature: float,
     )
     found = []
     for start in range(0, len(prompts), company):
-        found += rounds(target_with(kind), prompts[start : start + company], temperature, 5, leaves=8)
+        found += rounds(target_with(kind), prompts[start : start + company], temperature, 5, alternatives=8)
     assert [one.tokens for one in found] == [one.tokens for one in plain]
     assert sum(one.accepted for one in found) > len(prompts)
 
@@ -236,16 +238,16 @@ def test_trees_change_no_text_alone_or_in_company(kind: str, temperature: float,
 def test_a_tight_cache_makes_trees_narrow_and_changes_no_text() -> None:
     block = 4 * (6 * 2 * 4 * 32 + 2 * 2 * 64) * 4
     tight = engine_with("eagle3", DRAFTERS / "eagle3", block_size=4, cache_memory=60 * block)
-    found = drafted_texts(tight, 0.7, depth=4, company=6, leaves=6)
+    found = drafted_texts(tight, 0.7, depth=4, company=6, alternatives=6)
     assert [one.tokens for one in found] == plain_texts(0.7)
     assert any(not draft.is_chain for one in found for draft in one.drafts)
     assert any(draft.is_chain and len(draft) > 1 for one in found for draft in one.drafts)
 
 
-@pytest.mark.parametrize("leaves", [0, 6])
-def test_a_verdict_tells_which_guess_would_have_been_right(leaves: int) -> None:
+@pytest.mark.parametrize("alternatives", [0, 6])
+def test_a_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> None:
     """So the pace knows what runners-up would bring before there are any."""
-    found = drafted_texts(target_with("eagle3"), 0.7, depth=4, company=6, leaves=leaves)
+    found = drafted_texts(target_with("eagle3"), 0.7, depth=4, company=6, alternatives=alternatives)
     second = refused = 0
     for kind, one in zip(KINDS, found, strict=True):
         text = [*prompt_of(kind), *one.tokens]

@@ -25,7 +25,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import Output, Request, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gpu import gpu
 from tests.support.model import before_passes
@@ -89,9 +89,9 @@ def plain(target: Engine, asked: list[tuple[int, ...]]) -> list[list[int]]:
     sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
     sequences = [target.open(len(prompt), 0, sampling) for prompt in asked]
     for sequence, prompt in zip(sequences, asked, strict=True):
-        target.submit(Generate(sequence.number, 0, prompt, COUNT))
+        target.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
     while target.has_work:
-        assert all(isinstance(result, Generated) for result in target.step())
+        assert all(isinstance(result, Decoded) for result in target.step())
     texts = [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, asked, strict=True)]
     for sequence in sequences:
         target.close(sequence)
@@ -103,8 +103,8 @@ def verified(target: Engine, prompt: tuple[int, ...], drafts: list[Draft]) -> No
     sequence = target.open(len(prompt), 0, Sampling(temperature=0, max_tokens=64, ignore_eos=True))
     tokens, base = prompt, 0
     for round, draft in enumerate(drafts):
-        target.submit(Verify(sequence.number, base, tokens, draft, round))
-        (result,) = [result for result in run(target) if isinstance(result, Verified)]
+        target.submit(Decode(sequence.number, base, tokens, draft, round))
+        (result,) = [result for result in run(target) if isinstance(result, Decoded)]
         base, tokens = base + len(tokens), result.verdict.tokens
     target.close(sequence)
 
@@ -277,11 +277,11 @@ def differing(count: int, tokens: int) -> dict[str, int]:
     """Per way, how many seeded texts in bfloat16 are not those of plain decoding one at a time."""
     target, asked = demo("target", batch_invariant=True), seeded(count, tokens)
 
-    def texts(drafter: Drafter | None, at_once: int, leaves: int = 0) -> list[Output]:
+    def texts(drafter: Drafter | None, at_once: int, alternatives: int = 0) -> list[Output]:
         return [
             output
             for start in range(0, count, at_once)
-            for output in generate(target, drafter, asked[start : start + at_once], 4, leaves)
+            for output in generate(target, drafter, asked[start : start + at_once], 4, alternatives)
         ]
 
     reference = texts(None, 1)
@@ -289,7 +289,7 @@ def differing(count: int, tokens: int) -> dict[str, int]:
         "plain, batch 32": texts(None, 32),
         "drafts, alone": texts(DraftModel(demo("draft")), 1),
         "drafts, batch 32": texts(DraftModel(demo("draft")), 32),
-        "trees, batch 32": texts(DraftModel(demo("draft")), 32, leaves=3),
+        "trees, batch 32": texts(DraftModel(demo("draft")), 32, alternatives=3),
     }
     return {
         way: sum(a.tokens != b.tokens for a, b in zip(reference, outputs, strict=True))

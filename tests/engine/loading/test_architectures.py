@@ -10,7 +10,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Verified, Verify
+from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.checkpoints import (
     ARCHITECTURES,
     VOCAB_SIZE,
@@ -55,7 +55,7 @@ def test_plain_decoding_in_a_ragged_batch_with_staggered_arrivals(
     sequences = []
     for prompt in prompts:  # each prompt is fed in chunks while the ones before it decode
         sequence = engine.open(len(prompt), 0, GREEDY)
-        engine.submit(Generate(sequence.number, 0, tuple(prompt), COUNT))
+        engine.submit(plain_decoding(sequence.number, 0, tuple(prompt), COUNT))
         answers[sequence.number] = []
         sequences.append(sequence)
         _collect(engine, answers, steps=2)
@@ -69,8 +69,8 @@ def _collect(engine: Engine, answers: dict[int, list[int]], steps: int) -> None:
     while engine.has_work and steps:
         steps -= 1
         for result in engine.step():
-            assert isinstance(result, Generated)
-            answers[result.sequence].append(result.token)
+            assert isinstance(result, Decoded)
+            answers[result.sequence].append(result.verdict.tokens[-1])
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -83,10 +83,10 @@ def test_verification_with_refusals_in_one_batch_with_prefills(
     finished = 0
     for index, prompt in enumerate(prompts):
         draft = _draft(references[index].tokens, rng, width)
-        engine.submit(Verify(sequences[index].number, 0, tuple(prompt), draft, 0))
+        engine.submit(Decode(sequences[index].number, 0, tuple(prompt), draft, 0))
     while finished < len(prompts):
         for result in engine.step():
-            assert isinstance(result, Verified)
+            assert isinstance(result, Decoded)
             index = [one.number for one in sequences].index(result.sequence)
             answers[index] += result.verdict.tokens
             if result.finish:
@@ -94,7 +94,7 @@ def test_verification_with_refusals_in_one_batch_with_prefills(
                 continue
             draft = _draft(references[index].tokens[len(answers[index]) :], rng, width)
             length = len(sequences[index].tokens)
-            engine.submit(Verify(result.sequence, length, (), draft, round=length))
+            engine.submit(Decode(result.sequence, length, (), draft, round=length))
     for sequence in sequences:
         engine.close(sequence)
     assert not differences(references, answers)

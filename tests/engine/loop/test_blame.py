@@ -16,17 +16,8 @@ from outrider.engine.forward import graphs
 from outrider.engine.forward.batch import Batch
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.tasks.generate import GenerateTask
-from outrider.engine.work import (
-    Failed,
-    Generate,
-    Propose,
-    Proposed,
-    Score,
-    Scored,
-    Verified,
-    Verify,
-)
+from outrider.engine.tasks.decode import DecodeTask
+from outrider.engine.work import Decode, Decoded, Failed, Propose, Proposed, Score, Scored, plain_decoding
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gpu import gpu
 from tests.support.model import before_passes, model_of
@@ -119,7 +110,7 @@ def test_padding_reads_nothing_of_another_sequence(engine: Engine, harmed: int) 
     while not all(len(one.tokens) > one.prompt_length for one in sequences):
         engine.step()
     other = engine.open(8, 1, SAMPLING)
-    engine.submit(Generate(other.number, 0, tuple(range(8)), COUNT))
+    engine.submit(plain_decoding(other.number, 0, tuple(range(8)), COUNT))
     for tensor in stored(engine):  # as if a neighbour had overflowed just now
         for block in set(range(engine._cache.pool.num_blocks)) - {*sequences[harmed].blocks}:
             tensor[block * BLOCK : (block + 1) * BLOCK] = torch.nan
@@ -143,9 +134,9 @@ def test_a_drafted_token_that_harms_is_refused_and_nothing_else(engine: Engine) 
         )
         known = () if text else PROMPTS[0]
         round = 1 + len(text)
-        engine.submit(Verify(sequence.number, 20 + len(text) if text else 0, known, drafts[round % 3], round))
+        engine.submit(Decode(sequence.number, 20 + len(text) if text else 0, known, drafts[round % 3], round))
         (result,) = run(engine)
-        assert isinstance(result, Verified)
+        assert isinstance(result, Decoded)
         text += result.verdict.tokens
     assert text == expected
     assert all(tensor.isfinite().all() for tensor in stored(engine))
@@ -157,9 +148,9 @@ def test_under_rejection_or_block_too(engine: Engine, rule: str) -> None:
     sampling = SAMPLING.model_copy(update={"verification": rule})
     sequence = engine.open(20, 1, sampling)
     certain = [SparseProbs((token,), (1.0,)) for token in (9, POISON)]
-    engine.submit(Verify(sequence.number, 0, PROMPTS[0], Draft.chain((9, POISON), certain), round=1))
+    engine.submit(Decode(sequence.number, 0, PROMPTS[0], Draft.chain((9, POISON), certain), round=1))
     (result,) = run(engine)
-    assert isinstance(result, Verified)
+    assert isinstance(result, Decoded)
     assert POISON not in result.verdict.tokens
 
 
@@ -178,7 +169,7 @@ def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
     assert texts(run(engine), sequences) == expected
     assert max(sizes) > 8
     long = engine.open(200, 1, SAMPLING)
-    engine.submit(Generate(long.number, 0, PROMPTS[0] * 10, COUNT))
+    engine.submit(plain_decoding(long.number, 0, PROMPTS[0] * 10, COUNT))
     while long.cached < 100:
         assert engine.step() == []
 
@@ -321,9 +312,9 @@ def test_what_a_graph_gave_survives_another_pass_for_a_sequence_that_harms(
         assert scored(engine, (9,)) == expected
         assert engine.last_step is not None
         assert engine.last_step.path == "graph"
-        rows = GenerateTask.rows
+        rows = DecodeTask.rows
         monkeypatch.setattr(
-            GenerateTask, "rows", lambda self: refused() if POISON in self.sequence.tokens else rows(self)
+            DecodeTask, "rows", lambda self: refused() if POISON in self.sequence.tokens else rows(self)
         )
         assert scored(engine, (POISON,)) == expected
 

@@ -18,7 +18,7 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Failed, Generate, Generated, Result, Verify
+from outrider.engine.work import Decode, Decoded, Failed, Result, plain_decoding
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gpu import gpu
 from tests.support.model import model_of
@@ -89,7 +89,7 @@ def cuda(loaded: tuple[Engine, SimulatedCuda | None]) -> SimulatedCuda:
 def start(engine: Engine, prompt: tuple[int, ...], count: int = COUNT, **sampling: Any) -> int:
     """A text that goes on by so many tokens at first. Returns its number."""
     sequence = engine.open(len(prompt), len(prompt) + prompt[0], Sampling(**{**PLAIN, **sampling}))
-    engine.submit(Generate(sequence.number, 0, prompt, count))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, count))
     return sequence.number
 
 
@@ -101,7 +101,7 @@ def run(engine: Engine) -> list[Result]:
 
 
 def text(results: list[Result], number: int) -> list[int]:
-    return [one.token for one in results if isinstance(one, Generated) and one.sequence == number]
+    return [one.verdict.tokens[-1] for one in results if isinstance(one, Decoded) and one.sequence == number]
 
 
 def alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
@@ -125,7 +125,7 @@ def test_the_next_step_is_launched_before_the_tokens_of_this_one_are_waited_for(
 
 def _verify(engine: Engine) -> None:
     sequence = engine.open(len(PROMPTS[1]), 1, Sampling(**PLAIN))
-    engine.submit(Verify(sequence.number, 0, PROMPTS[1], Draft.chain((5, 6)), 1))
+    engine.submit(Decode(sequence.number, 0, PROMPTS[1], Draft.chain((5, 6)), 1))
 
 
 COMPANY: dict[str, Callable[[Engine], object]] = {
@@ -158,10 +158,10 @@ def test_log_probabilities_come_with_the_tokens(engine: Engine, cuda: SimulatedC
     def told(engine: Engine) -> list[tuple[int, float, list[int], list[float]]]:
         start(engine, PROMPTS[0])
         number = start(engine, PROMPTS[1], logprobs=2)
-        own = [one for one in run(engine) if isinstance(one, Generated) and one.sequence == number]
+        own = [one for one in run(engine) if isinstance(one, Decoded) and one.sequence == number]
         return [
             (
-                one.token,
+                one.verdict.tokens[-1],
                 of_token.chosen,
                 [token for token, _ in of_token.top],
                 [*map(itemgetter(1), of_token.top)],
@@ -238,7 +238,7 @@ def test_steps_that_overlap_are_not_counted_twice(engine: Engine, cuda: Simulate
     of_kernels = [one / KERNEL_MS * 1000 for one in seconds[2:]]  # the first is by the host's clock
     assert max(of_kernels) == pytest.approx(min(of_kernels), abs=0.5)
     assert 10 < min(of_kernels) < 100, "kernels of one step"
-    timings = [one.timings for one in results if isinstance(one, Generated) and one.sequence == number]
+    timings = [one.timings for one in results if isinstance(one, Decoded) and one.sequence == number]
     assert [one.steps for one in timings] == [1] * COUNT
     assert min(one.queue for one in timings) >= 0.0
     assert all(one.step <= one.total for one in timings)

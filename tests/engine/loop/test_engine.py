@@ -16,7 +16,7 @@ from outrider.engine.loop.validation import check_sampling
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate, Generated, Propose, Proposed, Result, TopUp, Verified, Verify
+from outrider.engine.work import Decode, Decoded, Propose, Proposed, Result, plain_decoding
 from outrider.pace.step import StepSize
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
@@ -69,24 +69,24 @@ def run(engine: Engine) -> list[Result]:
     return results
 
 
-def plain(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Generated]:
+def plain(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Decoded]:
     sequence = engine.open(len(prompt), 1, sampling)
-    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
-    results = [result for result in run(engine) if isinstance(result, Generated)]
+    engine.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
+    results = [result for result in run(engine) if isinstance(result, Decoded)]
     engine.close(sequence)
     return results
 
 
-def tokens_of(results: list[Generated]) -> tuple[int, ...]:
-    return tuple(result.token for result in results)
+def tokens_of(results: list[Decoded]) -> tuple[int, ...]:
+    return tuple(result.verdict.tokens[-1] for result in results)
 
 
 def verify(
     engine: Engine, sequence: EngineSequence, base: int, tokens: tuple[int, ...], draft: Draft
-) -> Verified:
-    engine.submit(Verify(sequence.number, base, tokens, draft, round=base))
+) -> Decoded:
+    engine.submit(Decode(sequence.number, base, tokens, draft, round=base))
     (result,) = run(engine)
-    assert isinstance(result, Verified)
+    assert isinstance(result, Decoded)
     return result
 
 
@@ -96,10 +96,10 @@ def test_settings_that_were_left_open_are_those_found(folders: dict[str, Path]) 
     assert Engine.from_settings(settings).settings == settings.model_copy(update=found)
 
 
-@pytest.mark.parametrize("leaves", [0, 6])
+@pytest.mark.parametrize("alternatives", [0, 6])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 def test_a_model_that_drafts_for_itself_is_always_right(
-    folders: dict[str, Path], kind: str, leaves: int
+    folders: dict[str, Path], kind: str, alternatives: int
 ) -> None:
     """Every level of a tree attends to its own branch alone, within the window where there is one."""
     target, draft = engine_of(folders[kind]), engine_of(folders[kind])
@@ -108,7 +108,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     emitted: tuple[int, ...] = ()
     base, tokens = 0, PROMPT
     while len(emitted) < COUNT:
-        draft.submit(Propose(drafting.number, base, tokens, 5, 0, leaves))
+        draft.submit(Propose(drafting.number, base, tokens, 5, 0, alternatives))
         (proposed,) = run(draft)
         assert isinstance(proposed, Proposed)
         verdict = verify(target, verified, base, tokens, proposed.draft).verdict
@@ -125,8 +125,8 @@ def test_what_the_sender_takes_back_leaves_shared_cache_as_it_was(engine: Engine
     verify(engine, second, 0, PROMPT, Draft())  # shares the blocks of the prompt
     other = tuple((token + 1) % VOCAB_SIZE for token in PROMPT[20:])
     verify(engine, first, 20, other, Draft())  # goes back into them, and on with other tokens
-    engine.submit(Generate(second.number, len(second.tokens), (), COUNT))
-    assert (text[0], *(r.token for r in run(engine) if isinstance(r, Generated))) == text
+    engine.submit(plain_decoding(second.number, len(second.tokens), (), COUNT, round=1))
+    assert (text[0], *(r.verdict.tokens[-1] for r in run(engine) if isinstance(r, Decoded))) == text
     engine.close(first)
     engine.close(second)
     assert tokens_of(plain(engine, GREEDY)) == text
@@ -150,7 +150,7 @@ def test_runners_up_may_be_asked_for_where_a_draft_had_none(engine: Engine, coun
     engine.submit(Propose(sequence.number, 0, PROMPT, 4, 0))
     (first,) = run(engine)
     assert isinstance(first, Proposed)
-    engine.submit(Propose(sequence.number, len(PROMPT), first.draft.tokens[:count], 4, 1, leaves=2))
+    engine.submit(Propose(sequence.number, len(PROMPT), first.draft.tokens[:count], 4, 1, alternatives=2))
     (second,) = run(engine)
     assert isinstance(second, Proposed)
     assert second.draft.path_of(first.draft.tokens[count:]) == tuple(range(4 - count))
@@ -171,16 +171,17 @@ def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
 def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
-    engine.submit(Generate(sequence.number, 0, PROMPT, 8))
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, 8))
     first = run(engine)
-    engine.submit(TopUp(sequence.number, len(PROMPT), text[:3], 10))  # the sender has seen three of the eight
-    assert tuple(r.token for r in first + run(engine) if isinstance(r, Generated)) == text[:13]
+    # The sender has seen three of the eight.
+    engine.submit(plain_decoding(sequence.number, len(PROMPT), text[:3], 10))
+    assert tuple(r.verdict.tokens[-1] for r in first + run(engine) if isinstance(r, Decoded)) == text[:13]
 
 
 def decoding(engine: Engine, sampling: Sampling) -> EngineSequence:
     """One that has decoded three tokens freely and goes on."""
     sequence = engine.open(len(PROMPT), 1, sampling)
-    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, COUNT))
     while len(sequence.tokens) < len(PROMPT) + 3:
         engine.step()
     return sequence
@@ -192,9 +193,9 @@ def test_tokens_that_the_sender_of_a_draft_had_not_seen_stand(engine: Engine, wr
     text = tokens_of(plain(engine, SEEDED))
     sequence = decoding(engine, SEEDED)
     drafted = [token ^ (place == wrong) for place, token in enumerate(text[1:6])]
-    engine.submit(Verify(sequence.number, len(PROMPT), text[:1], Draft.chain(drafted), round=1))
+    engine.submit(Decode(sequence.number, len(PROMPT), text[:1], Draft.chain(drafted), round=1))
     (verified,) = run(engine)
-    assert isinstance(verified, Verified)
+    assert isinstance(verified, Decoded)
     stands = {None: 3, 1: 0, 3: 1}[wrong]
     assert verified.verdict.accepted == tuple(range(stands))
     assert verified.verdict.tokens == text[3 : 4 + stands]
@@ -205,9 +206,9 @@ def test_tokens_that_the_sender_of_a_draft_had_not_seen_stand(engine: Engine, wr
 def test_a_draft_for_a_generation_that_has_ended_is_not_judged(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
-    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, COUNT))
     run(engine)
-    engine.submit(Verify(sequence.number, len(PROMPT), text[:4], Draft.chain(text[4:6]), round=1))
+    engine.submit(Decode(sequence.number, len(PROMPT), text[:4], Draft.chain(text[4:6]), round=1))
     assert not engine.has_work
 
 
@@ -297,7 +298,7 @@ def test_a_drafted_token_that_the_target_cannot_say_is_refused_like_any_other(en
 def test_closing_voids_the_work_and_may_be_repeated(engine: Engine) -> None:
     free = engine.load().free_blocks
     sequence = engine.open(len(PROMPT), 1, GREEDY)
-    engine.submit(Generate(sequence.number, 0, PROMPT, COUNT))
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, COUNT))
     engine.step()
     engine.close(sequence)
     engine.close(sequence)
@@ -329,7 +330,7 @@ def test_work_that_contradicts_its_sequence_is_refused(
     sampling = Sampling.model_validate({"max_tokens": COUNT, "verification": verification})
     sequence = engine.open(len(PROMPT), 1, sampling)
     with pytest.raises(ValueError, match=message):
-        engine.submit(Verify(sequence.number, base, tokens, draft, round=base))
+        engine.submit(Decode(sequence.number, base, tokens, draft, round=base))
     assert not engine.has_work
 
 
@@ -337,7 +338,7 @@ def test_work_for_a_closed_sequence_is_refused(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     engine.close(sequence)
     with pytest.raises(ValueError, match="is closed"):
-        engine.submit(Generate(sequence.number, 0, PROMPT, 1))
+        engine.submit(plain_decoding(sequence.number, 0, PROMPT, 1))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def settings_of(drafter: str, head: Path | None, ranks: int = 2, **fields: Any) 
 
 
 def draft(engine: Engine, temperature: float) -> list[Drafted]:
-    return drafted_texts(engine, temperature, DEPTH, company=6, leaves=LEAVES)
+    return drafted_texts(engine, temperature, DEPTH, company=6, alternatives=LEAVES)
 
 
 def lead(group: RankGroup, settings: EngineSettings, temperatures: tuple[float, ...]) -> list[list[Drafted]]:

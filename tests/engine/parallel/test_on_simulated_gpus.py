@@ -31,7 +31,7 @@ from outrider.engine.offline.speculate import Request, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Generate
+from outrider.engine.work import plain_decoding
 from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import write_checkpoint
 from tests.support.mtp import write_target
@@ -127,7 +127,7 @@ def start(engine: Engine, prompt: tuple[int, ...], **given: Any) -> EngineSequen
     """A text that goes on by so many tokens."""
     sampling = Sampling(**{"temperature": 0.7, "max_tokens": COUNT, "ignore_eos": True, **given})
     sequence = engine.open(len(prompt), prompt[0], sampling)
-    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
     return sequence
 
 
@@ -275,7 +275,7 @@ def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     with few_graphs():
         engine = Engine.from_settings(settings, group)
     assert engine.slow_because == ()
-    found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
+    found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, alternatives=2)
     assert engine.last_step is not None
     cuda = simulated()
     cuda.counts = Counts()
@@ -325,7 +325,7 @@ def test_ranks_replay_graphs_of_a_target_and_of_the_drafter_that_they_share(
     """
     fields = {"dtype": "float32", "cache_memory": 2**21, "self_check": False, **write(tmp_path)}
     alone = Engine.from_settings(EngineSettings.model_validate(fields))
-    expected = rounds(alone, [request.prompt for request in REQUESTS], 0.7, 3, leaves=2)
+    expected = rounds(alone, [request.prompt for request in REQUESTS], 0.7, 3, alternatives=2)
     expected += plain_between(alone)
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
     [(found, path, busy_waits), _] = ranks.run(draft_beside, follow_on, shared)

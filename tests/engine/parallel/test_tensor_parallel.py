@@ -79,14 +79,14 @@ def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[
     """By mode, in parts that run together."""
     asked = requests(count)
     every = []
-    for number, (kind, depth, leaves) in enumerate(MODES.values()):
+    for number, (kind, depth, alternatives) in enumerate(MODES.values()):
         part = asked[number :: len(MODES)]
         drafter = drafter_of(kind, drafts)
         every.append(
             [
                 output
                 for start in range(0, len(part), TOGETHER)
-                for output in generate(target, drafter, part[start : start + TOGETHER], depth, leaves)
+                for output in generate(target, drafter, part[start : start + TOGETHER], depth, alternatives)
             ]
         )
     return every

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, LlamaConfig
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.kernel import part_slots
@@ -18,7 +19,7 @@ from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
 from outrider.engine.planning.skeleton import AliveBytes, ModelSkeleton, skeleton
 from outrider.engine.settings import EngineSettings, Quantization
-from outrider.engine.work import Verify
+from outrider.engine.work import Decode
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.allocated import allocated_cache, allocated_weights, kept_by_graphs
 from tests.support.capture import SIZES, capturing
@@ -112,7 +113,7 @@ def check_largest_step(settings: EngineSettings) -> None:
         sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
         draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
         prompt = tuple(range(number, number + length))
-        engine.submit(Verify(sequence.number, 0, prompt, draft, 1, MAX_DEPTH))
+        engine.submit(Decode(sequence.number, 0, prompt, draft, 1, Lease(depth=MAX_DEPTH)))
     with AliveBytes() as alive:
         assert len(engine.step()) == RUNNING
     planned = plan_memory(model, settings, MEMORY).activations

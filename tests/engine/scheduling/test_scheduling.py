@@ -13,7 +13,7 @@ from outrider.engine.scheduling.scheduler import SPARE_SHARE, Scheduler
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Generate, Generated, Prepared, Propose, Proposed, Result, Verified, Verify
+from outrider.engine.work import Decode, Decoded, Prepared, Propose, Proposed, Result, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 8
@@ -45,14 +45,14 @@ def prompts(count: int, length: int) -> list[tuple[int, ...]]:
 
 def start(engine: Engine, prompt: tuple[int, ...]) -> EngineSequence:
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Generate(sequence.number, 0, prompt, COUNT))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
     return sequence
 
 
-def step(engine: Engine) -> list[Generated]:
+def step(engine: Engine) -> list[Decoded]:
     """One in which tokens are generated, and nothing else."""
     results = engine.step()
-    generated = [result for result in results if isinstance(result, Generated)]
+    generated = [result for result in results if isinstance(result, Decoded)]
     assert generated == results
     return generated
 
@@ -62,7 +62,7 @@ def run(engine: Engine) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     while engine.has_work:
         for result in step(engine):
-            tokens.setdefault(result.sequence, []).append(result.token)
+            tokens.setdefault(result.sequence, []).append(result.verdict.tokens[-1])
     return tokens
 
 
@@ -80,7 +80,7 @@ def test_a_short_cache_preempts_and_computes_again_without_changing_a_token(fold
     answers: dict[int, list[int]] = {sequence.number: [] for sequence in sequences}
     while tight.has_work:
         for result in step(tight):
-            answers[result.sequence].append(result.token)
+            answers[result.sequence].append(result.verdict.tokens[-1])
             if result.finish is not None:
                 tight.close(by_number[result.sequence])
         held = max(held, tight.load().running)
@@ -148,12 +148,12 @@ def test_topping_up_sends_no_token_twice(folder: str) -> None:
     prompt = prompts(1, 12)[0]
     engine = engine_with(folder)
     sequence = engine.open(len(prompt), 0, GREEDY)
-    engine.submit(Generate(sequence.number, 0, prompt, 4))
+    engine.submit(plain_decoding(sequence.number, 0, prompt, 4))
     got: list[int] = []
     while engine.has_work:
-        got += [result.token for result in engine.step() if isinstance(result, Generated)]
+        got += [result.verdict.tokens[-1] for result in engine.step() if isinstance(result, Decoded)]
         if len(got) == 2:
-            engine.submit(Generate(sequence.number, len(prompt), tuple(got), 10))
+            engine.submit(plain_decoding(sequence.number, len(prompt), tuple(got), 10))
     other = engine_with(folder)
     whole = start(other, prompt)
     expected = run(other)[whole.number]
@@ -164,10 +164,12 @@ def test_new_work_voids_the_old(folder: str) -> None:
     engine = engine_with(folder)
     prompt = prompts(1, 12)[0]
     sequence = start(engine, prompt)
-    tokens = [result.token for _ in range(6) for result in engine.step() if isinstance(result, Generated)]
-    engine.submit(Verify(sequence.number, len(prompt), tuple(tokens), Draft(), 7))
+    tokens = [
+        result.verdict.tokens[-1] for _ in range(6) for result in engine.step() if isinstance(result, Decoded)
+    ]
+    engine.submit(Decode(sequence.number, len(prompt), tuple(tokens), Draft(), 7))
     (result,) = idle(engine)
-    assert isinstance(result, Verified)
+    assert isinstance(result, Decoded)
     assert result.round == 7
     assert len(sequence.tokens) == len(prompt) + 7
 
@@ -176,7 +178,7 @@ def test_a_sequence_that_can_never_fit_is_refused(folder: str) -> None:
     engine = engine_with(folder, blocks=4)
     sequence = engine.open(20, 0, GREEDY)
     with pytest.raises(CacheTooSmallError, match="44 tokens"):
-        engine.submit(Generate(sequence.number, 0, prompts(1, 20)[0], COUNT))
+        engine.submit(plain_decoding(sequence.number, 0, prompts(1, 20)[0], COUNT))
 
 
 DEPTH = 4
@@ -217,7 +219,7 @@ def test_idle_work_leaves_a_share_of_the_cache_free(folder: str) -> None:
 def test_there_is_no_idle_step_that_would_leave_less(folder: str) -> None:
     engine = engine_with(folder, blocks=20, branches=BRANCHES)
     long = prompts(1, 100)[0]
-    engine.submit(Verify(engine.open(len(long), 0, GREEDY).number, 0, long, Draft(), 1))
+    engine.submit(Decode(engine.open(len(long), 0, GREEDY).number, 0, long, Draft(), 1))
     engine.step()
     drafts = drafted(engine, prompts(2, 21))  # which fill their blocks
     before = engine.last_step, engine.load().free_blocks

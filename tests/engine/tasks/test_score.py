@@ -12,7 +12,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.forward.linear import PackedLinear
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Failed, Generate, Generated, Score, Scored
+from outrider.engine.work import Decoded, Failed, Score, Scored, plain_decoding
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.model import model_of
@@ -93,7 +93,7 @@ def test_a_prefix_that_is_cached_hides_nothing_and_is_not_lost_for_others(folder
     second = submitted(engine)
     check(of(second, run(engine)), values)
     other = engine.open(len(PROMPT), 0, GREEDY)
-    engine.submit(Generate(other.number, 0, PROMPT, 1))
+    engine.submit(plain_decoding(other.number, 0, PROMPT, 1))
     engine.step()
     assert engine.last_step is not None
     assert engine.last_step.tokens <= BLOCK, "the rest was shared"
@@ -103,13 +103,13 @@ def test_beside_sequences_that_decode_nobody_s_numbers_change(folder: Path) -> N
     def told(engine: Engine, scored: bool) -> list:
         streams = [engine.open(5, number, Sampling(max_tokens=12, seed=number)) for number in range(3)]
         for stream in streams:
-            engine.submit(Generate(stream.number, 0, PROMPT[:5], 12))
+            engine.submit(plain_decoding(stream.number, 0, PROMPT[:5], 12))
         if scored:
             number = submitted(engine)
         results = run(engine)
         if scored:
             check(of(number, results), expected(engine))
-        return [(one.sequence, one.token) for one in results if isinstance(one, Generated)]
+        return [(one.sequence, one.verdict.tokens[-1]) for one in results if isinstance(one, Decoded)]
 
     alone = sorted(told(engine_of(folder), scored=False))
     assert sorted(told(engine_of(folder), scored=True)) == alone
@@ -119,12 +119,12 @@ def test_the_generation_goes_on_after_it(folder: Path) -> None:
     engine = engine_of(folder)
     number = submitted(engine)
     run(engine)
-    engine.submit(Generate(number, len(PROMPT), (), 8))
-    went_on = [one.token for one in run(engine)]
+    engine.submit(plain_decoding(number, len(PROMPT), (), 8))
+    went_on = [one.verdict.tokens[-1] for one in run(engine)]
     other = engine_of(folder)
     alone = other.open(len(PROMPT), 0, GREEDY)
-    other.submit(Generate(alone.number, 0, PROMPT, 8))
-    assert went_on == [one.token for one in run(other)]
+    other.submit(plain_decoding(alone.number, 0, PROMPT, 8))
+    assert went_on == [one.verdict.tokens[-1] for one in run(other)]
 
 
 def test_a_sequence_that_loses_its_cache_on_the_way_tells_nothing_twice(folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_step_has_no_more_rows_than_the_memory_plan_counts(folder: Path) -> No
     numbers = [submitted(engine), submitted(engine)]
     streams = [engine.open(1, 0, Sampling(max_tokens=30)) for _ in range(2)]
     for stream in streams:
-        engine.submit(Generate(stream.number, 0, PROMPT[:1], 30))
+        engine.submit(plain_decoding(stream.number, 0, PROMPT[:1], 30))
     most, results = 0, []
     while engine.has_work:
         step = engine.step()

@@ -107,7 +107,7 @@ class Late(ScriptedDraft):
 
     @property
     def is_plain(self):
-        return self.target.kinds()[-1:] in (["plain"], ["top_up"])
+        return self.target.kinds()[-1:] in (["plain"], ["renew"])
 
 
 async def test_round_after_plain_decoding_sends_ahead_too():
@@ -120,9 +120,9 @@ async def test_round_after_plain_decoding_sends_ahead_too():
     resumed = next(
         number
         for number, request in enumerate(target.requests)
-        if request.verify.draft.tokens and kinds[number - 1] in ("plain", "top_up")
+        if request.decode.draft.tokens and kinds[number - 1] in ("plain", "renew")
     )
-    assert kinds[resumed + 1] == "extend"
+    assert kinds[resumed + 1] == "ahead"
 
 
 async def test_source_overtaken_draft_teaches_the_pace(monkeypatch):
@@ -302,7 +302,7 @@ class LeavesInPlainDecoding(ScriptedTarget):
 
     async def turns(self, requests):
         async for request, generated in super().turns(requests):
-            if request.HasField("plain") and not self.has_left:
+            if self.kinds()[-1] == "plain" and not self.has_left:
                 self.has_left = True
                 raise EndedError(rounds_pb2.Ended.LEAVING, "drained")
             yield request, generated
@@ -330,7 +330,7 @@ async def test_source_settings_without_drafts_never_interrupt_plain_decoding(dra
     target, draft = Timed(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, Paces(PaceSettings(max_depth=0)), drafter=drafter)
-    assert {*target.kinds()} <= {"open", "plain", "top_up", "close"}
+    assert {*target.kinds()} <= {"open", "plain", "renew", "close"}
     assert not any(request.propose.depth for request in draft.requests)
 
 

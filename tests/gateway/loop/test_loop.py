@@ -124,7 +124,7 @@ async def test_round_draft_reaches_the_target_unchanged():
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target, ScriptedDraft(ANSWER, wrong=[2])) as fleet:
         await run(fleet, fixed(3))
-    verify = target.requests[2].verify
+    verify = target.requests[2].decode
     assert list(verify.draft.tokens) == [20, 30 ^ 1, 40]
     assert list(verify.draft.parents) == [-1, 0, 1]
 
@@ -142,13 +142,14 @@ async def test_turn_holds_only_tokens_the_worker_lacks():
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await run(fleet, fixed(4))
-    turns = [request.verify.turn for request in target.requests if request.HasField("verify")]
+    asked = list(zip(target.requests, target.kinds(), strict=True))
+    turns = [request.decode.turn for request, kind in asked if kind == "verify"]
     assert [(turn.round, turn.base, list(turn.tokens)) for turn in turns] == [
         (1, 0, [5, 6, 7]),
         (2, 3, [10]),
         (3, 4, [20, 30, 40, 50, 60]),
     ]
-    (plain,) = [request.plain for request in target.requests if request.HasField("plain")]
+    (plain,) = [request.decode for request, kind in asked if kind == "plain"]
     turn = plain.turn
     assert (turn.round, turn.base, list(turn.tokens)) == (4, 9, [70, 80, 90, 100, 110])
     epochs = {request.epoch for request in (target.requests[0], draft.requests[0])}
@@ -180,7 +181,7 @@ async def test_round_failed_send_ahead_is_not_awaited(monkeypatch):
     send = WorkerStream.send
 
     def failing(stream, request):
-        if request.WhichOneof("request") == "extend":
+        if request.WhichOneof("request") == "decode" and len(request.decode.draft.tokens) > DEPTH:
             verifying.set()
             raise WorkerLostError("the stream has broken")
         send(stream, request)
@@ -308,11 +309,10 @@ async def test_lease_half_used_is_renewed():
     target = ScriptedTarget(answer)
     async with fleet_of(target) as fleet:
         await run(fleet, OFF, max_tokens=len(answer))
-    asked = [(request.WhichOneof("request"), request) for request in target.requests]
-    grants = [getattr(request, kind) for kind, request in asked if kind not in ("open", "close")]
-    untils = [grant.until - len(PROMPT) for grant in grants]
+    asked = [request.decode for request in target.requests if request.HasField("decode")]
+    untils = [decode.lease.until - len(PROMPT) for decode in asked]
     assert untils == [64, 96, 128, 160, 192, 200]
-    assert {grant.turn.round for grant in grants} == {1}
+    assert {decode.turn.round for decode in asked} == {1}
 
 
 async def test_lease_client_that_does_not_read_stops_renewals():

@@ -48,7 +48,7 @@ async def test_a_guess_counts_if_it_is_what_the_target_said() -> None:
         assert await text(rounds) == ANSWER
     assert rounds.stats.judged["other", "correct"] == rounds.stats.judged["other", "reached"] > 8
     assert {name for name, _ in rounds.stats.drafted_by} == {"model"}
-    drafted = [list(request.verify.draft.tokens) for request in target.requests]
+    drafted = [list(request.decode.draft.tokens) for request in target.requests]
     assert all(len(tokens) <= 2 for tokens in drafted)  # of the guesses it was sent none
 
 

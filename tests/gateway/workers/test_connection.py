@@ -46,7 +46,11 @@ async def fleet_of_one_that_says(messages):
 async def test_connection_unreadable_message_ends(messages):
     async with fleet_of_one_that_says(messages) as fleet:
         stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=1))
-        stream.send(rounds_pb2.TargetRequest(plain=rounds_pb2.Plain(turn=stream.turn(1), until=99)))
+        stream.send(
+            rounds_pb2.TargetRequest(
+                decode=rounds_pb2.Decode(turn=stream.turn(1), lease=rounds_pb2.Lease(until=99))
+            )
+        )
         with pytest.raises(WorkerLostError, match="cannot be read"):
             await stream.receive(1, LONG_S)
         stream.close()

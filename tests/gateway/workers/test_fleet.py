@@ -145,8 +145,8 @@ async def test_connection_requests_of_one_turn_travel_together():
         fleet.links()[0].connection()._call.write = lambda message: carried.append(message) or write(message)
         opened = [fleet.open_target(sequence(number)) for number in range(5)]
         for stream in opened:
-            verify = rounds_pb2.Verify(turn=stream.turn(1))
-            stream.send(rounds_pb2.TargetRequest(verify=verify))
+            decode = rounds_pb2.Decode(turn=stream.turn(1))
+            stream.send(rounds_pb2.TargetRequest(decode=decode))
         for stream in opened:
             assert list((await stream.receive(1)).tokens) == [7]
             stream.close()

@@ -32,8 +32,8 @@ class Talkative(rounds_pb2_grpc.TargetWorkerServicer):
         self.open += 1
         try:
             async for request in requests:
-                for _ in range(3 * request.HasField("plain")):
-                    yield rounds_pb2.TargetReply(round=request.plain.turn.round)
+                for _ in range(3 * request.HasField("decode")):
+                    yield rounds_pb2.TargetReply(round=request.decode.turn.round)
         finally:
             self.open -= 1
 
@@ -51,8 +51,8 @@ async def talkative():
 
 
 def turn_of(stream, number: int) -> None:
-    plain = rounds_pb2.Plain(turn=stream.turn(number), until=99)
-    stream.send(rounds_pb2.TargetRequest(plain=plain))
+    decode = rounds_pb2.Decode(turn=stream.turn(number), lease=rounds_pb2.Lease(until=99))
+    stream.send(rounds_pb2.TargetRequest(decode=decode))
 
 
 async def end(fleet, number: int, crossing: str) -> None:

@@ -23,7 +23,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Verified, Verify
+from outrider.engine.work import Decode, Decoded
 from tests.support.checkpoints import write_checkpoint
 from tests.support.simulated_cuda.graphs import Event, Graph
 from tests.support.simulated_cuda.install import simulated_cuda
@@ -79,7 +79,7 @@ def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> f
         for one in opened:
             base = len(one.tokens)
             new = tuple(texts[one.number][base:])
-            engine.submit(Verify(one.number, base, new, draft if round else Draft(), round))
+            engine.submit(Decode(one.number, base, new, draft if round else Draft(), round))
         apart.seconds, begun, steps = 0.0, time.perf_counter(), 0
         results = []
         while engine.has_work:
@@ -87,7 +87,7 @@ def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> f
             steps += 1
         seconds.append((time.perf_counter() - begun - apart.seconds) / steps)
         for result in results:
-            assert isinstance(result, Verified)
+            assert isinstance(result, Decoded)
             texts[result.sequence] += result.verdict.tokens
     for one in opened:
         engine.close(one)

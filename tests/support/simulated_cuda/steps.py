@@ -3,7 +3,7 @@
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.work import Result, Verified, Verify
+from outrider.engine.work import Decode, Decoded, Result
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.tensor import SimulatedTensor
@@ -52,12 +52,12 @@ def _verify(engine: Engine, texts: dict[int, list[int]], draft: Draft) -> int:
     """A round of all texts, which go on as it says. Returns how many steps it took."""
     for number, text in texts.items():
         base = len(engine.sequence(number).tokens)
-        engine.submit(Verify(number, base, tuple(text[base:]), draft, len(text)))
+        engine.submit(Decode(number, base, tuple(text[base:]), draft, len(text)))
     steps, results = 0, list[Result]()
     while engine.has_work:
         steps += 1
         results += engine.step()
     for result in results:
-        assert isinstance(result, Verified)
+        assert isinstance(result, Decoded)
         texts[result.sequence] += result.verdict.tokens
     return steps

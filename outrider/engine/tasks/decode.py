@@ -1,0 +1,163 @@
+"""Decoding on: a step for each Draft, or a step for each token of plain decoding."""
+
+from outrider.decoding.choice_context import ChoiceContext
+from outrider.decoding.draft import ROOT, Draft, Verdict
+from outrider.decoding.grammar import Constrained
+from outrider.decoding.lease import Lease
+from outrider.decoding.sampling import reads_text
+from outrider.decoding.settings import TokenLogprobs
+from outrider.decoding.verify import verify_block, verify_rejection
+from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.asked_logprobs import comes_along
+from outrider.engine.choosing.sampler import Choices
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
+from outrider.engine.tasks.task import Task
+from outrider.engine.work import NOTHING_FORCED, Decoded, Forced, Result
+
+NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
+UNKNOWN = 0  # stands for a token of which only the place counts
+
+
+class DecodeTask(Task):
+    """One forward pass over what is not cached yet and every node of the Draft.
+
+    Plain decoding has no Draft, and passes until the lease or the generation ends.
+    """
+
+    def __init__(
+        self,
+        sequence: EngineSequence,
+        draft: Draft,
+        round: int,
+        vocab_size: int,
+        arrived: float,
+        lease: Lease,
+        is_plain: bool = False,
+    ) -> None:
+        """lease: may be renewed meanwhile."""
+        super().__init__(sequence, arrived)
+        self.round = round
+        self.lease = lease
+        self.is_plain = is_plain
+        self._draft = _fitting(draft, self._room - 1, vocab_size)  # the target adds one token of its own
+        self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
+        self.next_draft: Asked | None = None  # Draft that is wanted with the Verdict, once that has fallen
+        # Whether a step depends on the token of the step before in nothing but that it is fed.
+        self.is_foreseeable = (
+            is_plain and not reads_text(sequence.sampling) and comes_along(sequence.sampling)
+        )
+
+    @property
+    def _end(self) -> int:
+        """Length of the sequence at which the work ends."""
+        limit = self.sequence.limit
+        return min(self.lease.until, limit) if self.is_plain else limit
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the sequence may still grow by."""
+        return self._end - len(self.sequence.tokens)
+
+    @property
+    def ends_now(self) -> bool:
+        """Whether the token that the step under way chooses is the last one, whatever it is."""
+        return self._room <= 1
+
+    def next_row(self) -> ChoiceContext:
+        """What the choice of the token after the one under way depends on, if the task is foreseeable."""
+        sequence = self.sequence
+        generated = () if sequence.needs_no_text else sequence.tokens[sequence.prompt_length :]
+        return sequence.row(generated, (UNKNOWN,))
+
+    def tree(self) -> Draft:
+        return self._draft
+
+    def constrain(self) -> None:
+        sequence = self.sequence
+        if sequence.matcher is None or self._constrained is not None:
+            return
+        sequence.check_goes_on()
+        generated = sequence.tokens[sequence.prompt_length :]
+        has_probs = not self._is_coupled
+        self._constrained = sequence.matcher.constrained(generated, self._draft, self._room - 1, has_probs)
+        self._draft = self._constrained.draft
+
+    def give_up_draft(self) -> bool:
+        had_draft = bool(self._draft)
+        self._draft, self._constrained = NO_DRAFT, NOTHING_CONSTRAINED
+        return had_draft
+
+    def nodes(self) -> list[int]:
+        return list(range(ROOT, len(self._draft)))
+
+    @property
+    def judged(self) -> Draft:
+        return self._draft if self._is_coupled else NO_DRAFT
+
+    def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
+        sequence = self.sequence
+        verdict, finish = self.until_end(self._judge(self.sound_part(choices), choices))
+        logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
+        self.kept = verdict.accepted
+        cache.keep_path(sequence, verdict.accepted)
+        sequence.tokens += verdict.tokens
+        decoded = self._decoded(verdict, logprobs, finish)
+        if self.is_plain:
+            self._draft, self._constrained = NO_DRAFT, None
+            self.done = finish is not None or self._room <= 0
+        else:
+            self.next_draft = self._asked(verdict, choices)
+            self.done = True
+        return [decoded]
+
+    def _decoded(self, verdict: Verdict, logprobs: tuple[TokenLogprobs, ...], finish: str | None) -> Decoded:
+        """The answer as the Draft's sender sees it: nodes by their place in that, forced tokens separate."""
+        forced, constrained = NOTHING_FORCED, self._constrained
+        if constrained is not None:
+            kept = constrained.kept
+            accepted = tuple(kept[node] for node in verdict.accepted if node < len(kept))
+            forced = Forced(len(verdict.accepted) - len(accepted), constrained.forced)
+            verdict = Verdict(accepted, verdict.tokens)
+        return Decoded(
+            self.sequence.number,
+            self.round,
+            verdict,
+            logprobs,
+            finish,
+            self.timings(),
+            len(self.sequence.tokens),
+            is_plain=self.is_plain,
+            forced=forced,
+        )
+
+    def _asked(self, verdict: Verdict, choices: Choices) -> Asked | None:
+        """The next Draft: what the target drafter knows of the token that it is to follow."""
+        depth = min(self.lease.depth, self._room - 1)
+        if depth <= 0:
+            return None
+        row = 1 + verdict.accepted[-1] if verdict.accepted else 0
+        hidden = None if choices.hidden is None else choices.hidden[row - len(choices.rows)]
+        return Asked(self.sequence, depth, self.lease.alternatives, self.round, hidden)
+
+    @property
+    def _is_coupled(self) -> bool:
+        """Whether the Draft is judged by the target's own tokens: in plain decoding it is a grammar's."""
+        return self.is_plain or self.sequence.sampling.verification == "coupled"
+
+    def _judge(self, draft: Draft, choices: Choices) -> Verdict:
+        if self._is_coupled:
+            return choices.verdict(len(draft))
+        rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
+        verify = verify_rejection if rule == "rejection" else verify_block
+        position = len(self.sequence.tokens)
+        return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self.round)
+
+
+def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:
+    """The leading nodes no deeper than ``depth`` tokens, up to one that the target cannot say."""
+    nodes = zip(draft.tokens, draft.depths, strict=True)
+    count = next(
+        (i for i, (token, above) in enumerate(nodes) if above >= depth or token >= vocab_size), len(draft)
+    )
+    return draft.leading(count)
